@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def main() -> None:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "gemsmith": __version__,
         "python": platform.python_version(),
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "limit_cpu_s": LIMIT_S,
         "not_to_be_imported": sorted(HEAVY),
         "commands": commands,

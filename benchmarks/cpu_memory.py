@@ -22,10 +22,10 @@ from typing import Any
 from gemsmith import __version__
 from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import load_catalog
-from gemsmith.hardware.model import choose_remat, memory_of, on_chips, work_of
+from gemsmith.hardware.model import choose_remat, memory_of, on_chips, step_cost
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from gemsmith.runs.records import TrainRecord, read_record_file
 from gemsmith.runs.resolve import recipe_variant
 from plan_calibration import VARIANTS
@@ -83,7 +83,7 @@ def measure(model: str, backend: str, rows: int, length: int, dtype: str) -> dic
 def counted(run: Path, backend: str) -> dict[str, Any]:
     """What the formula has of the run's step, as the plan chooses remat for this machine."""
     recipe = load_recipe(run / "recipe.yaml")
-    work = on_chips(work_of(recipe, recipe_variant(recipe)), "cpu", recipe)
+    work = on_chips(step_cost(recipe, recipe_variant(recipe)), "cpu", recipe)
     chip = load_catalog().machines["cpu"].chip
     remat = "layer" if backend == "trl" else choose_remat(work, Mesh(), device_bytes=chip.hbm_bytes)
     memory = memory_of(replace(work, remat=remat), Mesh())
@@ -107,7 +107,7 @@ def main() -> None:
         "gemsmith": __version__,
         "packages": {name: version(name) for name in ("jax", "jaxlib", "flax", "torch", "transformers")},
         "python": platform.python_version(),
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "cases": cases,
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")

@@ -26,7 +26,7 @@ import numpy as np
 
 from gemsmith import __version__
 from gemsmith.arch import find_variant
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "data_throughput.json"
@@ -41,13 +41,13 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
     rows do not have.
     """
     from gemsmith.data import read_documents
-    from gemsmith.recipe.schema import Made
+    from gemsmith.recipe.schema import GeneratedData
     from gemsmith.tasks.messages import text_of
 
     random = np.random.default_rng(0)
     tasks = [
         [text_of(message) for message in row.messages]
-        for row in read_documents(Made(task="verilog", rows=4096), seed=0)
+        for row in read_documents(GeneratedData(task="verilog", rows=4096), seed=0)
     ]
     with file.open("w") as stream:
         for parts in np.clip(random.lognormal(1.0, 0.8, count), 1, length // 160).astype(int):
@@ -179,7 +179,7 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "rows": count,
         "length": LENGTH,
         "cores": CORES,

@@ -27,9 +27,9 @@ from PIL import Image
 
 from gemsmith import __version__
 from gemsmith.images.check import ImageInfo, patchify, validate_image
-from gemsmith.images.patches import BUDGETS, Patching
+from gemsmith.images.patches import BUDGETS, PatchConfig
 from gemsmith.images.workers import decode_ahead
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "image_throughput.json"
@@ -52,7 +52,7 @@ def write_photos(folder: Path, count: int) -> list[str]:
     return [str(file) for file in files]
 
 
-def sides(images: list[ImageInfo], patching: Patching) -> dict[str, Callable[[], object]]:
+def sides(images: list[ImageInfo], patching: PatchConfig) -> dict[str, Callable[[], object]]:
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     processor = Gemma4ImageProcessorPil(max_soft_tokens=patching.budget)
@@ -81,7 +81,7 @@ def cpu_s() -> float:
 def measure(images: list[ImageInfo], budget: int, rounds: int) -> Iterator[tuple[str, dict[str, float]]]:
     found: dict[str, list[float]] = {}
     for number in range(rounds + 1):
-        for name, run in sides(images, Patching(budget=budget)).items():
+        for name, run in sides(images, PatchConfig(budget=budget)).items():
             begin_s = cpu_s()
             run()
             if number:  # the first warms caches
@@ -102,7 +102,7 @@ def main() -> None:
         files = write_photos(Path(folder), count)
         rates = {}
         for budget in BUDGETS:
-            images = [validate_image(file, Patching(budget=budget)) for file in files]
+            images = [validate_image(file, PatchConfig(budget=budget)) for file in files]
             rates[str(budget)] = {"soft_tokens": images[0].soft_tokens, **dict(measure(images, budget, rounds))}
             print(budget, rates[str(budget)], file=sys.stderr)
         file_bytes = round(statistics.mean(Path(file).stat().st_size for file in files))
@@ -112,7 +112,7 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "images": {"count": count, "width": WIDTH, "height": HEIGHT, "format": "JPEG", "mean_file_bytes": file_bytes},
         "rounds": rounds,
         "wall_s": round(time.perf_counter() - begin_s, 1),

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 
@@ -133,7 +133,7 @@ def main() -> None:
         "when": clock.started,
         "duration_s": round(clock.elapsed_s(), 1),
         "gemsmith": __version__,
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "model": "recipes/demo_base",
         "stages": STAGES,
         "undisturbed_s": round(calm_s, 1),

@@ -19,10 +19,10 @@ from gemsmith.bench.driver import WARMUP_REQUESTS
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.recipe.schema import Bench
-from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.serve.settings import ServeSettings, find_vllm
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 
@@ -40,7 +40,7 @@ def count_answered(url: str) -> int:
 
 def main() -> None:
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 100 if SHORT else 1000
-    clock, engine = start_clock(), find_engine()
+    clock, engine = start_clock(), find_vllm()
     bench = Bench(input_tokens=(TOKENS,), output_tokens=ANSWER, request_rates=("burst",), prompts=requests)
     settings = ServeSettings(max_model_len=TOKENS + ANSWER, dtype="float32")
     with tempfile.TemporaryDirectory() as name:
@@ -57,12 +57,12 @@ def main() -> None:
         "duration_s": round(clock.elapsed_s(), 1),
         "gemsmith": __version__,
         "vllm": f"{engine.package} {engine.version}",
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "model": f"recipes/demo_base, {read_config(MODEL)['architectures'][0]}",
         "requests": requests,
         "accounted_for": asked_of(cell),
         "answered_by_the_servers_count": answered - WARMUP_REQUESTS,
-        "notices": measured.notices,
+        "warnings": measured.warnings,
         "cell": json.loads(cell.model_dump_json()),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")

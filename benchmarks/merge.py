@@ -31,9 +31,9 @@ import numpy as np
 from gemsmith import __version__
 from gemsmith.arch import Tensor, Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
 from gemsmith.checkpoints.tiny import make_config, make_tokenizer
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "merge.json"
@@ -121,7 +121,7 @@ def make_adapter(folder: Path, variant: Variant) -> None:
     for target in lora_targets(variant):
         out, inner = target.shape
         a = random.standard_normal((RANK, inner), dtype=np.float32) / np.float32(inner**0.5)
-        modules[target.module] = LowRank(
+        modules[target.module] = LoraPair(
             a=a, b=random.standard_normal((out, RANK), dtype=np.float32) * np.float32(0.01)
         )
     write_peft_adapter(Adapter(modules=modules, rank=RANK, alpha=ALPHA), folder, "base")
@@ -237,7 +237,7 @@ def main(rounds: int, folder: Path | None) -> None:
         "started": started,
         "gemsmith": __version__,
         "versions": {name: version(name) for name in PACKAGES},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "cores_used": len(os.sched_getaffinity(0)),
         "small": small,
         "large": large,

@@ -27,7 +27,7 @@ import short
 from gemsmith import __version__
 from gemsmith.arch import Variant, find_variant
 from gemsmith.hardware import Machine, load_catalog
-from gemsmith.hardware.model import Work, images_of, memory, memory_of, on_chips, work_of
+from gemsmith.hardware.model import StepCost, images_of, memory, memory_of, on_chips, step_cost
 from gemsmith.hardware.model.serving import Served
 from gemsmith.hardware.model.step_time import share_reached, step_time
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
@@ -52,7 +52,7 @@ QWEN = replace(  # config.json of Qwen/Qwen2.5-32B-Instruct
     global_kv_heads=8,
     head_dim=128,
     global_head_dim=128,
-    k_is_v=False,
+    attention_k_eq_v=False,
     vocabulary=152_064,
 )
 IN_FLIGHT, WAITING = range(1, 7), range(2, 11)
@@ -77,11 +77,11 @@ class Published:
     train: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StepCost:
         recipe = _recipe(
             self.length, {"global_batch_size": self.rows, **self.train}, {"rank": self.rank, "dropout": 0.0}
         )
-        work = work_of(recipe, self.variant, attention="flash")
+        work = step_cost(recipe, self.variant, attention="flash")
         return replace(work, attention=self.attention)  # type: ignore[arg-type]
 
 
@@ -192,7 +192,7 @@ def _recipe(length: int, train: dict[str, Any], lora: dict[str, Any]) -> Recipe:
     return build_recipe({"checkpoint": "x", "data": {"train": "x", "max_length": length}, "lora": lora, "train": train})
 
 
-def compiled_records() -> Iterator[tuple[str, dict[str, Any], Work, Mesh]]:
+def compiled_records() -> Iterator[tuple[str, dict[str, Any], StepCost, Mesh]]:
     """Every compiled step's record and work."""
     for file in sorted((RECORDS / "tpu_compile").glob("*.json")):
         record = json.loads(file.read_text())
@@ -203,7 +203,7 @@ def compiled_records() -> Iterator[tuple[str, dict[str, Any], Work, Mesh]]:
         recipe = _recipe(settings["length"], train, settings["lora"])
         variant, seen = find_variant(settings["variant"]), settings.get("images")
         images = images_of(recipe, variant, **seen) if seen else None
-        work = on_chips(work_of(recipe, variant, images=images), "tpu", recipe)
+        work = on_chips(step_cost(recipe, variant, images=images), "tpu", recipe)
         assert isinstance(recipe.train.mesh, Mesh)
         yield file.stem, record, work, recipe.train.mesh
 
@@ -286,7 +286,7 @@ def _plain(machine: str) -> Machine:
 
 def qlora() -> dict[str, Any]:
     recipe = _recipe(2048, {"global_batch_size": 1, "dtype": "nf4", "backend": "trl", "remat": "layer"}, {"rank": 16})
-    work = on_chips(work_of(recipe, find_variant("gemma4-31b")), "gpu", recipe)
+    work = on_chips(step_cost(recipe, find_variant("gemma4-31b")), "gpu", recipe)
     held = memory_of(work, Mesh()).total / GIB
     return {
         "memory_gib": round(held, 2),

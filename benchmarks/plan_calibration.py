@@ -28,10 +28,10 @@ from gemsmith import __version__
 from gemsmith.arch import Variant
 from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalog
-from gemsmith.hardware.model import Work, choose_remat, on_chips, work_of
+from gemsmith.hardware.model import StepCost, choose_remat, on_chips, step_cost
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, share_reached, step_time
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours
 
@@ -77,9 +77,9 @@ def one_core() -> Machine:
     return replace(machine, chip=chip, measured_low=None, measured_high=None)
 
 
-def work_on(machine: Machine, variant: Variant) -> Work:
+def work_on(machine: Machine, variant: Variant) -> StepCost:
     recipe = recipe_of(Path("not read"))
-    work = on_chips(work_of(recipe, variant), "cpu", recipe)
+    work = on_chips(step_cost(recipe, variant), "cpu", recipe)
     return replace(work, remat=choose_remat(work, Mesh(), device_bytes=machine.chip.hbm_bytes))
 
 
@@ -166,7 +166,7 @@ def main() -> None:
         "gemsmith": __version__,
         "packages": {name: version(name) for name in ("jax", "jaxlib", "flax", "qwix", "optax")},
         "python": platform.python_version(),
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "how": "CPU-seconds a step on one core, median of all steps of all rounds; models took turns; the machine was "
         "shared with others. The catalog's bytes a second of cpu are of the models under fitted alone.",
         "steps_each": len(cpu_s[CALIBRATED_ON]),

@@ -24,13 +24,13 @@ from gemsmith.bench.sweep import run_sweep
 from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model.serving import Served
-from gemsmith.plan.serving import Shares, output_tokens_per_s, shares_reached, under_way
+from gemsmith.plan.serving import Shares, output_tokens_per_s, roofline_utilization, under_way
 from gemsmith.recipe.schema import Bench
 from gemsmith.runs.bench_records import BenchCell
-from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.serve.settings import ServeSettings, find_vllm
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
 
@@ -55,7 +55,7 @@ def measure(name: str, folder: Path) -> list[BenchCell]:
                 max_concurrency=at_once,
                 prompts=PROMPTS,
             )
-            cells += run_sweep(endpoint, find_engine(), bench, seed=0, folder=folder / f"bench-{at_once}").cells
+            cells += run_sweep(endpoint, find_vllm(), bench, seed=0, folder=folder / f"bench-{at_once}").cells
     return cells
 
 
@@ -77,7 +77,7 @@ def calibrated(machine: Machine, shares: Sequence[Shares]) -> Machine:
 
 def predictions(machine: Machine, cells: Mapping[str, Sequence[BenchCell]]) -> Iterator[dict[str, Any]]:
     """Every model's loads by plans that were calibrated on others', and each length by plans from the other length."""
-    reached = {name: shares_reached(served_on(machine, VARIANTS[name]), found) for name, found in cells.items()}
+    reached = {name: roofline_utilization(served_on(machine, VARIANTS[name]), found) for name, found in cells.items()}
     for on in CALIBRATED_ON:
         plan = calibrated(machine, [reached[name] for name in on])
         for name in MODELS:
@@ -86,7 +86,7 @@ def predictions(machine: Machine, cells: Mapping[str, Sequence[BenchCell]]) -> I
     for name, found in cells.items():
         for tokens in INPUTS:
             known = [cell for cell in found if cell.input_tokens == tokens]
-            plan = calibrated(machine, [shares_reached(served_on(machine, VARIANTS[name]), known)])
+            plan = calibrated(machine, [roofline_utilization(served_on(machine, VARIANTS[name]), known)])
             others = [cell for cell in found if cell.input_tokens != tokens]
             yield from _judge(f"{name}, prompts of {tokens} alone", name, plan, others)
 
@@ -112,7 +112,7 @@ def _judge(on: str, name: str, plan: Machine, cells: Sequence[BenchCell]) -> Ite
 
 
 def main() -> None:
-    clock, engine = start_clock(), find_engine()
+    clock, engine = start_clock(), find_vllm()
     cells: dict[str, list[BenchCell]] = {}
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
@@ -126,12 +126,14 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "vllm": f"{engine.package} {engine.version}",
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "load_average": os.getloadavg(),
         "how": "closed loops on a machine shared with others; the planned range is that of the shares of the roofline "
         "that the calibrating loads came to, and 15 % around it",
         "within": f"{sum(each['within'] for each in found)} of {len(found)}",
-        "shares": {name: asdict(shares_reached(served_on(machine, VARIANTS[name]), cells[name])) for name in MODELS},
+        "shares": {
+            name: asdict(roofline_utilization(served_on(machine, VARIANTS[name]), cells[name])) for name in MODELS
+        },
         "predictions": found,
         "cells": {
             name: [

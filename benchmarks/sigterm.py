@@ -26,7 +26,7 @@ from typing import Any
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.runs.provenance import start_clock, this_machine
+from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.run import Run, find_run
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
@@ -308,7 +308,7 @@ def main() -> None:
         "when": clock.started,
         "duration_s": round(clock.elapsed_s(), 1),
         "gemsmith": __version__,
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "model": "two layers in float32",
         "tries": len(tries),
         "outcomes": dict(Counter(one["outcome"] for one in tries)),

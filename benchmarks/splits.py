@@ -27,7 +27,7 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant, lora_targets
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "splits.json"
@@ -126,11 +126,11 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
     from gemsmith.train.jax.compile import COMPILER_OPTIONS
     from gemsmith.train.jax.distributed import place
     from gemsmith.train.jax.mesh import micro_batches_on
-    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
     recipe, devices, model = open_model(checkpoint, variant, micro_batches, mesh)
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, model.variant, devices)
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=micro_batches)
     tokens, mask = make_batch()
@@ -283,7 +283,7 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "rows": ROWS,
         "length": LENGTH,
         "variants": variants,

@@ -26,12 +26,12 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Chip, load_catalog
-from gemsmith.hardware.model import ImageWork, images_of, work_of
+from gemsmith.hardware.model import ImageWork, images_of, step_cost
 from gemsmith.plan.aot.compile import check_compiler, compile_in_child, model_flops
 from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, walk
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe, Train
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from gemsmith.train.jax.compile import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def record_of(name: str, folder: Path, built: dict[str, Any]) -> dict[str, Any]:
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "gemsmith": __version__,
         "versions": {package: version(package) for package in ("jax", "flax", "qwix", "optax", "libtpu")},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "settings": dataclasses.asdict(case),
         "remat": built["remat"],
         "memory_per_chip": _memory(case.chip, built),
@@ -225,7 +225,7 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "as_scheduled": costs.step_high_s,
         "collectives_exposed": costs.step_serial_s,
     }
-    work = work_of(case.recipe, find_variant(case.variant), images=case.room)
+    work = step_cost(case.recipe, find_variant(case.variant), images=case.room)
     flops, tokens = model_flops(work), case.rows * case.length
     peak = chips * case.chip.flops_per_s
     return {

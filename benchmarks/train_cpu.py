@@ -30,7 +30,7 @@ from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "train_cpu.json"
@@ -233,7 +233,7 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "packages": {name: version(name) for names in PACKAGES.values() for name in names},
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "variant": asdict(VARIANT),
         "parameters": sum(int(np.prod(tensor.shape)) for tensor in text_tensors(VARIANT)),
         "step": {

@@ -34,7 +34,7 @@ from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.checkpoints.tiny import make_config, make_tokenizer
 from gemsmith.hardware import load_catalog
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
 from train_cpu import VARIANT
 
@@ -332,7 +332,7 @@ def main() -> None:
         "gemsmith": __version__,
         "python": platform.python_version(),
         "packages": package_versions(),
-        "machine": this_machine().model_dump(),
+        "machine": host_info().model_dump(),
         "device": name,
         "case": asdict(case),
         "pairs": pairs,

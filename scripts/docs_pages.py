@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.recipe.schema import recipe_schema
 from gemsmith.report.tables import markdown_of
 from gemsmith.runs.stages import STAGES
@@ -201,7 +201,7 @@ def demo_images_table() -> str:
 
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
-    redrawn = redraw(read_published())
+    redrawn = reanalyze(read_published())
     return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
 
 

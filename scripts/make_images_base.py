@@ -26,7 +26,7 @@ from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_config, make_tokenizer, write_checkpoint
 from gemsmith.data.prepare.fashion_mnist import CLASSES, read_images
-from gemsmith.images.patches import Patching, make_patches
+from gemsmith.images.patches import PatchConfig, make_patches
 from make_demo_base import IGNORED, start_lively
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ TOWER = VisionTower(
     layers=3, embed_dim=64, ffn=128, heads=4, head_dim=16, clips=True, patch=4, pooling=2, positions=128, soft_tokens=70
 )
 VARIANT = replace(find_variant("tiny-e2b"), embed_dim=128, ffn=256, vision=TOWER)
-PATCHING = Patching(budget=TOWER.soft_tokens, patch=TOWER.patch, pooling=TOWER.pooling)
+PATCHING = PatchConfig(budget=TOWER.soft_tokens, patch=TOWER.patch, pooling=TOWER.pooling)
 IMAGE, BEGIN, END = (IMAGE_TOKENS[key][0] for key in ("image_token", "boi_token", "eoi_token"))
 KNOWN = ("t-shirt", "trouser", "coat", "sandal", "bag")
 FIRST = 20_000

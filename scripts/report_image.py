@@ -11,7 +11,7 @@ from pathlib import Path
 from gemsmith import open_run
 from gemsmith.report.stage import report
 from gemsmith.runs.records import read_record_file
-from gemsmith.runs.run import made_from, write_record
+from gemsmith.runs.run import inputs_sha256, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.files import write_text
 
@@ -28,7 +28,9 @@ def draw_report(browser: str, folder: Path) -> Path:
     for name, stage in STAGES.items():
         record = read_record_file(RECORDS / f"{name}.json", stage.record, missing="", damaged="")
         # The kept records name digests of the folder they were made in. Here they belong together all the same.
-        origin = record.origin.model_copy(update={"made_from": record.origin.made_from | made_from(run, name)})
+        origin = record.origin.model_copy(
+            update={"inputs_sha256": record.origin.inputs_sha256 | inputs_sha256(run, name)}
+        )
         write_record(run, record.model_copy(update={"origin": origin}))
     page = report(run)
     IMAGE.parent.mkdir(exist_ok=True)

@@ -225,7 +225,7 @@ def launch_record() -> LaunchRecord:
         service_account="a@p",
         spot=False,
         usd_per_hour=4.12,
-        greatest_usd=10.0,
+        max_usd=10.0,
         started="2026-11-01T00:00:00+00:00",
         gemsmith="0.1.0",
         files={},

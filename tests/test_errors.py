@@ -11,11 +11,11 @@ from gemsmith.errors import (
     USERS_ERRNOS,
     GemsmithError,
     InputError,
-    Preempted,
+    Terminated,
     explain_os_error,
     first_line,
     last_line,
-    nearest,
+    suggest,
 )
 
 
@@ -27,9 +27,9 @@ def test_only_what_the_user_can_mend_has_an_exit_code_of_its_own():
 
 
 def test_what_nobody_catches_of_sigterm_is_no_error_and_ends_with_its_code():
-    assert not issubclass(Preempted, Exception)
+    assert not issubclass(Terminated, Exception)
     ended = subprocess.run(
-        [sys.executable, "-c", "from gemsmith.errors import Preempted; raise Preempted('told')"],
+        [sys.executable, "-c", "from gemsmith.errors import Terminated; raise Terminated('told')"],
         capture_output=True,
         check=False,
     )
@@ -38,7 +38,7 @@ def test_what_nobody_catches_of_sigterm_is_no_error_and_ends_with_its_code():
 
 @pytest.mark.parametrize(("word", "expected"), [("rnak", " (did you mean rank?)"), ("zzz", ""), ("", "")])
 def test_a_near_match_is_named_and_a_far_one_is_not(word, expected):
-    assert nearest(word, iter(["rank", "alpha"])) == expected
+    assert suggest(word, iter(["rank", "alpha"])) == expected
 
 
 def test_of_a_long_message_the_first_or_last_line_that_says_anything_is_taken():

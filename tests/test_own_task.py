@@ -14,9 +14,9 @@ from gemsmith.evals.generate import Model, answer_all
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks, read_questions
 from gemsmith.recipe.load import load_recipe
-from gemsmith.recipe.schema import Made
+from gemsmith.recipe.schema import GeneratedData
 from gemsmith.runs.records import ServerFacts
-from gemsmith.runs.run import Run, is_complete, made_from
+from gemsmith.runs.run import Run, inputs_sha256, is_up_to_date
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks.messages import text_of
 
@@ -40,7 +40,7 @@ def test_the_example_makes_rows_and_scores_them_and_a_changed_file_makes_eval_st
     own_run: Callable[..., Run], fake_vllm: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = own_run(tolerance=0.5)
-    rows = read_dataset(Made(task=str(EXAMPLE), rows=4, split="held-out"), seed=0).documents
+    rows = read_dataset(GeneratedData(task=str(EXAMPLE), rows=4, split="held-out"), seed=0).documents
     answers = [
         f"About {float(text_of(row.messages[-1])) + off} °F." for row, off in zip(rows, (0, 0.4, 0.6, 9), strict=True)
     ]
@@ -48,15 +48,15 @@ def test_the_example_makes_rows_and_scores_them_and_a_changed_file_makes_eval_st
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert (record.tuned.score, record.base.score) == (0.5, 0.0)
-    assert len({record.origin.made_from[key] for key in ("eval.scorer", "data.eval.task")}) == 1
+    assert len({record.origin.inputs_sha256[key] for key in ("eval.scorer", "data.eval.task")}) == 1
     listed = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
     assert {row["base_reason"] for row in listed} == {"no number"}
-    assert is_complete(run, "eval")
+    assert is_up_to_date(run, "eval")
     with (tmp_path / "my_task.py").open("a") as file:
         file.write("# changed\n")
-    assert not is_complete(run, "eval")
+    assert not is_up_to_date(run, "eval")
     (tmp_path / "my_task.py").unlink()
-    assert made_from(run, "eval")["eval.scorer"] == "missing"
+    assert inputs_sha256(run, "eval")["eval.scorer"] == "missing"
 
 
 def test_an_option_stands_for_a_column_that_rows_lack(own_run: Callable[..., Run]) -> None:

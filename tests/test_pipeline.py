@@ -302,13 +302,13 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
     Path("rows.jsonl").unlink()
     assert gemsmith("report", "runs/my")[0] == 0
     shutil.copytree(load_recipe("runs/my/recipe.yaml").checkpoint, "runs/my/merged")
-    monkeypatch.setattr("gemsmith.serve.stage.find_doubt", lambda _run, adapter: None)
+    monkeypatch.setattr("gemsmith.serve.stage.find_verification_issue", lambda _run, adapter: None)
     code, _, err = gemsmith("run", "runs/my")
     assert code == 0, err
 
 
 def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
-    told = {"notices": ("3 rows of [/a] are also trained on.",), "critical_warnings": ("Do not use [b].",)}
+    told = {"warnings": ("3 rows of [/a] are also trained on.",), "critical_warnings": ("Do not use [b].",)}
     pipeline.print_notices(STAGES["data"].record.model_construct(**told))
     assert (
         capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"

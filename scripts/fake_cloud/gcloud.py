@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_cloud.cloud_run import read_job, run_task
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
 """Of the environment: the folder, and a pattern such as gs://runs/my/checkpoints/*.whole; once an object of such a name
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
             count = len(begin.split())
             said = answer(words[count:], list(arguments)) if callable(answer) else answer
             if said:
-                print(spell_out(said))
+                print(escape_control_chars(said))
             return 0
-    print(spell_out(f"local gcloud: does not know: {' '.join(arguments)}"), file=sys.stderr)
+    print(escape_control_chars(f"local gcloud: does not know: {' '.join(arguments)}"), file=sys.stderr)
     return 2
 
 

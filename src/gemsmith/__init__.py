@@ -62,7 +62,7 @@ def run_recipe(
     `stages` it does what `gemsmith run` does, and writes report.html. The run directory is locked meanwhile. Raises
     GemsmithError.
     """
-    from gemsmith.errors import InputError, nearest
+    from gemsmith.errors import InputError, suggest
     from gemsmith.pipeline import run_stage, run_stages
     from gemsmith.runs.run import open_source
     from gemsmith.runs.stages import STAGES
@@ -70,7 +70,7 @@ def run_recipe(
     from gemsmith.train.stage import is_later_host
 
     if unknown := [name for name in stages or () if name not in STAGES]:
-        allowed = f"{nearest(unknown[0], list(STAGES))}; allowed: {', '.join(STAGES)}"
+        allowed = f"{suggest(unknown[0], list(STAGES))}; allowed: {', '.join(STAGES)}"
         raise InputError(f"stages: {unknown[0]!r} was given{allowed}")
     with contextlib.ExitStack() as stack:
 

@@ -32,7 +32,7 @@ class CheckpointError(InputError):
     """Weights, tokenizer or config that are missing, damaged, or contradict each other."""
 
 
-class DamageError(CheckpointError):
+class CorruptCheckpointError(CheckpointError):
     """A saved step of training that is not what was saved; the message is the reason, without the step's name."""
 
 
@@ -60,7 +60,7 @@ class VerifyError(GemsmithError):
     """The exported weights are not what training produced."""
 
 
-class Preempted(SystemExit):
+class Terminated(SystemExit):
     """SIGTERM. No Exception, as KeyboardInterrupt is none, so that no library takes it for a failure of its own.
 
     A SystemExit, because event loops let no other BaseException through, and because the exit code is then the same
@@ -70,7 +70,7 @@ class Preempted(SystemExit):
     exit_code = code = 143
 
 
-def nearest(word: str, allowed: Iterable[str]) -> str:
+def suggest(word: str, allowed: Iterable[str]) -> str:
     """Returns ` (did you mean X?)` for the allowed word closest to `word`, or an empty string.
 
     >>> nearest("gemma4-31", ["gemma4-31b", "gemma4-12b"])

@@ -18,7 +18,7 @@ from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, Record, TrainRecord
 from gemsmith.runs.resolve import check_settings
-from gemsmith.runs.run import Run, confirm_recipe, is_complete, read_record
+from gemsmith.runs.run import Run, commit_recipe, is_up_to_date, read_record
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.console import open_console
 
@@ -37,7 +37,7 @@ def run_stages(run: Run) -> list[Record]:
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
         _refuse_changed_rows(run)
-        to_run = [stage for stage in stages if not is_complete(run, stage)]
+        to_run = [stage for stage in stages if not is_up_to_date(run, stage)]
         check_stages(run, to_run)
         _warn_of_no_engine(run, to_run, console)
         try:
@@ -55,7 +55,7 @@ def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Cons
     """The records in order, up to that of a training on several hosts."""
     records: list[Record] = []
     for stage in stages:
-        if is_complete(run, stage):
+        if is_up_to_date(run, stage):
             console.print(Text.assemble(f"{stage:8} ", ("complete, kept", "dim")))
         else:
             console.print(stage, style="bold")
@@ -111,7 +111,7 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
     if not served or len(served) == len(stages):
         return
     try:
-        importlib.import_module("gemsmith.serve.settings").find_engine(run.recipe.serve.python)
+        importlib.import_module("gemsmith.serve.settings").find_vllm(run.recipe.serve.python)
     except MachineError as error:
         console.print(
             Text.assemble(
@@ -131,22 +131,22 @@ def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = F
         _refuse_changed_rows(run)
     for upstream in STAGES[stage].upstream:
         read_record(run, STAGES[upstream].record)
-        if not is_complete(run, upstream):
+        if not is_up_to_date(run, upstream):
             raise RunError(
                 f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
             )
-    if force or not is_complete(run, stage):
+    if force or not is_up_to_date(run, stage):
         check_stages(run, [stage])
     if force and stage == "train":
         return _call(run, stage, None, fresh=True)
-    if not force and is_complete(run, stage):
+    if not force and is_up_to_date(run, stage):
         open_console().print(f"{stage} is complete in {run.path}; --force does it again")
         return read_record(run, STAGES[stage].record)
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack, unverified=unverified) if stage in SERVED else None
         record = _call(run, stage, servers, **({"fresh": True} if force and stage == "eval" else {}))
     if force:
-        confirm_recipe(run)
+        commit_recipe(run)
     return record
 
 
@@ -163,7 +163,7 @@ def print_notices(record: Record) -> None:
     console = open_console()
     for notice in record.critical_warnings:
         console.print(Text.assemble((f"{record.stage}: warning: ", "bold red"), notice))
-    for notice in record.notices:
+    for notice in record.warnings:
         console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))
 
 
@@ -184,7 +184,7 @@ def _refuse_changed_rows(run: Run) -> None:
     if isinstance(source, str) and not Path(source).exists():
         return
     try:
-        read = read_record(run, DataRecord).origin.made_from.get("data.train")
+        read = read_record(run, DataRecord).origin.inputs_sha256.get("data.train")
     except VersionError:
         raise
     except RunError:

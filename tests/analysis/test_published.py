@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.sides import _text
 from gemsmith.recipe.load import flatten, load_recipe
 from gemsmith.recipe.load_grids import GRIDS
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def redrawn():
-    return redraw(read_published())
+    return reanalyze(read_published())
 
 
 def verdict(redrawn, claim):
@@ -53,13 +53,13 @@ def test_no_ratio_of_it_is_a_headline(redrawn):
 
 
 def test_padding_rows_and_requests_are_found_by_the_checks_of_every_run(redrawn):
-    text = " ".join(redrawn.comparison.notices)
+    text = " ".join(redrawn.comparison.warnings)
     assert "TPU: padding took 70% of the positions" in text
     assert "GPU: 1,250 steps of 8 rows are 10,000 rows" in text and "TPU: 16 of its 16 loads have too few" in text
 
 
 def test_a_ttft_below_the_floor_of_the_chips_is_named(redrawn):
-    found = [line for line in redrawn.comparison.notices if "below the floor" in line]
+    found = [line for line in redrawn.comparison.warnings if "below the floor" in line]
     assert [line.partition(" that")[0] for line in found] == [
         "TPU: its TTFT of 62 ms (15,360 in, 512 out, 4 requests/s) is below the floor of 123 ms",
         "GPU: its TTFT of 99 ms (15,360 in, 512 out, 4 requests/s) is below the floor of 455 ms",
@@ -67,7 +67,7 @@ def test_a_ttft_below_the_floor_of_the_chips_is_named(redrawn):
 
 
 def test_problems_without_a_right_answer_leave_less_than_its_pass_at_5(redrawn):
-    text = " ".join(redrawn.comparison.notices)
+    text = " ".join(redrawn.comparison.warnings)
     assert "pass@5, tuned of 0.795 is more than the 0.679 that 50 of 156" in text
     assert "pass@5, tuned of 0.814 is more than the 0.750 that 39 of 156" in text
 
@@ -123,7 +123,7 @@ def test_runs_stand_beside_each_of_its_sides(demo_side, demo_records):
         for load in loads
     )
     mine = demo_side("mine", bench={"cells": cells})
-    found = redraw(read_published(), [mine], hours=[3])
+    found = reanalyze(read_published(), [mine], hours=[3])
     pairs = {(pair.first, pair.other): pair for pair in found.comparison.pairs}
     tpu, gpu = "paper's TPU", "paper's GPU"
     assert list(pairs) == [(tpu, gpu), (tpu, "mine"), (gpu, "mine")]
@@ -133,7 +133,7 @@ def test_runs_stand_beside_each_of_its_sides(demo_side, demo_records):
     assert ratios["15,360 in, 512 out, 4 requests/s", "ms TTFT"].first == 99
     assert {"model", "bench:vllm", "bench:machine"} <= set(best.confounded_by) | set(found.comparison.about)
     assert not pairs[tpu, "mine"].headlines() and "verilog-exact" in " ".join(pairs[tpu, "mine"].refused)
-    assert found.verdicts == redraw(read_published()).verdicts
+    assert found.verdicts == reanalyze(read_published()).verdicts
 
 
 def test_scores_are_not_told_apart(redrawn):

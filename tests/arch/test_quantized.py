@@ -1,12 +1,12 @@
 import pytest
 
 from gemsmith.arch import Tensor, find_variant, text_tensors
-from gemsmith.arch.lora_targets import BLOCK, KINDS, block_of, held_bytes, is_quantized
+from gemsmith.arch.lora_targets import BLOCK, KINDS, block_of, disk_bytes, is_quantized
 
 
 def test_bits_a_weight_are_those_of_values_and_scales():
     up = Tensor(name="up", shape=(21_504, 5376), role="up")
-    bits = {dtype: 8 * held_bytes(up, dtype) / up.size for dtype in ("float32", "bfloat16", "nf4", "int8")}
+    bits = {dtype: 8 * disk_bytes(up, dtype) / up.size for dtype in ("float32", "bfloat16", "nf4", "int8")}
     assert bits == {"float32": 32, "bfloat16": 16, "nf4": 4 + 16 / BLOCK, "int8": pytest.approx(8 + 16 / 5376)}
 
 
@@ -23,10 +23,10 @@ def test_embeddings_norms_routers_and_per_layer_inputs_stay_as_they_are(name):
         kept = "norm" in tensor.name or "embed" in tensor.name or "router" in tensor.name or "per_layer" in tensor.name
         if kept:
             assert not is_quantized(tensor), tensor.name
-            assert {held_bytes(tensor, kind) for kind in KINDS} == {2 * tensor.size}
+            assert {disk_bytes(tensor, kind) for kind in KINDS} == {2 * tensor.size}
 
 
 def test_a_quantised_base_is_most_of_a_large_model():
     tensors = list(text_tensors(find_variant("gemma4-31b")))
-    held = {dtype: sum(held_bytes(tensor, dtype) for tensor in tensors) for dtype in ("bfloat16", "int8", "nf4")}
+    held = {dtype: sum(disk_bytes(tensor, dtype) for tensor in tensors) for dtype in ("bfloat16", "int8", "nf4")}
     assert held["nf4"] < 0.32 * held["bfloat16"] < held["int8"] < 0.56 * held["bfloat16"]

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemsmith.bench.cell import Ask, Count, describe_load, notices_of, plan_cells, read_cell
+from gemsmith.bench.cell import Count, LoadSpec, describe_load, notices_of, plan_cells, read_cell
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.load_grids import BURST, GRIDS, Load
@@ -14,8 +14,8 @@ from gemsmith.runs.bench_records import BenchCell, Slo
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [8, 2, 32.5], "prompts": 4}
 
 
-def make_ask(requests: int = 12, *, warmup: int = 0, output_tokens: int = 16, **load: Any) -> Ask:
-    return Ask(
+def make_ask(requests: int = 12, *, warmup: int = 0, output_tokens: int = 16, **load: Any) -> LoadSpec:
+    return LoadSpec(
         number=1,
         load=Load(**{"input_tokens": 16, "output_tokens": output_tokens, "request_rate": 20.0} | load),
         count=Count(warmup=warmup, measured=requests - warmup),
@@ -212,6 +212,6 @@ def test_a_burst_survives_the_record(result: dict[str, Any]) -> None:
 
 
 def test_a_low_rate_may_be_quiet_for_longer() -> None:
-    assert ASK.quiet_s == pytest.approx(600 + 60 + 1)
-    assert make_ask(request_rate=0.1).quiet_s == pytest.approx(600 + 60 + 200)
-    assert make_ask(request_rate=BURST).quiet_s == 660
+    assert ASK.idle_timeout_s == pytest.approx(600 + 60 + 1)
+    assert make_ask(request_rate=0.1).idle_timeout_s == pytest.approx(600 + 60 + 200)
+    assert make_ask(request_rate=BURST).idle_timeout_s == 660

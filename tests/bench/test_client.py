@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.cell import Count, LoadSpec, read_cell
 from gemsmith.bench.driver import CLIENT, HEARD, measure, running_client
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.recipe.load_grids import BURST, Load
 from gemsmith.recipe.schema import Bench
 from gemsmith.serve.client.endpoint import Endpoint, find_endpoint
-from gemsmith.serve.settings import Engine, find_engine
+from gemsmith.serve.settings import VllmEnvironment, find_vllm
 
 
 class Handler:
@@ -114,7 +114,7 @@ def test_tokens_that_come_are_told_and_comments_are_not(client: Any, tmp_path: P
 def test_a_request_that_has_not_all_its_tokens_has_a_cause(
     note: dict[str, Any], output: dict[str, Any], cause: str | None, client: Any
 ) -> None:
-    seen = client.Note(**{"status": 200, "done": True} | note)
+    seen = client.StreamObservation(**{"status": 200, "done": True} | note)
     assert client.find_cause(seen, answer(**output), asked=6) == cause
 
 
@@ -124,7 +124,7 @@ def test_a_request_that_hangs_ends_with_the_cells_timeout(client: Any) -> None:
 
     client.CELL.timeout_s, client.CELL.ended = 0.05, 0
     asked = SimpleNamespace(prompt_len=8, output_len=6)
-    output = asyncio.run(client.with_cause(hang)(request_func_input=asked, session=None))
+    output = asyncio.run(client.annotate_failure(hang)(request_func_input=asked, session=None))
     assert (output.success, output.error, client.CELL.ended) == (False, "timeout: TimeoutError", 1)
 
 
@@ -132,7 +132,7 @@ def test_the_message_that_names_the_role_of_a_chat_is_no_token(client: Any) -> N
     async def chat(**_: Any) -> Any:
         return SimpleNamespace(itl=[0.0001, 0.02, 0.03])
 
-    output = asyncio.run(client.without_role(chat)(request_func_input=None, session=None))
+    output = asyncio.run(client.drop_role_chunk(chat)(request_func_input=None, session=None))
     assert output.itl == [0.02, 0.03]
 
 
@@ -140,7 +140,7 @@ def test_what_a_stream_says_is_noted_of_its_own_request(client: Any) -> None:
     client.note_messages(threading.Event())
 
     async def stream(*chunks: bytes) -> Any:
-        client.NOTE.set(client.Note())
+        client.NOTE.set(client.StreamObservation())
         handler = Handler()
         for chunk in chunks:
             handler.add_chunk(chunk)
@@ -169,7 +169,7 @@ def test_what_follows_a_message_that_is_no_json_is_not_taken_for_a_cut(
 ) -> None:
     """vLLM's client strips each chunk, so that nothing parts the message from the next."""
     client.note_messages(threading.Event())
-    client.NOTE.set(note := client.Note())
+    client.NOTE.set(note := client.StreamObservation())
     handler = Handler()
     for chunk in chunks:
         handler.add_chunk(chunk)
@@ -294,20 +294,20 @@ def streams() -> Iterator[Streams]:
 
 
 @pytest.fixture
-def engine() -> Engine:
+def engine() -> VllmEnvironment:
     try:
-        return find_engine()
+        return find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.vllm
 def test_every_malformed_answer_is_counted_under_its_name_and_none_twice(
-    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+    streams: Streams, engine: VllmEnvironment, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
     streams.deed = lambda number: DEEDS[number % len(DEEDS)]
     load = Load(input_tokens=8, output_tokens=6, request_rate=40.0)
-    ask = Ask(number=1, load=load, count=Count(warmup=0, measured=4 * len(DEEDS)), seed=1, timeout_s=3)
+    ask = LoadSpec(number=1, load=load, count=Count(warmup=0, measured=4 * len(DEEDS)), seed=1, timeout_s=3)
     endpoint = Endpoint(url=streams.url, model="demo", tokenizer=tiny_checkpoint("tiny-31b"))
     with running_client(engine.python, endpoint, tmp_path) as client:
         cell = read_cell(ask, measure(client, ask))
@@ -320,11 +320,11 @@ def test_every_malformed_answer_is_counted_under_its_name_and_none_twice(
 
 @pytest.mark.vllm
 def test_times_are_those_that_the_server_took(
-    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+    streams: Streams, engine: VllmEnvironment, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
     streams.deed = lambda number: "slow"
     load = Load(input_tokens=8, output_tokens=16, request_rate=4.0)
-    ask = Ask(number=1, load=load, count=Count(warmup=2, measured=20), seed=1, timeout_s=30)
+    ask = LoadSpec(number=1, load=load, count=Count(warmup=2, measured=20), seed=1, timeout_s=30)
     endpoint = Endpoint(url=streams.url, model="demo", tokenizer=tiny_checkpoint("tiny-31b"))
     with running_client(engine.python, endpoint, tmp_path) as client:
         cell = read_cell(ask, measure(client, ask))
@@ -336,7 +336,7 @@ def test_times_are_those_that_the_server_took(
 
 @pytest.mark.vllm
 def test_a_server_killed_in_mid_sweep_is_gone_on_with_when_it_is_back(
-    streams: Streams, engine: Engine, tiny_checkpoint: Any, tmp_path: Path
+    streams: Streams, engine: VllmEnvironment, tiny_checkpoint: Any, tmp_path: Path
 ) -> None:
     bench = Bench(input_tokens=(8,), output_tokens=6, request_rates=(20.0, 40.0, "burst"), prompts=20)
     endpoint = find_endpoint(streams.url, None, tiny_checkpoint("tiny-31b"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cell import Ask, Count
+from gemsmith.bench.cell import Count, LoadSpec
 from gemsmith.bench.driver import ASKED, client_arguments, failure_lines, measure, running_client
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST, Load
@@ -15,9 +15,9 @@ from gemsmith.serve.client.endpoint import Endpoint
 from gemsmith.serve.vllm_issues import ON_CPU
 
 
-def make_ask(number: int = 1, *, rate: float = 20.0, at_once: int | None = None, warmup: int = 0) -> Ask:
+def make_ask(number: int = 1, *, rate: float = 20.0, at_once: int | None = None, warmup: int = 0) -> LoadSpec:
     load = Load(input_tokens=16, output_tokens=16, request_rate=rate, max_concurrency=at_once)
-    return Ask(number=number, load=load, count=Count(warmup=warmup, measured=12), seed=1, timeout_s=5)
+    return LoadSpec(number=number, load=load, count=Count(warmup=warmup, measured=12), seed=1, timeout_s=5)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_the_client_may_import_torchvision_beside_a_pytorch_for_cpus(
 
 
 def test_a_burst_and_a_limit_are_what_vllms_client_is_told(endpoint: Endpoint, tmp_path: Path) -> None:
-    def told(ask: Ask) -> dict[str, str]:
+    def told(ask: LoadSpec) -> dict[str, str]:
         words = client_arguments(endpoint, ask, tmp_path)
         return dict(itertools.pairwise(words))
 
@@ -85,7 +85,9 @@ def test_a_server_that_has_ended_is_told_while_its_cell_runs(
 def test_a_client_that_does_not_end_its_requests_is_given_up(
     fake_vllm: Callable[..., Path], endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemsmith.bench.cell.QUIET_S", -5.0)  # and 5 s of timeout, and 20 / 20 s between requests
+    monkeypatch.setattr(
+        "gemsmith.bench.cell.IDLE_TIMEOUT_S", -5.0
+    )  # and 5 s of timeout, and 20 / 20 s between requests
     python, begin_s = fake_vllm(results=[], stall=True), time.monotonic()
     with (
         running_client(python, endpoint, tmp_path) as client,

@@ -18,10 +18,10 @@ from gemsmith.errors import DataError, MachineError
 from gemsmith.images.data_url import sent_rgb
 from gemsmith.images.decode import make_rgb
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.run import Run, read_record, stage_keys
-from gemsmith.serve.settings import find_engine
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers
 
 SWEEP = {"images": True, "output_tokens": 16, "request_rates": [2, 8], "prompts": 12}
@@ -72,7 +72,7 @@ def test_bench_records_what_requests_held_and_measures_chats(
     assert record.images.encoder_cache is False and record.prefix_caching is False
     rows = read_image_rows(run.recipe, most=100)
     assert {cell.input_tokens for cell in record.cells} == {rows.mean_tokens} and len(record.cells) == 2
-    assert not any("text alone" in notice for notice in record.notices)
+    assert not any("text alone" in notice for notice in record.warnings)
     handed = [json.loads(line) for line in (run.logs / "bench" / "asked.jsonl").read_text().splitlines()]
     told = dict(itertools.pairwise(handed[0]["arguments"]))
     assert (told["--backend"], told["--endpoint"]) == ("openai-chat", "/v1/chat/completions")
@@ -88,7 +88,7 @@ def test_of_a_server_of_others_it_is_not_known_what_it_keeps(
         url, folder = servers.tuned().url, Path(run.recipe.checkpoint)
         record = bench_url(run.path, [], url=url, model="demo", tokenizer=folder, out=tmp_path / "bench.json")
     assert record.images is not None and record.images.encoder_cache is None
-    assert any("keeps what it made of a image" in notice for notice in record.notices)
+    assert any("keeps what it made of a image" in notice for notice in record.warnings)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_model_that_sees_is_measured_with_images(
 ) -> None:
     """The real vLLM: prompts are as long as training makes them, and every answer has all its tokens."""
     try:
-        find_engine()
+        find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
     run = photo_run({"bench": SWEEP | {"request_rates": [4]}, "serve": {"dtype": "float32"}})
@@ -145,5 +145,5 @@ def test_a_model_that_sees_is_measured_with_images(
 def test_bench_reads_the_held_out_rows_only_where_it_sends_them(photo_run: Callable[..., Run]) -> None:
     recipe = photo_run({"bench": SWEEP}).recipe
     assert {"data.eval", "data.image_tokens", "bench.images"} <= stage_keys(recipe, "bench").keys()
-    text = with_values(recipe, [Derived("bench.images", False, "")])
+    text = with_values(recipe, [ResolvedValue("bench.images", False, "")])
     assert not {"data.eval", "data.prompt", "bench.images"} & stage_keys(text, "bench").keys(), "as before there was it"

@@ -4,17 +4,19 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.cell import Count, LoadSpec, read_cell
 from gemsmith.bench.sweep import digest_cell, find_cell, forget_cells, keep_cell
 from gemsmith.recipe.load_grids import Load
 from gemsmith.runs.bench_records import Slo
 
 LOAD = Load(input_tokens=16, output_tokens=16, request_rate=20.0)
-ASK = Ask(number=1, load=LOAD, count=Count(warmup=0, measured=12), seed=1)
+ASK = LoadSpec(number=1, load=LOAD, count=Count(warmup=0, measured=12), seed=1)
 FACTS = {"weights": "abc", "command": "--dtype float32"}
 
 
-def digest(ask: Ask = ASK, slo: Slo | None = None, facts: dict[str, str] = FACTS, client: str = "vllm 0.32") -> str:
+def digest(
+    ask: LoadSpec = ASK, slo: Slo | None = None, facts: dict[str, str] = FACTS, client: str = "vllm 0.32"
+) -> str:
     return digest_cell(ask, slo, facts, client)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.bench.cell import Ask, Count
+from gemsmith.bench.cell import Count, LoadSpec
 from gemsmith.bench.sweep import expected_s, say_left
 from gemsmith.recipe.load_grids import BURST, Load
 from gemsmith.runs.bench_records import BenchCell, Percentiles
@@ -8,9 +8,9 @@ from gemsmith.runs.bench_records import BenchCell, Percentiles
 NONE = Percentiles(mean=0, p50=0, p90=0, p99=0)
 
 
-def ask(rate: float, *, tokens: int = 64) -> Ask:
+def ask(rate: float, *, tokens: int = 64) -> LoadSpec:
     load = Load(input_tokens=tokens, output_tokens=10, request_rate=rate)
-    return Ask(number=1, load=load, count=Count(warmup=20, measured=80), seed=0)
+    return LoadSpec(number=1, load=load, count=Count(warmup=20, measured=80), seed=0)
 
 
 def cell(speed: float, *, tokens: int = 64) -> BenchCell:

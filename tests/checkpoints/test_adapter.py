@@ -10,7 +10,7 @@ from gemsmith.arch import find_variant, lora_targets
 from gemsmith.checkpoints.peft import (
     WEIGHTS,
     Adapter,
-    LowRank,
+    LoraPair,
     check_finite,
     check_fit,
     read_peft_adapter,
@@ -29,7 +29,7 @@ TARGETS = lora_targets(find_variant("tiny-31b"), ["q", "down"])[:2]
 def adapter() -> Adapter:
     random = np.random.default_rng(0)
     modules = {
-        target.module: LowRank(
+        target.module: LoraPair(
             a=random.standard_normal((3, target.shape[1]), dtype=np.float32),
             b=random.standard_normal((target.shape[0], 3), dtype=np.float32),
         )
@@ -78,7 +78,7 @@ def test_modules_shapes_and_values_that_do_not_fit_are_named(adapter):
     with pytest.raises(CheckpointError, match=r"1 missing \("):
         check_fit(Adapter(modules={}, rank=3, alpha=6.0), TARGETS[:1], source="x")
     name, pair = next(iter(adapter.modules.items()))
-    broken = {name: LowRank(a=pair.a.T, b=pair.b)}
+    broken = {name: LoraPair(a=pair.a.T, b=pair.b)}
     with pytest.raises(CheckpointError, match=r"has A \[\d+, 3\] and B .*; rank 3 and the weight .* need \[3, \d+\]"):
         check_fit(Adapter(modules=broken, rank=3, alpha=6.0), TARGETS[:1], source="x")
     check_finite(adapter, source="x", otherwise="train again")

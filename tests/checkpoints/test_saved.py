@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 from gemsmith.checkpoints.steps import (
+    add_checksum,
     check_files,
+    checkpoint_steps,
     compare_checksums,
     has_checksums,
     read_or_damage,
     read_step_metadata,
-    saved_steps,
-    seal,
-    unseal,
+    verify_checksum,
 )
-from gemsmith.errors import DamageError
+from gemsmith.errors import CorruptCheckpointError
 
 METADATA = {"recipe": {"lora.rank": 4, "optimizer.learning_rate": 1e-8}, "steps": ['{"loss":1.5}'], "resumed_at": (2,)}
-SEALED = seal(METADATA, {"model_params": {"a": "float32[2] 00"}})
+SEALED = add_checksum(METADATA, {"model_params": {"a": "float32[2] 00"}})
 
 
 def test_what_was_sealed_comes_back():
-    assert unseal(json.loads(json.dumps(SEALED)))["steps"] == METADATA["steps"]
-    assert has_checksums(unseal(SEALED))
+    assert verify_checksum(json.loads(json.dumps(SEALED)))["steps"] == METADATA["steps"]
+    assert has_checksums(verify_checksum(SEALED))
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -36,13 +36,13 @@ def test_any_flipped_bit_of_sealed_metadata_is_found_or_changes_nothing(bit):
             changed = json.loads(text[:place] + bytes([text[place] ^ 1 << bit]) + text[place + 1 :])
         except ValueError:
             continue
-        with contextlib.suppress(DamageError):
-            assert unseal(changed) == unseal(SEALED), place
+        with contextlib.suppress(CorruptCheckpointError):
+            assert verify_checksum(changed) == verify_checksum(SEALED), place
 
 
 def test_metadata_of_an_earlier_version_is_read_as_it_is():
-    assert unseal({"recipe": {}}) == {"recipe": {}}
-    assert not has_checksums(unseal({"recipe": {}}))
+    assert verify_checksum({"recipe": {}}) == {"recipe": {}}
+    assert not has_checksums(verify_checksum({"recipe": {}}))
     compare_checksums({"recipe": {}}, "model_params", {"a": "anything"})
 
 
@@ -55,7 +55,7 @@ def test_metadata_of_an_earlier_version_is_read_as_it_is():
     ],
 )
 def test_tensors_that_differ_are_named(found, message):
-    with pytest.raises(DamageError, match=message):
+    with pytest.raises(CorruptCheckpointError, match=message):
         compare_checksums(SEALED, "model_params", found)
 
 
@@ -94,8 +94,8 @@ def test_a_step_counts_as_saved_whichever_of_its_files_is_gone(tmp_path):
         (tmp_path / str(step) / name).touch()
     make_step(tmp_path / "9.orbax-checkpoint-tmp", "commit_success.txt")
     (tmp_path / "10").touch()
-    assert saved_steps(tmp_path) == [1, 2, 3, 4, 6, 7, 8]
-    assert saved_steps(tmp_path / "none") == []
+    assert checkpoint_steps(tmp_path) == [1, 2, 3, 4, 6, 7, 8]
+    assert checkpoint_steps(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
@@ -107,17 +107,17 @@ def test_metadata_that_cannot_be_read_is_damage(tmp_path, text):
     file.unlink()
     if text is not None:
         file.write_text(text)
-    with pytest.raises(DamageError, match=r"metadata is damaged|_CHECKPOINT_METADATA is (damaged|missing)"):
+    with pytest.raises(CorruptCheckpointError, match=r"metadata is damaged|_CHECKPOINT_METADATA is (damaged|missing)"):
         read_step_metadata(tmp_path / "1")
 
 
 def test_files_are_compared_by_their_digests(tmp_path):
     (tmp_path / "config").write_text("x")
-    sealed = seal({}, {"config": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"})
+    sealed = add_checksum({}, {"config": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"})
     check_files(tmp_path, sealed, ["config"])
     (tmp_path / "config").write_text("y")
     check_files(tmp_path, {}, ["config"])
-    with pytest.raises(DamageError, match=r"^config is not what was saved$"):
+    with pytest.raises(CorruptCheckpointError, match=r"^config is not what was saved$"):
         check_files(tmp_path, sealed, ["config"])
-    with pytest.raises(DamageError, match=r"^its other is missing$"):
+    with pytest.raises(CorruptCheckpointError, match=r"^its other is missing$"):
         check_files(tmp_path, {}, ["other"])

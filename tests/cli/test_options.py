@@ -6,7 +6,7 @@ import click
 import pytest
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import Number, naming_extra, part
+from gemsmith.cli.options import Number, part, require_extra
 from gemsmith.errors import MachineError
 
 HOLDER = """
@@ -86,7 +86,7 @@ def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch
     from gemsmith.data import batches
 
     monkeypatch.setitem(sys.modules, "grain", None)
-    with pytest.raises(MachineError, match=r"^grain is not installed, .*'gemsmith\[data\]'$"), naming_extra():
+    with pytest.raises(MachineError, match=r"^grain is not installed, .*'gemsmith\[data\]'$"), require_extra():
         batches.shuffled_order(3, 0)
 
 

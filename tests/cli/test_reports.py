@@ -8,7 +8,7 @@ import pytest
 from gemsmith.recipe.load import dump_recipe
 from gemsmith.runs.records import read_record_file
 from gemsmith.runs.resolve import resolve_file
-from gemsmith.runs.run import Run, made_from, write_record
+from gemsmith.runs.run import Run, inputs_sha256, write_record
 from gemsmith.runs.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,9 @@ def demo_run(tmp_path):
             record = read_record_file(
                 ROOT / f"benchmarks/records/demo/{stage}.json", row.record, missing="", damaged=""
             )
-            origin = record.origin.model_copy(update={"made_from": record.origin.made_from | made_from(run, stage)})
+            origin = record.origin.model_copy(
+                update={"inputs_sha256": record.origin.inputs_sha256 | inputs_sha256(run, stage)}
+            )
             write_record(run, record.model_copy(update={"origin": origin}))
         return folder
 

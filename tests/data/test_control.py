@@ -83,8 +83,8 @@ def test_one_that_is_spelled_like_a_control_token_is_refused_though_it_is_not_fl
 )
 def test_tags_and_other_text_stay_allowed(text, tokenizer_folder, document):
     renderer = with_tokens(tokenizer_folder, *(AddedToken(token, special=False, normalized=False) for token in PLAIN))
-    talk = document(f"user={text}", f"assistant={text} b", f"user=a {text}", f"assistant=a{text}")
-    assert control_ids(renderer, talk) == [2, 105, 106] + [105, 106] * 3
+    chat_loop = document(f"user={text}", f"assistant={text} b", f"user=a {text}", f"assistant=a{text}")
+    assert control_ids(renderer, chat_loop) == [2, 105, 106] + [105, 106] * 3
 
 
 def test_a_token_that_must_stand_alone_is_refused_only_where_it_does(tokenizer_folder, document):
@@ -170,10 +170,10 @@ def test_of_thoughts_only_an_empty_one_at_an_answers_start_is_allowed(turns, pla
 
 
 def test_rows_of_the_same_turns_are_rendered_again_once(renderer, document, monkeypatch):
-    guarded = []
-    monkeypatch.setattr("gemsmith.data.chat_template._guard", lambda one: guarded.append(one) or one)
+    supervised = []
+    monkeypatch.setattr("gemsmith.data.chat_template._guard", lambda one: supervised.append(one) or one)
     list(render_documents(renderer, [document(f"user=a{number}", "assistant=b") for number in range(50)]))
-    assert len(guarded) == 1
+    assert len(supervised) == 1
 
 
 def test_control_ids_are_told_from_all_others(renderer):
@@ -188,5 +188,5 @@ def test_control_ids_are_told_from_all_others(renderer):
 
 
 def test_text_that_begins_or_ends_like_a_token_is_read_as_text(renderer, document):
-    talk = document("user=a<|", "assistant=turn> <|channel", "user=>", "assistant=<|tool_response |>")
-    assert control_ids(renderer, talk) == [2, 105, 106, 105, 106, 105, 106, 105, 106]
+    chat_loop = document("user=a<|", "assistant=turn> <|channel", "user=>", "assistant=<|tool_response |>")
+    assert control_ids(renderer, chat_loop) == [2, 105, 106, 105, 106, 105, 106, 105, 106]

@@ -46,7 +46,7 @@ def test_the_held_out_share_of_each_class_is_the_same_each_time_and_stated(pets)
     names = [{document.origin for document in dataset.documents} for dataset in (train, held_out)]
     assert names[0] | names[1] == {document.origin for document in read(pets).documents}
     assert not names[0] & names[1] and names[1] == {"great_dane/0.JPG", "great_dane/4.JPG", "sphynx/0.JPG"}
-    assert train.notices == (
+    assert train.warnings == (
         "data.held_out: of 14 images in 2 classes 3 are not trained on but held out, by a hash of their names",
     )
 

@@ -19,13 +19,13 @@ from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import CheckpointError, DataError, RunError
 from gemsmith.images import workers
 from gemsmith.images.decode import make_rgb
-from gemsmith.images.patches import Patching, count_soft_tokens, make_patches
+from gemsmith.images.patches import PatchConfig, count_soft_tokens, make_patches
 from gemsmith.images.worker import answer
-from gemsmith.runs.run import is_complete
+from gemsmith.runs.run import is_up_to_date
 from gemsmith.system.console import open_console
 from support.images import image_bytes, unusable_images, usable_images
 
-PATCHING = Patching(budget=70, patch=4)
+PATCHING = PatchConfig(budget=70, patch=4)
 IMAGE, BEGIN, END = 10, 11, 12
 SIZES = {"wide": (40, 10), "square": (9, 9), "tall": (5, 31)}
 
@@ -232,7 +232,7 @@ def test_every_usable_kind_is_trained_on_and_every_other_counted_by_its_reason(p
     reasons = [reason for _, reason in bad.values()] + ["missing"]
     assert record.dropped == {f"image {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
     assert record.rows == len(good) and sum(record.dropped.values()) == len(bad) + 1
-    first, animated, thin = record.notices
+    first, animated, thin = record.warnings
     assert first.startswith(f"data.train: rows left out for a image that cannot be used: {len(bad) + 1} (")
     assert animated.endswith("of which the first is used: 1") and thin.endswith("squeezed: 1")
 
@@ -275,7 +275,7 @@ def test_the_same_images_elsewhere_are_the_same_rows(prepared, images, tmp_path)
 
 def test_the_same_images_give_the_same_rows(prepared, images):
     (run, one), (_, other) = prepared(asked("wide")), prepared(asked("wide"), name="again")
-    assert one.rows_sha256 == other.rows_sha256 and is_complete(run, "data")
+    assert one.rows_sha256 == other.rows_sha256 and is_up_to_date(run, "data")
     (images / "wide.png").write_bytes(image_bytes(40, 10, seed=5))
     assert prepared(asked("wide"), name="changed")[1].rows_sha256 != one.rows_sha256
 
@@ -285,7 +285,7 @@ def test_held_out_rows_with_another_image_are_no_overlap(prepared, images, write
     record = prepared(asked("wide"), asked("square"), data={"eval": str(held_out)})[1]
     assert record.held_out_also_trained == 1
     assert record.held_out is not None and record.held_out.same_image == 1
-    [notice] = record.notices
+    [notice] = record.warnings
     assert "1 of 2 (held.jsonl line 2)" in notice
 
 
@@ -309,7 +309,7 @@ def test_a_folder_of_photos_is_prepared(prepared, tmp_path):
     data = {"format": "image-folder", "prompt": "a", "held_out": 0.2, "eval": str(pets)}
     run, record = prepared(pets, data=data)
     assert (record.rows, record.images, record.held_out_also_trained) == (8, 8, 0)
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")
     pipeline.check_stages(run, ["data"])
     (pets / "cat" / "9.png").write_bytes(write())
     with pytest.raises(RunError, match=r"pets has changed since .*data.json was made from it"):

@@ -33,11 +33,11 @@ def test_a_prompt_is_the_same_but_for_white_space(held_out, expected):
 
 
 def test_every_answer_of_a_conversation_is_trained_on_and_the_last_is_asked_for():
-    talk = document("u:one", "a:1", "u:two", "a:2")
-    assert overlap([talk], document("u:one", "a:1")) == (1, 1)
-    assert overlap([talk], document("u:one", "a:1", "u:two", "a:other")) == (1, 0)
-    assert overlap([talk], document("u:two", "a:2")) == (0, 0)
-    assert overlap([document("u:one", "a:1")], talk) == (0, 0)
+    chat_loop = document("u:one", "a:1", "u:two", "a:2")
+    assert overlap([chat_loop], document("u:one", "a:1")) == (1, 1)
+    assert overlap([chat_loop], document("u:one", "a:1", "u:two", "a:other")) == (1, 0)
+    assert overlap([chat_loop], document("u:two", "a:2")) == (0, 0)
+    assert overlap([document("u:one", "a:1")], chat_loop) == (0, 0)
 
 
 def test_where_one_message_ends_counts():

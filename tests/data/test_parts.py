@@ -22,7 +22,7 @@ def text(words: str) -> dict:
     return {"type": "text", "text": words}
 
 
-def parts_of(document: Document) -> tuple:
+def memory_breakdown(document: Document) -> tuple:
     return document.messages[0].parts
 
 
@@ -30,7 +30,7 @@ def test_images_stand_where_their_parts_stand(write_rows, tmp_path):
     row = user({"type": "image", "path": "a.png"}, text("or"), {"type": "image", "url": "file:///b/c%20d.png"})
     [document] = read_documents(str(write_rows(row)))
     a, b = ImagePart(path=str(tmp_path / "a.png")), ImagePart(path="/b/c d.png")
-    assert parts_of(document) == (a, TextPart(text="or"), b)
+    assert memory_breakdown(document) == (a, TextPart(text="or"), b)
 
 
 def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, monkeypatch):
@@ -39,7 +39,7 @@ def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for source in ("deep/rows.jsonl", "deep", str(file)):
         [document] = read_documents(source)
-        assert parts_of(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
+        assert memory_breakdown(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
 
 
 def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
@@ -53,13 +53,13 @@ def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
 @pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
 def test_the_images_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
     [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
-    assert parts_of(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
+    assert memory_breakdown(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
 
 
 def test_bare_parts_take_the_columns_images_in_order(write_rows):
     row = user({"type": "image"}, text("and"), {"type": "image", "text": None}) | {"images": ["/a", "/b"]}
     [document] = read_documents(str(write_rows(row)))
-    assert parts_of(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
+    assert memory_breakdown(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     saved.save_to_disk(str(tmp_path / "saved"))
     pyarrow.parquet.write_table(pyarrow.table(rows | {"images": [[BYTES, BYTES]]}), tmp_path / "rows.parquet")
     [one], [two] = read_documents(str(tmp_path / "saved")), read_documents(str(tmp_path / "rows.parquet"))
-    assert parts_of(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
-    assert parts_of(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
+    assert memory_breakdown(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
+    assert memory_breakdown(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +151,4 @@ def test_the_rows_of_a_table_are_the_same_in_json(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text(json.dumps(values))
     one, two = (read_documents(str(Path(tmp_path / name))) for name in ("rows.parquet", "rows.jsonl"))
-    assert parts_of(one[0]) == parts_of(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))
+    assert memory_breakdown(one[0]) == memory_breakdown(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))

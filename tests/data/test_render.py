@@ -99,9 +99,9 @@ def test_each_answer_is_trained_once_and_nothing_else_is(renderer, document):
 
 
 def test_the_ids_spell_the_full_render(renderer, document):
-    talk = document(*TALK)
-    [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
+    chat_loop = document(*TALK)
+    [rendered] = render_documents(renderer, [chat_loop])
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(chat_loop.messages))
 
 
 def test_white_space_around_an_answer_is_the_templates_affair(renderer, document):
@@ -151,21 +151,21 @@ def test_a_channel_in_the_generation_prompt_alone_is_put_in_and_not_trained(toke
 
 def test_with_such_a_channel_each_answer_gets_a_sequence_that_is_what_serving_would_show(tokenizer_folder, document):
     renderer = with_template(tokenizer_folder, CHANNEL_IN_PROMPT)
-    talk = document(*TALK)
-    sequences = list(render_documents(renderer, [talk]))
+    chat_loop = document(*TALK)
+    sequences = list(render_documents(renderer, [chat_loop]))
     for rendered, index in zip(sequences, (2, 4), strict=True):
         begin = int(np.flatnonzero(rendered.trained)[0])
         assert decode(renderer.tokenizer, rendered.ids[:begin]) == renderer.template.render(
-            plain_messages(talk.messages[:index]), generation_prompt=True
+            plain_messages(chat_loop.messages[:index]), generation_prompt=True
         )
-        assert trained_runs(rendered, renderer.tokenizer) == [text_of(talk.messages[index]) + "<turn|>"]
+        assert trained_runs(rendered, renderer.tokenizer) == [text_of(chat_loop.messages[index]) + "<turn|>"]
 
 
 def test_a_channel_in_the_history_alone_stays_and_is_not_trained(tokenizer_folder, document):
     renderer = with_template(tokenizer_folder, CHANNEL_IN_HISTORY)
-    talk = document(*TALK)
-    [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
+    chat_loop = document(*TALK)
+    [rendered] = render_documents(renderer, [chat_loop])
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(chat_loop.messages))
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>", "so\n  it is<turn|>"]
 
 
@@ -257,9 +257,9 @@ def published_templates() -> list[Path]:
 @pytest.mark.parametrize("file", published_templates(), ids=lambda file: file.stem)
 def test_the_mask_is_right_with_each_published_revision_of_the_template(file, tokenizer_folder, document):
     renderer = with_template(tokenizer_folder, file.read_text())
-    talk = document(*TALK)
-    [rendered] = render_documents(renderer, [talk])
-    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(talk.messages))
+    chat_loop = document(*TALK)
+    [rendered] = render_documents(renderer, [chat_loop])
+    assert decode(renderer.tokenizer, rendered.ids) == renderer.template.render(plain_messages(chat_loop.messages))
     assert trained_runs(rendered, renderer.tokenizer) == ["b<turn|>", "so\n  it is<turn|>"]
     assert "changes the answer" in refused(renderer, document("user=a", f"assistant={EMPTY_THOUGHT}b"))
 
@@ -282,18 +282,18 @@ def test_two_answers_in_a_row_are_trained_or_refused_by_each_published_revision(
 def test_templates_render_as_in_transformers(file, generation_prompt, tokenizer_folder, document):
     reference = pytest.importorskip("transformers.utils.chat_template_utils")
     renderer = with_template(tokenizer_folder, file.read_text()) if file else open_renderer(tokenizer_folder)
-    talk = plain_messages(document(*TALK).messages[:4])
+    chat_loop = plain_messages(document(*TALK).messages[:4])
     [[expected], _] = reference.render_jinja_template(
-        [[dict(message) for message in talk]],
+        [[dict(message) for message in chat_loop]],
         chat_template=(tokenizer_folder / "chat_template.jinja").read_text(),
         add_generation_prompt=generation_prompt,
         bos_token="<bos>",
     )
-    assert renderer.template.render(talk, generation_prompt=generation_prompt) == expected
+    assert renderer.template.render(chat_loop, generation_prompt=generation_prompt) == expected
 
 
 def test_pieces_of_a_document_join_to_the_full_render(renderer, document):
-    talk = document(*TALK)
-    [(pieces, _, _)] = split_document(renderer.template, talk)
-    assert "".join(piece.text for piece in pieces) == renderer.template.render(plain_messages(talk.messages))
+    chat_loop = document(*TALK)
+    [(pieces, _, _)] = split_document(renderer.template, chat_loop)
+    assert "".join(piece.text for piece in pieces) == renderer.template.render(plain_messages(chat_loop.messages))
     assert [piece.trained for piece in pieces] == [False, True, False, True, False]

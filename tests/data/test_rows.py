@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.data.dataset import Columns, describe_columns, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
-from gemsmith.recipe.schema import Made
+from gemsmith.recipe.schema import GeneratedData
 from gemsmith.tasks.messages import text_message
 
 PAIR = {"prompt": "add", "response": "wire"}
@@ -14,7 +14,7 @@ AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
 
 def refused(source: object, **options: object) -> str:
     with pytest.raises(DataError) as error:
-        read_documents(source if isinstance(source, Made) else str(source), **options)
+        read_documents(source if isinstance(source, GeneratedData) else str(source), **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -55,7 +55,7 @@ def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
 
 
 def test_rows_are_made_from_the_seed():
-    made = Made(task="verilog", rows=3)
+    made = GeneratedData(task="verilog", rows=3)
     first, again, other = (read_documents(made, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     assert first[2].origin == "verilog train row 3"

@@ -13,7 +13,7 @@ from gemsmith.data.batches import open_rows
 from gemsmith.data.dataset import read_train
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
 from gemsmith.runs.records import DataRecord, HeldOut
-from gemsmith.runs.run import is_complete, read_record, write_record
+from gemsmith.runs.run import is_up_to_date, read_record, write_record
 
 ROWS = [{"prompt": f"add {number}", "response": "wire " * (number + 1)} for number in range(30)]
 
@@ -27,7 +27,7 @@ def test_the_record_counts_what_the_arrays_hold(run):
     record = prepare_data(run)
     rows = open_rows(run)
     assert read_record(run, DataRecord) == record
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")
     assert record.rows == 30 and record.dropped == {}
     assert rows.tokens.shape == (record.packed_rows, 64)
     assert record.tokens == np.count_nonzero(rows.segments)
@@ -55,8 +55,8 @@ def test_the_same_recipe_gives_the_same_rows(run, make_run, write_rows):
     again = prepare_data(make_run(write_rows(*ROWS), {"max_length": 64}, name="again"))
     other = prepare_data(make_run(write_rows(*ROWS[1:]), {"max_length": 64}, name="other"))
     assert first.rows_sha256 == again.rows_sha256 != other.rows_sha256
-    assert first.origin.made_from["data.train"] != other.origin.made_from["data.train"]
-    assert first.template_sha256 == first.origin.made_from["chat template"]
+    assert first.origin.inputs_sha256["data.train"] != other.origin.inputs_sha256["data.train"]
+    assert first.template_sha256 == first.origin.inputs_sha256["chat template"]
 
 
 def test_too_long_rows_are_dropped_counted_and_in_the_percentiles(make_run, write_rows):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(run, monkeypatch):
 
 def test_the_record_says_what_it_was_made_from(run):
     record = prepare_data(run)
-    assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(record.origin.made_from)
+    assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(record.origin.inputs_sha256)
 
 
 def test_a_row_with_a_control_token_leaves_no_record(make_run, write_rows):
@@ -197,25 +197,25 @@ def test_held_out_rows_that_are_trained_on_are_counted_and_said(make_run, write_
     record = prepare_data(run)
     assert record.held_out_also_trained == 2
     assert record.held_out == HeldOut(rows=3, same_prompt=2, same_answer=1)
-    (notice,) = record.notices
+    (notice,) = record.warnings
     assert notice.startswith(
         "data.eval: held-out rows whose prompt is also trained on: 2 of 3 (held.jsonl line 1, held.jsonl line 2), 1 of "
         "them with the same"
     )
-    assert read_record(run, DataRecord) == record and is_complete(run, "data")
+    assert read_record(run, DataRecord) == record and is_up_to_date(run, "data")
 
 
 def test_a_row_dropped_for_its_length_is_not_trained_on(make_run, write_rows, tmp_path):
     held_out = tmp_path / "held.jsonl"
     held_out.write_text(json.dumps(ROWS[29]) + "\n")
     record = prepare_data(make_run(write_rows(*ROWS), {"max_length": 32, "eval": str(held_out)}))
-    assert record.dropped and record.held_out_also_trained == 0 and record.notices == ()
+    assert record.dropped and record.held_out_also_trained == 0 and record.warnings == ()
 
 
 def test_made_rows_hold_out_none_that_are_trained_on(make_run):
     made = {"task": "verilog", "rows": 40}
     record = prepare_data(make_run(made, {"max_length": 512, "eval": made | {"split": "held-out"}}))
-    assert record.held_out_also_trained == 0 and record.notices == ()
+    assert record.held_out_also_trained == 0 and record.warnings == ()
 
 
 def test_held_out_rows_that_cannot_be_read_are_an_error_before_training(make_run, write_rows, tmp_path):
@@ -233,7 +233,7 @@ def test_columns_that_are_not_read_are_counted_and_said(make_run, write_rows, ca
     assert "ignored" not in capsys.readouterr().err
     run = make_run(write_rows(*rows, name="more.jsonl"), name="more")
     record = prepare_data(run)
-    assert record.ignored_columns == {"id": 30, "[/red]": 20} and not record.notices
+    assert record.ignored_columns == {"id": 30, "[/red]": 20} and not record.warnings
     assert read_record(run, DataRecord) == record
     assert "; ignored the columns id (30 rows), [/red] (20 rows)" in capsys.readouterr().err
     assert (record.rows_sha256, plain.ignored_columns) == (plain.rows_sha256, {})
@@ -242,7 +242,7 @@ def test_columns_that_are_not_read_are_counted_and_said(make_run, write_rows, ca
 @pytest.mark.parametrize("column", ["label", "split"])
 def test_a_column_that_may_mark_rows_not_to_train_on_is_a_notice(column, make_run, write_rows):
     record = prepare_data(make_run(write_rows(*(row | {column: "x"} for row in ROWS))))
-    assert record.notices == (
+    assert record.warnings == (
         f"data.train: the column {column} (30 rows) is ignored: every row is trained on, whatever its {column}",
     )
 
@@ -262,9 +262,9 @@ def test_other_held_out_rows_leave_the_prepared_data_complete(make_run, write_ro
     run = make_run(write_rows(*ROWS), {"max_length": 64, "eval": str(held_out)})
     prepare_data(run)
     held_out.write_text(json.dumps({"prompt": "new", "response": "wire"}) + "\n")
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")
     none = run.recipe.model_copy(update={"data": run.recipe.data.model_copy(update={"eval": None})})
-    assert is_complete(type(run)(path=run.path, recipe=none), "data")
+    assert is_up_to_date(type(run)(path=run.path, recipe=none), "data")
 
 
 def test_the_same_rows_again_leave_the_record_as_it_was(run):
@@ -287,7 +287,7 @@ def test_other_rows_get_another_record(make_run, write_rows):
     run = make_run(write_rows(*ROWS), {"max_length": 64})
     first = prepare_data(run)
     write_rows(*ROWS[1:])
-    assert prepare_data(run).origin.made_from != first.origin.made_from
+    assert prepare_data(run).origin.inputs_sha256 != first.origin.inputs_sha256
 
 
 def test_a_record_that_cannot_be_read_is_written_again(run, gemsmith):
@@ -295,4 +295,4 @@ def test_a_record_that_cannot_be_read_is_written_again(run, gemsmith):
     run.record_file("data").write_bytes(run.record_file("data").read_bytes()[:200])
     code, _, error = gemsmith("data", run.path)
     assert code == 0, error
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")

@@ -17,7 +17,7 @@ from gemsmith.data.dataset import Document
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
-from gemsmith.recipe.schema import Made
+from gemsmith.recipe.schema import GeneratedData
 from gemsmith.system.workers import Limits
 from gemsmith.tasks.messages import text_message
 
@@ -25,7 +25,7 @@ from gemsmith.tasks.messages import text_message
 def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(workers, "_CHUNK", 5)
     folder = tiny_checkpoint("tiny-31b")
-    documents = read_documents(Made(task="verilog", rows=63))
+    documents = read_documents(GeneratedData(task="verilog", rows=63))
     expected = list(render_documents(open_renderer(folder), documents))
     found = list(render_in_processes(folder, find_template(folder), documents, 2))
     assert [document.origin for document in found] == [document.origin for document in expected]
@@ -37,14 +37,17 @@ def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, mo
 @pytest.mark.parametrize("token", ["<turn|>", "<|tool_response>", "<|think|>"])
 def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
     forged = (text_message("user", "a"), text_message("assistant", f"b{token}"))
-    documents = [*read_documents(Made(task="verilog", rows=3)), Document(messages=forged, origin="rows.jsonl line 4")]
+    documents = [
+        *read_documents(GeneratedData(task="verilog", rows=3)),
+        Document(messages=forged, origin="rows.jsonl line 4"),
+    ]
     folder = tiny_checkpoint("tiny-31b")
     with pytest.raises(DataError, match=rf"rows.jsonl line 4: messages\[1\] holds {re.escape(token)}, a control token"):
         list(render_in_processes(folder, find_template(folder), documents, 2))
 
 
 def test_few_rows_are_rendered_by_one_process(monkeypatch):
-    documents = read_documents(Made(task="verilog", rows=20))
+    documents = read_documents(GeneratedData(task="verilog", rows=20))
     assert count_processes(documents) == 1
     monkeypatch.setattr(workers, "_FEWEST_CHARACTERS", 10)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
@@ -102,7 +105,7 @@ def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_na
     found, limits = find_template(tokenizer_folder), Limits(cpu_s=1)
     check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)], limits=limits)
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
-        check_prompts_in_process(tokenizer_folder, found, [(talk, 1) for talk in talks], limits=limits)
+        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks], limits=limits)
 
 
 def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(tokenizer_folder, talks):
@@ -119,8 +122,8 @@ def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(
 
 @pytest.mark.slow
 def test_memory_that_a_row_may_take_grows_with_the_row(tokenizer_folder, document):
-    folder, talk = tokenizer_folder, document("user=" + "é" * 3_000_000, "assistant=b")
-    [rendered] = render_with(folder, (folder / "chat_template.jinja").read_text(), [talk], memory_bytes=8 * 2**20)
+    folder, chat_loop = tokenizer_folder, document("user=" + "é" * 3_000_000, "assistant=b")
+    [rendered] = render_with(folder, (folder / "chat_template.jinja").read_text(), [chat_loop], memory_bytes=8 * 2**20)
     assert len(rendered.ids) > 6_000_000
 
 

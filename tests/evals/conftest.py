@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from gemsmith.data.dataset import read_documents
-from gemsmith.recipe.schema import Made
+from gemsmith.recipe.schema import GeneratedData
 from gemsmith.tasks.messages import text_of
 from support.hostile_server import Hostile, hostile_server
 
@@ -12,7 +12,7 @@ EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 
 def held_out(rows: int) -> dict[str, str]:
     """Prompt -> answer of the rows that exported_run holds out."""
-    documents = read_documents(Made(task="verilog", rows=rows, split="held-out"), seed=0)
+    documents = read_documents(GeneratedData(task="verilog", rows=rows, split="held-out"), seed=0)
     return {text_of(document.messages[0]): text_of(document.messages[-1]) for document in documents}
 
 

@@ -62,7 +62,7 @@ def test_each_problem_has_its_samples_its_passes_and_why_the_others_did_not(gems
     assert (first["name"], first["samples"], first["passed"]) == ("Prob001_and", 5, 3)
     assert first["reasons"] == {"no module": 1, "wrong output": 1}
     assert (second["samples"], second["passed"], second["reasons"]) == (5, 0, {"wrong output": 5})
-    assert broken["unscorable"].startswith("its own reference does not pass: compile error")
+    assert broken["ungraded"].startswith("its own reference does not pass: compile error")
     scores = {each["k"]: (each["score"], each["low"], each["high"]) for each in record["pass_at"]}
     assert scores[1][0] == pytest.approx(0.3) and scores[5][0] == 0.5  # the broken problem does not count
 

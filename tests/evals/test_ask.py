@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from gemsmith.errors import EngineError, Preempted
+from gemsmith.errors import EngineError, Terminated
 from gemsmith.serve.client import batch as ask
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure
@@ -30,7 +30,7 @@ def sigterm() -> Iterator[None]:
     """SIGTERM raises what it raises under the command line."""
 
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise Preempted("stopped by SIGTERM")
+        raise Terminated("stopped by SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
     yield
@@ -205,7 +205,7 @@ def test_a_signal_ends_it_at_once_whatever_the_server_does(
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
     timer.start()
     begin_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Preempted):
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
         ask_all(hostile.server(), requests(8), lambda _number, _came: None, concurrency=4)
     assert time.monotonic() - begin_s < 2
     timer.join()

@@ -21,15 +21,15 @@ def test_the_examples_in_the_docstrings_hold():
 def test_models_that_answer_alike_are_not_told_apart_and_say_nothing_of_other_questions():
     same = [0.2, 0.4, 1.0] * 20
     found = compare_paired(same, same)
-    assert (found.mean, found.low, found.high, found.p_value, found.told_apart) == (0, 0, 0, 1, False)
-    assert found.questions_for_2_points is None and "answer every question alike" in found.summary
+    assert (found.mean, found.low, found.high, found.p_value, found.significant) == (0, 0, 0, 1, False)
+    assert found.sample_size_for_2pp is None and "answer every question alike" in found.summary
 
 
 def test_a_difference_that_is_there_is_said_and_its_direction():
     base = [0.0, 0.2, 0.4] * 50
     tuned = [value + (0.4 if number % 2 else 0.0) for number, value in enumerate(base)]
     better, worse = compare_paired(base, tuned), compare_paired(tuned, base)
-    assert better.told_apart and worse.told_apart
+    assert better.significant and worse.significant
     assert (better.mean, better.better, better.worse) == (pytest.approx(0.2), 75, 0)
     assert better.low == pytest.approx(-worse.high, abs=0.01) and 0.1 < better.low < 0.2 < better.high < 0.3
     assert better.summary.startswith("The tuned model is better than the base: 40.0 % against 20.0 %, +20.0 points (95")
@@ -40,7 +40,7 @@ def test_a_handful_of_questions_tells_nothing_whatever_the_answers():
     """The bootstrap alone would: its interval of five equal differences is a point."""
     for count, told in ((3, False), (5, False), (6, True)):
         found = compare_paired([0.0] * count, [1.0] * count)
-        assert (found.low, found.high, found.told_apart) == (1, 1, told)
+        assert (found.low, found.high, found.significant) == (1, 1, told)
 
 
 def test_no_right_answer_at_all_is_said():
@@ -53,7 +53,7 @@ def test_noise_is_called_a_difference_in_about_one_case_of_twenty():
     for _ in range(60):
         shares = generator.beta(0.5, 0.5, size=80)
         base, tuned = (generator.binomial(5, shares) / 5 for _ in range(2))
-        told += compare_paired(base, tuned).told_apart
+        told += compare_paired(base, tuned).significant
     assert told <= 8  # of 60; more have a chance of 1 in 200
 
 

@@ -11,9 +11,9 @@ from gemsmith.evals.cache import (
     digest_model,
     digest_question,
     keep,
-    keep_retry,
     keep_server,
-    read_kept,
+    log_retry,
+    read_cache,
     read_retries,
     read_server,
 )
@@ -30,9 +30,9 @@ ADAPTER, FP8 = {"weights": "adapter"}, {"kv_cache_dtype": "fp8"}
 def test_an_answer_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
     with appending(tmp_path / "answers") as stream:
         keep(stream, "a", ONE)
-        assert read_kept(tmp_path / "answers") == {"a": ONE}
+        assert read_cache(tmp_path / "answers") == {"a": ONE}
         keep(stream, "b", OTHER)
-    assert read_kept(tmp_path / "answers") == {"a": ONE, "b": OTHER}
+    assert read_cache(tmp_path / "answers") == {"a": ONE, "b": OTHER}
 
 
 def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tm
         keep_server(stream, "a", facts)
         keep_server(stream, "b", ServerFacts())
         stream.write(b'{"digest": "a", "server": {"dtype": 3}}\n{"digest": "a", "server": "x"}\n')
-    assert read_server(file, "a") == facts and read_server(file, "c") is None and read_kept(file) == {}
+    assert read_server(file, "a") == facts and read_server(file, "c") is None and read_cache(file) == {}
 
 
 def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(tmp_path: Path) -> None:
@@ -54,17 +54,17 @@ def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(t
     whole = file.read_bytes()
     for size in range(len(whole) + 1):
         file.write_bytes(whole[:size])
-        kept = read_kept(file)
+        kept = read_cache(file)
         assert kept == {
             key: reply for key, reply, end in (("a", ONE, first), ("b", OTHER, len(whole))) if size >= end - 1
         }
         with appending(file) as stream:
             keep(stream, "c", OTHER)
-        assert read_kept(file) == kept | {"c": OTHER}
+        assert read_cache(file) == kept | {"c": OTHER}
 
 
 def test_no_file_holds_no_answer(tmp_path: Path) -> None:
-    assert read_kept(tmp_path / "answers") == {}
+    assert read_cache(tmp_path / "answers") == {}
 
 
 def test_questions_differ_in_roles_and_in_turns() -> None:
@@ -96,10 +96,10 @@ def test_what_was_asked_again_is_counted_beside_the_answers_and_a_torn_line_is_n
     file = tmp_path / "answers"
     assert read_retries(file) == []
     with appending(file) as stream:
-        keep_retry(stream, "a", "http 429")
+        log_retry(stream, "a", "http 429")
         keep(stream, "a", Reply(text="eins", cut=False, tokens=7))
-        keep_retry(stream, "b", "cut off")
-    assert read_kept(file) == {"a": Reply(text="eins", cut=False, tokens=7)}
+        log_retry(stream, "b", "cut off")
+    assert read_cache(file) == {"a": Reply(text="eins", cut=False, tokens=7)}
     assert read_retries(file) == [("a", "http 429"), ("b", "cut off")]
     file.write_bytes(file.read_bytes()[:-5])
     assert read_retries(file) == [("a", "http 429")]

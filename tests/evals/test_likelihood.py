@@ -12,7 +12,7 @@ from gemsmith.evals.likelihood import ask_likelihoods, read_logprob
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Failure, Reply
 from gemsmith.serve.server import Server, running_server
-from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.serve.settings import ServeSettings, find_vllm
 from gemsmith.tasks.messages import text_message
 from support.hostile_server import Hostile
 
@@ -90,7 +90,7 @@ def test_log_probabilities_that_are_not_there_are_a_failure(changed: dict[str, A
 @pytest.fixture
 def server(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Iterator[Server]:
     try:
-        find_engine()
+        find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
     settings = ServeSettings(max_model_len=640, dtype="float32")
@@ -141,7 +141,7 @@ def test_a_run_of_multiple_choice_is_scored_by_what_transformers_finds_likeliest
 ) -> None:
     """The expected answer is the likeliest choice in two rows of three, and the least likely in the third."""
     try:
-        find_engine()
+        find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
     file = tmp_path / "held_out.jsonl"

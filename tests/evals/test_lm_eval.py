@@ -13,7 +13,7 @@ from gemsmith.errors import EngineError, InputError, MachineError
 from gemsmith.evals.lm_eval import PYTHON_VARIABLE, evaluate_lm_eval, find_lm_eval
 from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
 from gemsmith.runs.run import Run, read_record
-from gemsmith.serve.settings import find_engine
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers
 
 
@@ -46,7 +46,7 @@ def test_both_models_are_scored_with_the_runs_own_template_and_recorded(
         "em,strict": LmEvalScore(value=0.0, stderr=None),
     }
     assert (record.lm_eval, record.limit, record.rows) == ("0.0.fake", 4, {"my_task": 4})
-    assert "task file my_task.yaml" in record.origin.made_from
+    assert "task file my_task.yaml" in record.origin.inputs_sha256
     [(tuned, key), (base, _)] = [json.loads(line) for line in fake.read_text().splitlines()]
     assert (tuned["model_args"]["model"], base["model_args"]["model"], key) == ("demo", "demo-base", "none")
     assert (tuned["limit"], tuned["include_path"], tuned["model_args"]["max_length"]) == (4, str(tasks), 640)
@@ -131,7 +131,7 @@ def test_the_real_harness_scores_a_task_of_ones_own_on_the_real_engine(
     exported_run: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     try:
-        find_engine()
+        find_vllm()
         find_lm_eval()
     except MachineError as error:
         pytest.skip(str(error))

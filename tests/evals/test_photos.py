@@ -18,7 +18,7 @@ from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks, read_questions
 from gemsmith.images.check import patchify
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import Patching, cut
+from gemsmith.images.patches import PatchConfig, cut
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.run import Run, stage_keys
@@ -27,7 +27,7 @@ from gemsmith.tasks import Question
 from gemsmith.tasks.messages import text_of
 from support.images import image_bytes
 
-PATCHING = Patching(budget=70, patch=4)
+PATCHING = PatchConfig(budget=70, patch=4)
 
 
 def right_answers(questions: Sequence[Question]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from gemsmith.checkpoints.tiny import IMAGE_TOKENS
 from gemsmith.errors import EngineError
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks
-from gemsmith.images.patches import Patching, count_soft_tokens
+from gemsmith.images.patches import PatchConfig, count_soft_tokens
 from gemsmith.runs.run import Run
 from gemsmith.serve.stage import Servers
 
@@ -20,7 +20,7 @@ def test_the_ids_of_a_prompt_have_the_soft_tokens_of_its_images_and_no_answer(ph
     (task,), _ = open_tasks(photo_run())
     for question, ids in zip(task.questions, task.prompts, strict=True):
         (image,) = question.images
-        count = count_soft_tokens(image.width, image.height, Patching(budget=70, patch=4))
+        count = count_soft_tokens(image.width, image.height, PatchConfig(budget=70, patch=4))
         begin = ids.tolist().index(BOI)
         assert ids[begin : begin + count + 2].tolist() == [BOI, *[IMAGE] * count, EOI]
         assert ids.tolist().count(IMAGE) == count and ids[0] == 2 and ids[-1] == 107, "ends where the answer begins"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.evals.cache import read_kept
+from gemsmith.evals.cache import read_cache
 from gemsmith.evals.generate import ANSWERS, sample_seed
 from gemsmith.evals.stage import evaluate
 from gemsmith.recipe.schema import EvalTask
@@ -87,8 +87,8 @@ def test_base_and_tuned_are_sampled_alike_and_each_problem_stands_in_the_record(
     assert [(each.k, each.score) for each in result.tuned.pass_at] == [(1, pytest.approx(2 / 3))]
     assert (record.scorer, record.base.score, record.tuned.score, record.tuned.n) == ("verilog", 0, 2 / 3, SCORED)
     assert (result.tuned.answers, result.tuned.mean_output_tokens, result.tuned.usage_missing) == (ALL, 20, 0)
-    assert (result.difference.told_apart, result.difference.better) == (False, 2)
-    assert any(notice.startswith("verilog: 1 of 4 questions are left out") for notice in record.notices)
+    assert (result.difference.significant, result.difference.better) == (False, 2)
+    assert any(notice.startswith("verilog: 1 of 4 questions are left out") for notice in record.warnings)
     assert [example["problem"] for example in record.examples] == list(NAMES[:SCORED])
 
     asked = {model: [each for each in hostile.asked if each["model"] == model] for model in ("demo", "demo-base")}
@@ -108,7 +108,7 @@ def test_a_second_start_asks_only_for_the_samples_that_are_missing(sampled: Run,
     hostile.deed = lambda _asked: chat(NONE) if len(hostile.asked) <= 3 else (400, b"")
     with pytest.raises(EngineError, match=r"of 6 questions and samples.*Prob00\d_and sample \d: http 400"):
         evaluated(sampled, hostile)
-    kept = len(read_kept(sampled.logs / ANSWERS))
+    kept = len(read_cache(sampled.logs / ANSWERS))
     assert 0 < kept <= 3
     hostile.forget()
     hostile.deed = lambda _asked: chat(NONE)
@@ -130,7 +130,7 @@ def test_a_task_that_is_added_later_leaves_the_answers_of_the_others(sampled: Ru
     record = evaluated(dataclasses.replace(sampled, recipe=recipe), hostile)
     assert len(hostile.asked) == 2 * SCORED and {each["temperature"] for each in hostile.asked} == {0}
     assert [(result.prompt, result.samples) for result in record.tasks] == [("official", SAMPLES), ("fenced", 1)]
-    assert {"questions of verilog 1", "questions of verilog 2"} <= record.origin.made_from.keys()
+    assert {"questions of verilog 1", "questions of verilog 2"} <= record.origin.inputs_sha256.keys()
     hostile.forget()
     evaluated(sampled, hostile)  # with the first alone, which is there too
     assert hostile.asked == []
@@ -150,7 +150,7 @@ def test_each_trouble_has_its_name_and_none_is_lost_or_counted_twice(sampled: Ru
     assert (result.answers, result.score.failed, result.score.score) == (ALL, {}, 0)
     assert 0 < result.usage_missing < ALL and result.mean_output_tokens == 9
     assert any("4 requests of the tuned model had to be sent again (1 cut off, 1 http 429" in each
-               for each in record.notices)  # fmt: skip
+               for each in record.warnings)  # fmt: skip
     assert len([each for each in hostile.asked if each["model"] == "demo"]) == ALL + 4
 
 
@@ -159,7 +159,7 @@ def test_a_model_that_solves_nothing_is_a_record_that_says_so(sampled: Run, host
     record = evaluated(sampled, hostile)
     assert (record.tuned.score, record.base.score) == (0, 0)
     assert record.tasks[0].tuned.problems[0].reasons == {"no module": SAMPLES}
-    assert any("Neither model has a right answer to any of 3 questions" in notice for notice in record.notices)
+    assert any("Neither model has a right answer to any of 3 questions" in notice for notice in record.warnings)
 
 
 def test_a_dataset_of_which_nothing_can_be_judged_is_one_line_before_a_server_starts(

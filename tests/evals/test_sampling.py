@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, ScorerError
-from gemsmith.evals.cache import read_kept
+from gemsmith.evals.cache import read_cache
 from gemsmith.evals.generate import ANSWERS, DONE
 from gemsmith.evals.stage import evaluate
 from gemsmith.runs.eval_records import EvalRecord
@@ -153,7 +153,7 @@ class TestWithAHostileServer:
             {"http 500": 1, "not JSON": 1},
         )
         assert (record.base.n, record.base.score, record.base.failed) == (40, 39 / 40, {"no choices": 1})
-        assert record.notices[:2] == (
+        assert record.warnings[:2] == (
             "The base model's server gave no answer to 1 of 40 rows (1 no choices); they count as not right.",
             "The tuned model's server gave no answer to 2 of 40 rows (1 http 500, 1 not JSON); "
             "they count as not right.",
@@ -167,7 +167,7 @@ class TestWithAHostileServer:
         hostile.deed = lambda asked: chat(None if asked["model"] == "demo" else "yes", "length")
         record = self.evaluate(many, hostile)
         assert (record.tuned.score, record.tuned.cut, record.tuned.failed) == (0, 40, {})
-        assert record.notices[0].startswith("40 of 40 answers of the tuned model are empty")
+        assert record.warnings[0].startswith("40 of 40 answers of the tuned model are empty")
 
     @staticmethod
     def fail_on(monkeypatch: pytest.MonkeyPatch, *prompts: str) -> None:
@@ -187,8 +187,8 @@ class TestWithAHostileServer:
         hostile.deed = lambda _asked: chat("yes")
         record = self.evaluate(many, hostile)
         assert (record.tuned.n, record.tuned.score, record.tuned.failed) == (40, 0, {})
-        assert record.tuned.unscored == record.base.unscored == {"no end": 2}
-        assert record.notices[1] == (
+        assert record.tuned.ungraded == record.base.ungraded == {"no end": 2}
+        assert record.warnings[1] == (
             "The scorer could not judge 2 of 40 answers of the tuned model (2 no end); they count as not right."
         )
         rows = [json.loads(line) for line in (many.logs / "eval_rows.jsonl").read_text().splitlines()]
@@ -232,7 +232,7 @@ class TestWithAHostileServer:
         hostile.deed = lambda _asked: chat("yes")
         record = self.evaluate(many, hostile)
         assert (record.tuned.score, record.tuned.n, record.tuned.failed) == (1, 40, {})
-        assert not [notice for notice in record.notices if "gave no answer" in notice]
+        assert not [notice for notice in record.warnings if "gave no answer" in notice]
         assert self.questions(hostile) == list(range(10, 40))
         assert not (many.logs / ANSWERS).exists()
 
@@ -368,7 +368,7 @@ class TestWithAHostileServer:
     @pytest.mark.slow
     def test_what_answers_do_not_follow_from_may_change(self, many: Run, hostile: Any) -> None:
         self.stop_after(many, hostile, 10)
-        kept = len(read_kept(many.logs / ANSWERS))
+        kept = len(read_cache(many.logs / ANSWERS))
         other = many.recipe.eval.model_copy(update={"concurrency": 2, "scorer": "verilog-exact"})
         self.evaluate(dataclasses.replace(many, recipe=many.recipe.model_copy(update={"eval": other})), hostile)
         assert len(self.questions(hostile)) == 40 - kept

@@ -27,8 +27,8 @@ def test_the_interval_is_symmetric_in_right_and_wrong_and_holds_the_share() -> N
 
 
 def test_a_score_counts() -> None:
-    found = score([True, False, True, True], cut=1, failed={"timeout": 1}, unscored={})
-    assert (found.score, found.n, found.cut, found.failed, found.unscored) == (0.75, 4, 1, {"timeout": 1}, {})
+    found = score([True, False, True, True], cut=1, failed={"timeout": 1}, ungraded={})
+    assert (found.score, found.n, found.cut, found.failed, found.ungraded) == (0.75, 4, 1, {"timeout": 1}, {})
     assert found.low < 0.75 < found.high
 
 

@@ -29,7 +29,7 @@ def test_base_and_tuned_are_scored_on_the_same_rows(
     assert (record.tuned.score, record.tuned.n, record.tuned.cut) == (0.75, 4, 1)
     assert (record.base.score, record.base.n, record.base.cut) == (0.0, 4, 0)
     assert (record.rows_better, record.rows_worse, record.p_value) == (3, 0, 0.25)
-    assert record.notices[0].startswith(
+    assert record.warnings[0].startswith(
         "The score did not move beyond chance: base 0 of 4 right, tuned 3 of 4 (3 rows better, 0 worse;"
     )
     rows = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
@@ -47,7 +47,7 @@ def test_a_score_that_rose_needs_no_notice(fake_vllm: Callable[..., Path], expor
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert (record.rows_better, record.held_out_also_trained) == (8, 0)
-    assert record.notices == record.critical_warnings == ()
+    assert record.warnings == record.critical_warnings == ()
 
 
 def test_a_score_that_fell_is_a_grave_notice(
@@ -77,7 +77,7 @@ def test_scored_rows_that_are_trained_on_are_counted_whatever_the_data_stage_was
         record = evaluate(run, servers)
     assert record.held_out_also_trained == 2
     assert (
-        "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.notices[1]
+        "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.warnings[1]
     )
 
 
@@ -89,7 +89,7 @@ def test_data_of_an_earlier_version_leaves_it_open_what_was_trained_on(
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert record.held_out_also_trained is None
-    assert "whether held-out rows are also trained on is not known" in record.notices[1]
+    assert "whether held-out rows are also trained on is not known" in record.warnings[1]
 
 
 def test_columns_of_held_out_rows_that_are_not_read_are_counted_and_said(

@@ -9,13 +9,13 @@ import pytest
 from gemsmith.arch import VARIANTS, find_variant, lora_targets
 from gemsmith.checkpoints.peft import (
     Adapter,
-    LowRank,
+    LoraPair,
     read_peft_adapter,
     shared_projections,
     target_pattern,
     write_peft_adapter,
 )
-from gemsmith.checkpoints.steps import saved_steps
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.adapters import delta_norm, find_step, read_run_adapter
 from gemsmith.verify.logits import load_model, load_peft
@@ -82,7 +82,7 @@ def test_the_last_complete_step_is_taken_and_a_half_written_one_never(make_run, 
     (run.checkpoints / "40" / "_CHECKPOINT_METADATA").write_text(
         json.dumps(metadata | {"commit_timestamp_nsecs": None})
     )
-    assert saved_steps(run.checkpoints) == [10, 20]
+    assert checkpoint_steps(run.checkpoints) == [10, 20]
     assert same(read_run_adapter(run), late)
     assert same(read_run_adapter(run, 10), early)
     with pytest.raises(RunError, match=r"export\.step: 30 was given, .* holds 10, 20"):
@@ -129,7 +129,7 @@ def test_a_value_that_is_not_finite_is_refused(make_run, adapter_of, value):
 
 def test_an_adapter_that_would_do_nothing_is_refused(make_run, adapter_of):
     adapter = adapter_of("tiny-12b")
-    zero = {name: LowRank(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
+    zero = {name: LoraPair(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
     with pytest.raises(CheckpointError, match=r"is all zero in 26 of 26 modules"):
         read_run_adapter(make_run(steps={1: dataclasses.replace(adapter, modules=zero)}))
 
@@ -333,7 +333,7 @@ def test_steps_of_the_trl_backend_are_peft_folders(make_run, adapter_of):
     for step, saved in {5: adapter, 6: adapter_of("tiny-12b", alpha=3.0)}.items():
         write_peft_adapter(saved, run.checkpoints / str(step), "base")
         (run.checkpoints / str(step) / "training.json").write_text("{}")
-    assert saved_steps(run.checkpoints) == [5, 6]
+    assert checkpoint_steps(run.checkpoints) == [5, 6]
     assert same(read_run_adapter(run, 5), adapter)
     with pytest.raises(CheckpointError, match="has rank 4 and alpha 3, the recipe 4 and 8"):
         read_run_adapter(run)

@@ -32,7 +32,7 @@ def test_the_record_has_each_files_checksum_and_says_what_was_read(base, adapter
     assert recorded == {name: value for name, value in there.items() if name != "export.json"}
     assert record.base_sha256 == open_checkpoint(str(base)).fingerprint()
     assert (
-        record.origin.made_from[str(adapter / "adapter_model.safetensors")]
+        record.origin.inputs_sha256[str(adapter / "adapter_model.safetensors")]
         == contents(adapter)["adapter_model.safetensors"]
     )
 
@@ -54,9 +54,9 @@ def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
 
 
 def test_a_merge_into_other_weights_than_were_trained_on_is_told_of(base, adapter, adapter_of, tmp_path):
-    assert not export_peft(str(base), adapter, tmp_path / "plain").notices
+    assert not export_peft(str(base), adapter, tmp_path / "plain").warnings
     write_peft_adapter(replace(adapter_of("tiny-31b"), quantized="nf4"), adapter, "base")
-    (notice,) = export_peft(str(base), adapter, tmp_path / "out").notices
+    (notice,) = export_peft(str(base), adapter, tmp_path / "out").warnings
     assert notice.startswith(f"{adapter} was trained on the base in nf4 and is merged into its original weights")
     assert read_peft_adapter(tmp_path / "out" / "adapter").quantized == "nf4"
 

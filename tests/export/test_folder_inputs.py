@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export import merge as merge_module
 from gemsmith.export.stage import export_peft
@@ -96,10 +96,10 @@ def test_ranks_alphas_and_names_that_cannot_be_are_refused(base, adapter, tmp_pa
     ("value", "message"), [(np.nan, "NaN or infinity in 1 modules"), (np.inf, "NaN or infinity in 1 modules")]
 )
 def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message, rewrite):
-    def spoil(modules: dict[str, LowRank]) -> dict[str, LowRank]:
+    def spoil(modules: dict[str, LoraPair]) -> dict[str, LoraPair]:
         a = modules[UP].a.copy()
         a[1, 2] = value
-        return {**modules, UP: LowRank(a=a, b=modules[UP].b)}
+        return {**modules, UP: LoraPair(a=a, b=modules[UP].b)}
 
     rewrite(adapter, spoil)
     with pytest.raises(CheckpointError, match=message):
@@ -107,7 +107,7 @@ def test_nan_in_an_adapter_is_refused(base, adapter, tmp_path, value, message, r
 
 
 def test_an_adapter_of_zeros_is_refused(base, adapter, tmp_path, rewrite):
-    rewrite(adapter, lambda modules: {name: LowRank(a=pair.a, b=0 * pair.b) for name, pair in modules.items()})
+    rewrite(adapter, lambda modules: {name: LoraPair(a=pair.a, b=0 * pair.b) for name, pair in modules.items()})
     with pytest.raises(CheckpointError, match="is all zero in 40 of 40 modules"):
         export_peft(str(base), adapter, tmp_path / "out")
 

@@ -16,11 +16,11 @@ import pytest
 
 from gemsmith.arch import find_variant, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
-from gemsmith.system.files import replacing_folder
+from gemsmith.system.files import atomic_replace_dir
 from gemsmith.verify.logits import load_model, load_peft
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
@@ -31,7 +31,7 @@ def merge(base, adapter, folder):
     """As an export merges: whole or not at all."""
     merge_module.check_mergeable(base, adapter)
     merge_module.check_space(folder, merge_module.merged_bytes(base))
-    with merge_module.no_space_named(folder), replacing_folder(folder) as beside:
+    with merge_module.no_space_named(folder), atomic_replace_dir(folder) as beside:
         return merge_module.write_merged(base, adapter, beside)
 
 
@@ -73,8 +73,8 @@ def assert_nearest(merged, weight, pair, scale):
     a, b, weight = pair.a.astype(np.float64), pair.b.astype(np.float64), weight.astype(np.float64)
     exact = weight + scale * (b @ a)
     float32_error = 2.0**-24 * (len(a) + 2) * (np.abs(weight) + scale * (np.abs(b) @ np.abs(a)))
-    nearest = exact.astype(merged.dtype).astype(np.float64)
-    assert (np.abs(merged.astype(np.float64) - exact) <= np.abs(nearest - exact) + 2 * float32_error).all()
+    suggest = exact.astype(merged.dtype).astype(np.float64)
+    assert (np.abs(merged.astype(np.float64) - exact) <= np.abs(suggest - exact) + 2 * float32_error).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -199,7 +199,7 @@ def test_an_adapter_of_another_variant_is_refused(tiny_checkpoint, adapter_of, t
 def test_an_adapter_of_zeros_is_refused(tiny_checkpoint, adapter_of, tmp_path):
     adapter = adapter_of("tiny-12b")
     name = next(iter(adapter.modules))
-    idle = LowRank(a=adapter.modules[name].a, b=np.zeros_like(adapter.modules[name].b))
+    idle = LoraPair(a=adapter.modules[name].a, b=np.zeros_like(adapter.modules[name].b))
     with pytest.raises(CheckpointError, match="all zero in 1 of 26 modules"):
         merge(
             open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))),
@@ -262,14 +262,14 @@ from pathlib import Path
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.export import merge as module
-from gemsmith.system.files import replacing_folder
+from gemsmith.system.files import atomic_replace_dir
 rows = module.merged_rows
 def slow(*arguments):
     Path(sys.argv[4]).touch()
     time.sleep(0.1)
     return rows(*arguments)
 module.merged_rows = slow
-with replacing_folder(Path(sys.argv[3])) as beside:
+with atomic_replace_dir(Path(sys.argv[3])) as beside:
     module.write_merged(open_checkpoint(sys.argv[1]), read_peft_adapter(Path(sys.argv[2])), beside)
 """
 

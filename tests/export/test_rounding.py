@@ -31,21 +31,21 @@ def verified(make_run, adapter_of, factor, dtype="bfloat16"):
 def test_an_adapter_that_rounding_takes_is_said(make_run, adapter_of):
     record = verified(make_run, adapter_of, 0.003)
     assert record.logits_rounding > 0.5 * record.logits_effect
-    assert 0.5 < record.rounded_away <= 1
-    (notice,) = record.notices
+    assert 0.5 < record.rounding_loss <= 1
+    (notice,) = record.warnings
     assert notice.startswith(
         "Rounding to bfloat16 took much of the adapter out of the merged weights: the adapter moves logits by "
     )
-    assert f"{100 * record.rounded_away:.0f} % of its changes of weights, by norm, are rounded away" in notice
+    assert f"{100 * record.rounding_loss:.0f} % of its changes of weights, by norm, are rounded away" in notice
     assert "Serve the base with adapter/" in notice
 
 
 @pytest.mark.parametrize(("factor", "dtype", "most"), [(1, "bfloat16", 0.05), (0.003, "float32", 1e-3)])
 def test_an_adapter_that_rounding_leaves_is_no_notice(make_run, adapter_of, factor, dtype, most):
     record = verified(make_run, adapter_of, factor, dtype)
-    assert 0 < record.rounded_away < most
+    assert 0 < record.rounding_loss < most
     assert record.logits_rounding < 0.5 * record.logits_effect
-    assert record.notices == ()
+    assert record.warnings == ()
 
 
 def test_a_folder_of_its_own_says_it_too(gemsmith, tiny_checkpoint, adapter_of, tmp_path):
@@ -63,7 +63,7 @@ def test_where_logits_are_not_compared_the_weights_tell(make_run, adapter_of, mo
     monkeypatch.setattr(logits, "free_memory_bytes", lambda: 0)
     record = verified(make_run, adapter_of, factor)
     assert record.logits_effect is record.logits_rounding is None
-    assert ["are rounded away; logits were not compared." in notice for notice in record.notices] == [True] * fires
+    assert ["are rounded away; logits were not compared." in notice for notice in record.warnings] == [True] * fires
 
 
 @pytest.mark.parametrize(("rounding", "fires"), [

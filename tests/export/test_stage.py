@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.stage import export
 from gemsmith.runs.run import Run
@@ -31,7 +31,7 @@ def trained_on(make_run, adapter_of) -> Run:
     run, adapter = make_run(dtype="float16", steps={}), adapter_of("tiny-12b", seed=1)
     save_peft_step(adapter_of("tiny-12b"), run.checkpoints / "1")
     export(run)
-    strong = {name: LowRank(a=pair.a, b=1e7 * pair.b) for name, pair in adapter.modules.items()}
+    strong = {name: LoraPair(a=pair.a, b=1e7 * pair.b) for name, pair in adapter.modules.items()}
     save_peft_step(dataclasses.replace(adapter, modules=strong), run.checkpoints / "2")
     return run
 

@@ -7,10 +7,10 @@ import pytest
 from gemsmith.errors import DataError
 from gemsmith.images.check import patchify, validate_image
 from gemsmith.images.decode import InvalidImageError, make_rgb
-from gemsmith.images.patches import Patching, cut
+from gemsmith.images.patches import PatchConfig, cut
 from support.images import image_bytes, unusable_images, usable_images
 
-PATCHING = Patching(budget=70)
+PATCHING = PatchConfig(budget=70)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.images.decode import drop_others, keep_bytes
+from gemsmith.images.decode import keep_bytes, prune_cache
 
 
 def test_bytes_are_kept_once_under_their_sha256(tmp_path):
@@ -16,11 +16,11 @@ def test_bytes_are_kept_once_under_their_sha256(tmp_path):
 def test_what_no_row_needs_is_deleted(tmp_path):
     folder = tmp_path / "images"
     one, other = (Path(keep_bytes(folder, data)) for data in (b"a", b"b"))
-    drop_others(folder, {one.name})
+    prune_cache(folder, {one.name})
     assert one.exists() and not other.exists()
-    drop_others(folder, set())
+    prune_cache(folder, set())
     assert not folder.exists()
-    drop_others(folder, set())
+    prune_cache(folder, set())
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gemsmith.images.patches import BUDGETS, Patching, count_soft_tokens, cut, fitted_size, make_patches, read_patching
+from gemsmith.images.patches import (
+    BUDGETS,
+    PatchConfig,
+    count_soft_tokens,
+    cut,
+    fitted_size,
+    make_patches,
+    read_patching,
+)
 from support.images import image_values
 
 GOLDEN = Path(__file__).parent / "golden" / "unified.json"
@@ -29,7 +37,7 @@ def test_sizes_are_those_of_the_processor(budget):
     sides = np.exp(random.uniform(0, 8.5, (1000, 2))).astype(int).tolist()
     for width, height in [*sides, [1, 5000], [5000, 1], [1, 1]]:
         tall, wide = get_aspect_ratio_preserving_size(height, width, 16, 9 * budget, 3)
-        patching = Patching(budget=budget)
+        patching = PatchConfig(budget=budget)
         assert fitted_size(width, height, patching) == (wide, tall), (width, height)
         assert count_soft_tokens(width, height, patching) == wide * tall // 48**2 <= budget
 
@@ -40,7 +48,7 @@ def test_patches_positions_and_counts_are_those_of_the_processor_bit_for_bit(siz
     from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
     theirs = Gemma4ImageProcessorPil(max_soft_tokens=budget).preprocess([image_of(*size)], return_tensors="np")
-    ours = make_patches(image_of(*size), Patching(budget=budget))
+    ours = make_patches(image_of(*size), PatchConfig(budget=budget))
     values, positions = ours.padded(9 * budget)
     assert values.dtype == np.float32 and np.array_equal(values, theirs["pixel_values"][0])
     assert positions.dtype == np.int32 and np.array_equal(positions, theirs["image_position_ids"][0])
@@ -65,7 +73,7 @@ def test_merged_patches_are_those_of_the_unified_processor_bit_for_bit(size):
     """Of images that are not resized: there it uses torchvision."""
     import torch
 
-    theirs, patching = unified_functions(), Patching(budget=70, merged=True)
+    theirs, patching = unified_functions(), PatchConfig(budget=70, merged=True)
     assert fitted_size(*size, patching) == size
     pixels = torch.from_numpy(image_values(*size)).permute(2, 0, 1) * (1 / 255)
     patches = theirs["convert_image_to_patches"](pixels, 16)
@@ -80,7 +88,7 @@ def test_merged_patches_are_those_of_the_unified_processor_bit_for_bit(size):
 
 
 def described(merged: bool) -> dict:
-    made = make_patches(image_of(5, 3), Patching(budget=70, merged=merged))
+    made = make_patches(image_of(5, 3), PatchConfig(budget=70, merged=merged))
     return {
         "values": hashlib.sha256(made.values.tobytes()).hexdigest(),
         "shape": list(made.values.shape),
@@ -95,7 +103,7 @@ def test_merged_patches_are_those_of_the_golden_file():
 
 def test_a_merged_patch_holds_the_pixels_of_its_nine():
     image = image_of(96, 144)
-    nine, one = (cut(image, Patching(merged=merged)) for merged in (False, True))
+    nine, one = (cut(image, PatchConfig(merged=merged)) for merged in (False, True))
     assert nine.shape[:2] == (3 * one.shape[0], 3 * one.shape[1])
     block = nine[:3, 3:6].reshape(3, 3, 16, 16, 3).transpose(0, 2, 1, 3, 4).reshape(48, 48, 3)
     assert np.array_equal(one[0, 1].reshape(48, 48, 3), block)
@@ -104,7 +112,7 @@ def test_a_merged_patch_holds_the_pixels_of_its_nine():
 def test_both_kinds_scale_by_a_255th_each_in_its_processors_arithmetic():
     line = np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 256, 3)
     tower, unified = (
-        set(make_patches(Image.fromarray(line), Patching(merged=merged)).values.ravel().tolist())
+        set(make_patches(Image.fromarray(line), PatchConfig(merged=merged)).values.ravel().tolist())
         for merged in (False, True)
     )
     assert tower <= {*(np.arange(256) * (1 / 255)).astype(np.float32).tolist()}
@@ -122,6 +130,6 @@ def test_patching_is_read_from_the_config(kind):
 
 
 def test_tiny_patches_follow_the_same_rules():
-    made = make_patches(image_of(20, 10), Patching(budget=70, patch=4, pooling=2))
+    made = make_patches(image_of(20, 10), PatchConfig(budget=70, patch=4, pooling=2))
     assert made.values.shape == (4 * made.soft_tokens, 48)
     assert made.positions.max(axis=0).tolist() == [2 * 11 - 1, 2 * 5 - 1] and made.soft_tokens == 55

@@ -19,10 +19,10 @@ from gemsmith.images.data_url import (
     to_data_url,
 )
 from gemsmith.images.decode import make_rgb
-from gemsmith.images.patches import BUDGETS, Patching, cut, fitted_size
+from gemsmith.images.patches import BUDGETS, PatchConfig, cut, fitted_size
 from support.images import image_bytes, usable_images
 
-PATCHING = Patching(budget=70, patch=4)
+PATCHING = PatchConfig(budget=70, patch=4)
 USABLE = usable_images()
 
 
@@ -61,7 +61,7 @@ def test_a_image_that_the_server_would_resize_again_is_sent_as_it_is_and_counted
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_common_shapes_keep_their_size(budget):
     shapes = [(1000, 1000), (1200, 1600), (1600, 1200), (1500, 1000), (640, 427)]
-    assert all(keeps_size(*shape, Patching(budget=budget)) for shape in shapes)
+    assert all(keeps_size(*shape, PatchConfig(budget=budget)) for shape in shapes)
 
 
 def test_a_file_that_was_changed_or_is_gone_is_a_line(tmp_path):

@@ -3,11 +3,11 @@ import subprocess
 import sys
 
 from gemsmith.images.decode import InvalidImageError
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.images.worker import Check
 from support.images import image_bytes
 
-PATCHING = Patching(budget=70)
+PATCHING = PatchConfig(budget=70)
 
 
 def test_each_request_is_answered_in_turn_until_there_are_no_more():

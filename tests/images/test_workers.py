@@ -11,11 +11,11 @@ from gemsmith.errors import DataError, MachineError
 from gemsmith.images import workers
 from gemsmith.images.check import validate_image
 from gemsmith.images.decode import InvalidImageError, make_rgb
-from gemsmith.images.patches import Patching, make_patches
+from gemsmith.images.patches import PatchConfig, make_patches
 from gemsmith.images.workers import check_images, decode_ahead
 from support.images import image_bytes
 
-PATCHING = Patching(budget=70, patch=4)
+PATCHING = PatchConfig(budget=70, patch=4)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
                             {"target_modules"}),
     "SFTConfig": (
         SFT, {"overrides": ["checkpoint=google/gemma-4-31B-it"], "devices": 4},
-        {"train.global_batch_size": 64, "train.epochs": 3, "optimizer.learning_rate": 2e-4, 
+        {"train.global_batch_size": 64, "train.epochs": 3, "optimizer.learning_rate": 2e-4,
          "optimizer.warmup_steps": 50, "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.95,
          "optimizer.epsilon": 1e-6, "optimizer.max_grad_norm": 0.3,
          "train.dtype": "bfloat16", "train.remat": "layer", "data.max_length": 4096, "data.packing": True,

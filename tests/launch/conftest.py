@@ -47,13 +47,13 @@ def launched(tmp_path, monkeypatch):
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-MADE = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
+GENERATORS = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
 SHIPPED = {
     "demo": (f"checkpoint={RECIPES}/demo_base", "train.max_steps=600"),
     "demo_images": (f"checkpoint={RECIPES}/demo_images_base", "train.max_steps=250"),
-    "own": (*MADE, "train.max_steps=600"),
+    "own": (*GENERATORS, "train.max_steps=600"),
     "pets_31b": ("train.max_steps=690",),
-    "verilog_31b": (*MADE, "train.max_steps=300", "data.format=auto"),
+    "verilog_31b": (*GENERATORS, "train.max_steps=300", "data.format=auto"),
 }
 """Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""
 FOR_GPU = ("train.backend=trl",)

@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import load_catalog
-from gemsmith.launch.cost import default_region, find_price, make_bill
+from gemsmith.launch.cost import default_region, estimate_cost, find_price
 from gemsmith.runs.plan_records import MachinePlan
 
 MACHINES = load_catalog().machines
@@ -21,14 +21,14 @@ ASKED = {"steps": 100, "region": "us-central1", "spot": False, "timeout_hours": 
 
 
 def bill_of(**changed):
-    return make_bill(MACHINES["v5p-8"], PLAN, **ASKED | changed)
+    return estimate_cost(MACHINES["v5p-8"], PLAN, **ASKED | changed)
 
 
 def test_the_greatest_bill_is_every_attempt_up_to_its_timeout():
     bill = bill_of()
     assert bill.timeout_s.value == 8 * 3600 and bill.usd == (16.8, 67.2)
-    assert bill.greatest_usd == pytest.approx(8 * 4 * 16.80)
-    assert bill_of(timeout_hours=0.5, attempts=1).greatest_usd == pytest.approx(0.5 * 16.80)
+    assert bill.max_usd == pytest.approx(8 * 4 * 16.80)
+    assert bill_of(timeout_hours=0.5, attempts=1).max_usd == pytest.approx(0.5 * 16.80)
 
 
 def test_spot_is_paid_at_spot_prices():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.sync import whole_steps
+from gemsmith.launch.sync import complete_checkpoints
 from gemsmith.serve.settings import engine_python
 from gemsmith.system.files import sha256_file
 from gemsmith.system.storage import Bucket
@@ -127,7 +127,7 @@ def test_a_launch_with_images_trains_on_the_same_rows_as_here_and_its_scores_com
     here, there = (json.loads((run / "data.json").read_text()) for run in (tmp_path / "here", home))
     assert here["rows_sha256"] == there["rows_sha256"] and here["images"] == there["images"] == 48
     # The recipe's own hash has the path of the rows in it.
-    sources = [{**record["origin"]["made_from"], "recipe": ""} for record in (here, there)]
+    sources = [{**record["origin"]["inputs_sha256"], "recipe": ""} for record in (here, there)]
     assert sources[0] == sources[1] and len(sources[0]) == 5
     if "eval" in stages:
         assert json.loads((home / "eval.json").read_text())
@@ -147,7 +147,7 @@ def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched):
     moment, killed = random.Random(7), 0
     bucket, attempt = Bucket(disturbed), 0
     while killed < KILLS and "run/train.json" not in bucket.names("run/"):
-        steps, process = len(whole_steps(bucket)), machine(disturbed, attempt)
+        steps, process = len(complete_checkpoints(bucket)), machine(disturbed, attempt)
         attempt += 1
         # Killed at some moment after another step has begun to arrive.
         while process.poll() is None and len(bucket.names("checkpoints/")) <= steps:

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import InputError, MachineError, Preempted, RunError
+from gemsmith.errors import InputError, MachineError, RunError, Terminated
 from gemsmith.launch.request import find_inputs
-from gemsmith.launch.sync import whole_steps
-from gemsmith.launch.worker import run_here
+from gemsmith.launch.sync import complete_checkpoints
+from gemsmith.launch.worker import run_on_worker
 from gemsmith.pipeline import run_stage
 from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.runs.resolve import resolve_file
@@ -39,7 +39,7 @@ def here(root, stages, run=run_stage):
     """On a machine of its own, where nothing is but what the bucket has."""
     folder = Path("work").resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    return run_here(root, folder, stages, run, open_console())
+    return run_on_worker(root, folder, stages, run, open_console())
 
 
 def test_stages_go_on_from_the_bucket_on_another_machine(launched_bucket, capfd):
@@ -89,7 +89,7 @@ def test_saved_steps_are_sent_during_train_and_fetched_by_the_next_attempt(launc
 
     with pytest.raises(RunError):
         here(launched_bucket, ["train"], save)
-    assert whole_steps(Bucket(launched_bucket)) == [5]
+    assert complete_checkpoints(Bucket(launched_bucket)) == [5]
     there = []
     here(launched_bucket, ["train"], lambda run, _: there.extend(run.checkpoints.rglob("*.json")))
     assert [path.parent.name for path in there] == ["5"]
@@ -108,7 +108,7 @@ def test_stopped_while_the_last_step_is_copied_the_bucket_has_no_record_of_its_t
     def stopped(self, name, content):
         written.append(name)
         if len(written) == moment + 1:
-            raise Preempted("stopped by SIGTERM")
+            raise Terminated("stopped by SIGTERM")
         write(self, name, content)
 
     def train(run, stage):
@@ -119,12 +119,12 @@ def test_stopped_while_the_last_step_is_copied_the_bucket_has_no_record_of_its_t
 
     try:
         here(launched_bucket, ["train"], train)
-    except Preempted:
+    except Terminated:
         pass
     else:
         assert moment == 7, "seven objects are written: two and .whole, recipe.yaml, logs, train.json and the report"
     bucket = Bucket(launched_bucket)
-    assert whole_steps(bucket) == [14] or bucket.read("run/train.json") is None
+    assert complete_checkpoints(bucket) == [14] or bucket.read("run/train.json") is None
 
 
 def test_a_step_that_could_not_be_copied_keeps_the_record_of_its_training_back(launched_bucket, monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.launch.sync import Mirror, delete_step, fetch_run, fetch_step, whole_steps
+from gemsmith.launch.sync import RunSync, complete_checkpoints, delete_step, fetch_run, fetch_step
 from gemsmith.system.storage import Bucket
 
 
@@ -52,7 +52,7 @@ STAGES = {"recipe.yaml": "r", "data.json": "{}", "data/rows": "1", "train.json":
 
 def test_records_are_written_last_and_in_their_order(bucket, tmp_path):
     recorded = Recorded(bucket.url)
-    Mirror(recorded, put(tmp_path / "run", STAGES)).send()
+    RunSync(recorded, put(tmp_path / "run", STAGES)).send()
     written = names(recorded.changes, "write")
     assert written[-2:] == ["run/data.json", "run/train.json"] and len(written) == 5
 
@@ -60,7 +60,7 @@ def test_records_are_written_last_and_in_their_order(bucket, tmp_path):
 def test_only_what_changed_is_sent_again(bucket, tmp_path):
     recorded = Recorded(bucket.url)
     run = put(tmp_path / "run", STAGES)
-    mirror = Mirror(recorded, run)
+    mirror = RunSync(recorded, run)
     mirror.send()
     recorded.changes.clear()
     put(run, {"logs/steps": "longer"})
@@ -75,8 +75,8 @@ REDONE = {"data/rows": "another", "data/more": "3", "data.json": '{"again": 1}'}
 def test_a_record_in_the_bucket_is_never_of_other_files_than_those_beside_it(bucket, tmp_path, killed_at):
     """A stage done again is sent and the machine dies at any moment: what is fetched then fits together."""
     run = put(tmp_path / "run", STAGES)
-    Mirror(bucket, run).send()
-    again = Mirror(Recorded(bucket.url, killed_at), tmp_path / "second")
+    RunSync(bucket, run).send()
+    again = RunSync(Recorded(bucket.url, killed_at), tmp_path / "second")
     again.fetch()
     put(tmp_path / "second", REDONE)
     try:
@@ -94,7 +94,7 @@ def test_a_record_in_the_bucket_is_never_of_other_files_than_those_beside_it(buc
 
 def test_what_a_stage_deletes_is_deleted_in_the_bucket(bucket, tmp_path):
     run = put(tmp_path / "run", STAGES)
-    mirror = Mirror(bucket, run)
+    mirror = RunSync(bucket, run)
     mirror.send()
     (run / "logs" / "steps").unlink()
     mirror.send()
@@ -107,13 +107,13 @@ STEP = {"10/adapter": "a" * 100, "10/.zarray": "hidden", "10/training.json": "{}
 @pytest.mark.parametrize("killed_at", range(5))
 def test_a_saved_step_is_whole_or_not_there(bucket, tmp_path, killed_at):
     put(tmp_path / "run" / "checkpoints", STEP)
-    mirror = Mirror(Recorded(bucket.url, killed_at), tmp_path / "run")
+    mirror = RunSync(Recorded(bucket.url, killed_at), tmp_path / "run")
     try:
         mirror.send_steps()
     except KeyboardInterrupt:
-        assert whole_steps(bucket) == [] and killed_at < 4
+        assert complete_checkpoints(bucket) == [] and killed_at < 4
         return
-    assert killed_at == 4 and whole_steps(bucket) == [10]
+    assert killed_at == 4 and complete_checkpoints(bucket) == [10]
     fetch_step(bucket, 10, tmp_path / "home")
     assert {name: (tmp_path / "home" / name).read_text() for name in STEP} == STEP
 
@@ -121,31 +121,31 @@ def test_a_saved_step_is_whole_or_not_there(bucket, tmp_path, killed_at):
 def test_steps_that_training_deleted_are_deleted_what_says_whole_first(bucket, tmp_path):
     checkpoints = put(tmp_path / "run" / "checkpoints", STEP | {"20/training.json": "{}"})
     recorded = Recorded(bucket.url)
-    mirror = Mirror(recorded, tmp_path / "run")
+    mirror = RunSync(recorded, tmp_path / "run")
     mirror.send_steps()
     for path in (checkpoints / "10").iterdir():
         path.unlink()
     (checkpoints / "10").rmdir()
     mirror.send_steps()
-    assert whole_steps(bucket) == [20]
+    assert complete_checkpoints(bucket) == [20]
     assert names(recorded.changes, "delete")[0] == "checkpoints/10.whole"
     assert not bucket.names("checkpoints/10/")
 
 
 def test_a_step_that_is_not_what_was_saved_is_refused(bucket, tmp_path):
     put(tmp_path / "run" / "checkpoints", STEP)
-    Mirror(bucket, tmp_path / "run").send_steps()
+    RunSync(bucket, tmp_path / "run").send_steps()
     bucket.write("checkpoints/10/adapter", b"b")
     with pytest.raises(RunError, match=r"10/adapter: is not what was saved"):
         fetch_step(bucket, 10, tmp_path / "home")
     delete_step(bucket, 10)
-    assert whole_steps(bucket) == []
+    assert complete_checkpoints(bucket) == []
 
 
 def test_a_machine_that_was_given_up_as_lost_changes_nothing_any_more(bucket, tmp_path):
-    lost, next_one = (Mirror(bucket, put(tmp_path / name, STAGES)) for name in ("lost", "next"))
-    lost.take_over()
-    next_one.take_over()
+    lost, next_one = (RunSync(bucket, put(tmp_path / name, STAGES)) for name in ("lost", "next"))
+    lost.acquire_lease()
+    next_one.acquire_lease()
     next_one.send()
     put(tmp_path / "lost", {"data.json": "stale"})
     with pytest.raises(RunError, match="another machine has taken this run over"):
@@ -155,22 +155,22 @@ def test_a_machine_that_was_given_up_as_lost_changes_nothing_any_more(bucket, tm
 
 def test_steps_are_copied_while_training_goes_on(bucket, tmp_path, monkeypatch):
     monkeypatch.setattr("gemsmith.launch.sync._BETWEEN_LOOKS_S", 0.02)
-    mirror = Mirror(bucket, tmp_path / "run")
+    mirror = RunSync(bucket, tmp_path / "run")
     with mirror.watching():
         put(tmp_path / "run" / "checkpoints", STEP)
         deadline_s = time.monotonic() + 10
-        while not whole_steps(bucket) and time.monotonic() < deadline_s:
+        while not complete_checkpoints(bucket) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        assert whole_steps(bucket) == [10]
+        assert complete_checkpoints(bucket) == [10]
     assert mirror.failures == ()
 
 
 @pytest.mark.parametrize("killed_at", range(3))
 def test_a_copy_at_home_that_is_cut_off_has_no_record_of_other_files(bucket, tmp_path, monkeypatch, killed_at):
     home = tmp_path / "home"
-    Mirror(bucket, put(tmp_path / "run", STAGES)).send()
+    RunSync(bucket, put(tmp_path / "run", STAGES)).send()
     fetch_run(bucket, home)
-    Mirror(bucket, put(tmp_path / "run", {"data/rows": "another", "data.json": '{"again": 1}'})).send()
+    RunSync(bucket, put(tmp_path / "run", {"data/rows": "another", "data.json": '{"again": 1}'})).send()
     download, done = Bucket.download, []
 
     def cut_off(self, name, target):
@@ -186,9 +186,9 @@ def test_a_copy_at_home_that_is_cut_off_has_no_record_of_other_files(bucket, tmp
 
 def test_what_a_machine_made_and_had_not_sent_when_it_was_killed_is_sent_once_it_is_up_again(bucket, tmp_path):
     run = put(tmp_path / "run", STAGES)
-    Mirror(bucket, run).send()
+    RunSync(bucket, run).send()
     put(run, {"data/more": "3"})
-    again = Mirror(bucket, run)
+    again = RunSync(bucket, run)
     again.fetch()
     again.send()
     assert bucket.read("run/data/more") == b"3"

@@ -21,7 +21,7 @@ def test_any_machine_that_fits_is_taken_and_the_bill_is_the_dearest_one_s(launch
     assert request.bill.usd_per_hour == 21.60 and request.bill.hours == dearest.hours
     assert "on v6e-4 or v5p-8 or v6e-8 in us-central1; up to 21.60 USD/h" in sky.render(request)["task.yaml"]
     assert "a preemption begins an attempt that is not counted" in sky.render(request)["task.yaml"]
-    assert request.bill.greatest_usd > launched("sky", machine="v5p-8").bill.greatest_usd
+    assert request.bill.max_usd > launched("sky", machine="v5p-8").bill.max_usd
 
 
 def test_a_region_or_zone_is_that_of_every_machine(launched):
@@ -69,11 +69,11 @@ def test_the_job_is_found_by_its_whole_name(launch_record, fake_tools, tmp_path,
     calls = fake_tools(("jobs queue", 0, QUEUE))
     (resource,) = sky.running(launch_record)
     assert ask(resource.list).output == "big\n"
-    stop(launch_record, sky, agreed=True, console=open_console())
+    stop(launch_record, sky, assume_yes=True, console=open_console())
     assert calls()[-1] == ["sky", "jobs", "cancel", "--name", "big", "--yes"]
     fake_tools(("jobs queue", 0, QUEUE.replace(" big ", " small ")))
     write_launch(launch_record)
-    clean(launch_record, sky, agreed=True, console=open_console())
+    clean(launch_record, sky, assume_yes=True, console=open_console())
 
 
 def test_a_queue_that_cannot_be_read_is_not_taken_for_empty(launch_record, fake_tools):

@@ -1,4 +1,4 @@
-from gemsmith.launch.upload import cost_lines, here_command, upload_steps
+from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
 
 
 def test_the_recipe_is_uploaded_after_what_it_reads(launched, tmp_path):
@@ -15,4 +15,4 @@ def test_the_greatest_bill_is_told_with_how_it_comes_about(launched):
 
 
 def test_the_machine_gets_its_stages(launched):
-    assert here_command(launched(stages="data,train"), folder="/x")[-3:] == ("/x/big", "--stages", "data,train")
+    assert worker_command(launched(stages="data,train"), folder="/x")[-3:] == ("/x/big", "--stages", "data,train")

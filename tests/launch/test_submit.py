@@ -27,7 +27,7 @@ def changes(calls):
 
 def submitted(request, **options):
     return submit(
-        request, cloud_run, "cloud-run", console=open_console(), **({"max_usd": None, "agreed": True} | options)
+        request, cloud_run, "cloud-run", console=open_console(), **({"max_usd": None, "assume_yes": True} | options)
     )
 
 
@@ -63,7 +63,7 @@ def test_without_a_terminal_yes_is_needed(launched, fake_tools, monkeypatch):
     calls = fake_tools(*FINE)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(InputError, match=r"^--yes: is missing"):
-        submitted(launched(), agreed=False)
+        submitted(launched(), assume_yes=False)
     assert not changes(calls)
     assert not Path("launches/big/launch.json").exists()
 

@@ -11,7 +11,7 @@ def test_modules_have_all_that_a_target_is_asked_for():
     assert len(TARGETS) == 4
     for module in TARGETS.values():
         assert all(callable(getattr(module, name)) for name in asked)
-        assert {type(module.MOUNTS_WEIGHTS), type(module.TAKES_ANY)} == {bool}
+        assert {type(module.MOUNTS_WEIGHTS), type(module.SUPPORTS_ANY_MACHINE)} == {bool}
     assert TARGETS["cloud-run"] is cloud_run and TARGETS["tpu-vm"] is tpu_vm
 
 

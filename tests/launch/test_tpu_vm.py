@@ -8,7 +8,7 @@ import pytest
 
 from gemsmith.launch.provider import LOCKS, WHEEL
 from gemsmith.launch.providers import tpu_vm
-from gemsmith.launch.submit import what_outlives
+from gemsmith.launch.submit import leftover_resources
 
 
 def script(request):
@@ -194,4 +194,6 @@ class TestWithoutAContainer:
         text = script(request)
         assert f"{python}/{WHEEL} {python}/train.lock" in text and "gs://runs/team/big/python/" in text
         assert not [check for check in tpu_vm.preflight(request) if "image" in check.name or "artifact" in check.name]
-        assert not [line for line in what_outlives(launch_record.model_copy(update={"image": None})) if "image" in line]
+        assert not [
+            line for line in leftover_resources(launch_record.model_copy(update={"image": None})) if "image" in line
+        ]

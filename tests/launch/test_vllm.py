@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from gemsmith.launch.providers.cloud_run import deploy_service, service_arguments
-from gemsmith.serve.settings import find_engine, server_environment
+from gemsmith.serve.settings import find_vllm, server_environment
 
 
 def words(request) -> list[str]:
@@ -51,7 +51,7 @@ print(parsed.model_tag, parsed.mm_processor_kwargs, parsed.limit_mm_per_prompt)
 @pytest.mark.vllm
 def test_vllm_reads_every_argument(launched):
     found = words(launched(overrides=("serve.images=true",)))
-    engine = find_engine()
+    engine = find_vllm()
     command = [str(engine.python), "-c", PARSE, json.dumps(found)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=server_environment(engine))
     assert done.returncode == 0 and "max_soft_tokens" in done.stdout, done.stderr

@@ -16,7 +16,7 @@ from gemsmith.train.jax.lora import add_adapters
 VARIANT = Variant(
     name="odd", layers=5, global_every=2, embed_dim=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1, head_dim=8,
     global_head_dim=16,
-    sliding_window=4, k_is_v=True, per_layer_input=4, kv_shared_layers=1, wide_shared_mlp=True, vocabulary=64,
+    sliding_window=4, attention_k_eq_v=True, per_layer_input=4, kv_shared_layers=1, wide_shared_mlp=True, vocabulary=64,
 )  # fmt: skip
 WITH_EXPERTS = replace(VARIANT, layers=1, kv_shared_layers=0, experts=4, experts_per_token=2, expert_ffn=8)
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 12))

@@ -21,7 +21,7 @@ from gemsmith.recipe.backends import PLAIN, TUNED
 
 VARIANT = Variant(
     name="two-layers", layers=2, global_every=2, embed_dim=16, ffn=32, heads=2, kv_heads=1, global_kv_heads=1,
-    head_dim=8, global_head_dim=16, sliding_window=8, k_is_v=True, vocabulary=64,
+    head_dim=8, global_head_dim=16, sliding_window=8, attention_k_eq_v=True, vocabulary=64,
 )  # fmt: skip
 
 
@@ -108,13 +108,13 @@ def main():
     expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
     module._splits_vocabulary = lambda *_: True
     for splits, sizes in itertools.product((True, False), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
-        levers = TUNED if splits else PLAIN
+        optimizations = TUNED if splits else PLAIN
         mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 4)
         table = jax.device_put(words, NamedSharding(mesh, PartitionSpec("tp", WEIGHTS)))
         rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
 
-        def nll(hidden, table, tokens, mask, mesh=mesh, levers=levers):
-            execution, embedding = Execution(mesh=mesh, levers=levers), SimpleNamespace(embedding=table)
+        def nll(hidden, table, tokens, mask, mesh=mesh, optimizations=optimizations):
+            execution, embedding = Execution(mesh=mesh, optimizations=optimizations), SimpleNamespace(embedding=table)
             split = SimpleNamespace(variant=VARIANT, execution=execution, embed_tokens=embedding)
             return token_nll(split, hidden, tokens, mask, chunk=8)[0]
 

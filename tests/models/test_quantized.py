@@ -42,8 +42,8 @@ def test_nf4_is_that_of_bitsandbytes():
     weight = normal(128, 24)
     turned = np.asarray(weight).T.reshape(-1, 64)
     scale = np.abs(turned).max(axis=1, keepdims=True)
-    nearest = np.abs(turned[..., None] / scale[..., None] - np.array(LEVELS)).argmin(-1)
-    expected = (np.array(LEVELS, np.float32)[nearest] * scale).reshape(24, 128).T
+    suggest = np.abs(turned[..., None] / scale[..., None] - np.array(LEVELS)).argmin(-1)
+    expected = (np.array(LEVELS, np.float32)[suggest] * scale).reshape(24, 128).T
     np.testing.assert_array_equal(dequantize(quantize(weight, "nf4")), expected)
 
 

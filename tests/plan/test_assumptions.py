@@ -1,10 +1,10 @@
 from gemsmith.arch import find_variant
-from gemsmith.hardware.model import work_of
+from gemsmith.hardware.model import step_cost
 from gemsmith.plan.stage import assumptions_of
 
 
 def sentences(recipe, model="gemma4-31b"):
-    return " ".join(assumptions_of(work_of(recipe, find_variant(model)), recipe))
+    return " ".join(assumptions_of(step_cost(recipe, find_variant(model)), recipe))
 
 
 def test_what_the_start_and_spot_were_taken_to_be_is_said(recipe):

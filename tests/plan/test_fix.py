@@ -4,11 +4,11 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
-from gemsmith.hardware.model import work_of
+from gemsmith.hardware.model import step_cost
 from gemsmith.plan import plan_only
 from gemsmith.plan.fix import find_fix
 from gemsmith.recipe.load import build_recipe, with_values
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 
 CATALOG = load_catalog()
 
@@ -19,7 +19,7 @@ def fix(recipe, machine, model="gemma4-31b"):
         recipe,
         variant,
         find_machine(CATALOG, machine),
-        lambda dtype: work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant),
+        lambda dtype: step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
-from gemsmith.hardware.model import held_on_cpu, work_of
+from gemsmith.hardware.model import held_on_cpu, step_cost
 from gemsmith.plan.mesh import allowed_tp, choose_mesh
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
@@ -14,7 +14,7 @@ from gemsmith.recipe.schema import Mesh
 
 def choose(machine, *, model="gemma4-31b", mesh="auto", rows=8, **train):
     recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "train": {"global_batch_size": rows, **train}})
-    work = work_of(recipe, find_variant(model))
+    work = step_cost(recipe, find_variant(model))
     return choose_mesh(
         work, find_machine(load_catalog(), machine), mesh, remat=recipe.train.remat, backend=recipe.train.backend
     )
@@ -144,7 +144,7 @@ def test_bytes_of_a_chip_with_two_devices_are_those_of_both():
 def test_a_cpu_holds_python_and_compilation_beside_the_step():
     """As `gemsmith train` was measured; the smallest, of which nearly all is Python's, is planned a third too large."""
     record = json.loads((Path(__file__).parents[2] / "benchmarks" / "records" / "cpu_memory.json").read_text())
-    work = work_of(build_recipe({"checkpoint": "x", "data": {"train": "x"}}), find_variant("gemma4-e2b"))
+    work = step_cost(build_recipe({"checkpoint": "x", "data": {"train": "x"}}), find_variant("gemma4-e2b"))
     assert {case["backend"] for case in record["cases"]} == {"tunix", "trl"} and len(record["cases"]) >= 8
     for case in record["cases"]:
         held_in = replace(work, dtype_bytes={"float32": 4, "bfloat16": 2}[case["dtype"]])

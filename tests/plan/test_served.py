@@ -9,7 +9,7 @@ from gemsmith.errors import RunError
 from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model.serving import Served, decode_step, prefill
 from gemsmith.plan.calibrate import calibrate
-from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving, shares_reached
+from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving, roofline_utilization
 from gemsmith.plan.stage import plan_only
 from gemsmith.report.plan_table import serving_lines
 from gemsmith.runs.bench_records import BenchCell, BenchImages, BenchRecord, Percentiles
@@ -77,18 +77,20 @@ def tested(recipe, tmp_path):
 
 def test_the_shares_that_made_a_load_test_come_out_of_it():
     served = served_on()
-    found = shares_reached(served, [cell_of(served, *load) for load in LOADS])
+    found = roofline_utilization(served, [cell_of(served, *load) for load in LOADS])
     assert found.decode == pytest.approx((DECODE,) * 4) and found.prefill == pytest.approx((PREFILL,) * 2)
 
 
 def test_probes_lost_cells_and_lengths_without_a_light_load_tell_nothing():
     served = served_on()
     light, heavy = cell_of(served, 512, 1.0), cell_of(served, 2048, 8.0)
-    told = shares_reached(served, [light, heavy, light.model_copy(update={"probe": True, "ttft_ms": heavy.ttft_ms})])
+    told = roofline_utilization(
+        served, [light, heavy, light.model_copy(update={"probe": True, "ttft_ms": heavy.ttft_ms})]
+    )
     assert len(told.decode) == len(told.prefill) == 1
-    assert shares_reached(served, [light.model_copy(update={"e2e_ms": None})]).decode == ()
+    assert roofline_utilization(served, [light.model_copy(update={"e2e_ms": None})]).decode == ()
     at_once = light.model_copy(update={"ttft_ms": light.e2e_ms, "tpot_ms": Percentiles(mean=0, p50=0, p90=0, p99=0)})
-    assert shares_reached(served, [at_once]).prefill == (), "an answer in one piece has no TTFT of its prompt"
+    assert roofline_utilization(served, [at_once]).prefill == (), "an answer in one piece has no TTFT of its prompt"
 
 
 def test_a_calibrated_plan_has_what_was_measured_and_another_load_within_its_range(tested, recipe, tmp_path):

@@ -13,7 +13,7 @@ from gemsmith.plan.stage import write_fix
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import is_complete, open_run, read_record
+from gemsmith.runs.run import is_up_to_date, open_run, read_record
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -109,13 +109,13 @@ def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path, recip
     )
     record = plan_only(recipe(max_steps=360, catalog=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours], rel=1e-3)
-    assert len(record.origin.made_from["catalog"]) == 64
+    assert len(record.origin.inputs_sha256["catalog"]) == 64
 
 
 def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):
     run = open_run(tmp_path / "run", recipe())
     record = plan(run)
-    assert read_record(run, PlanRecord) == record and is_complete(run, "plan")
+    assert read_record(run, PlanRecord) == record and is_up_to_date(run, "plan")
 
 
 def test_planning_imports_no_numerics():

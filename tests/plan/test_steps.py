@@ -16,7 +16,7 @@ def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section
 
 def data_record(steps):
     machine = Machine(system="s", processor="p", cores=1, memory_bytes=1)
-    origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, made_from={})
+    origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, inputs_sha256={})
     counts = {"rows": 9, "packed_rows": 7, "tokens": 1, "supervised_tokens": 1, "steps": steps}
     rest = {
         "dropped": {},

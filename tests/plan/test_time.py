@@ -3,7 +3,7 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model.step_time import attention_flops, matmul_flops, step_time
-from gemsmith.hardware.model.work import work_of
+from gemsmith.hardware.model.work import step_cost
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
 
@@ -37,7 +37,7 @@ def work(
     **train,
 ):
     values = {"checkpoint": "x", "data": {"train": "x", "max_length": length}, "lora": {"targets": targets}}
-    return work_of(
+    return step_cost(
         build_recipe(values | {"train": {"global_batch_size": rows, **train}}), find_variant(model), attention=attention
     )
 

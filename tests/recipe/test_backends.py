@@ -13,8 +13,8 @@ from gemsmith.recipe.backends import (
     attention_on,
     bucket_of,
     chains_layers,
+    default_optimizations,
     goes_row_by_row,
-    levers_on,
 )
 
 
@@ -43,7 +43,7 @@ def test_splash_runs_on_a_tpu_where_its_kernel_takes_the_heads_and_is_wanted():
 def test_layers_are_chained_where_o_and_down_are_saved_and_nothing_else_adds_matmuls():
     dense = find_variant("gemma4-31b")
     assert chains_layers(TUNED, dense, ("o", "down", "q"), dequantizes=False)
-    for levers, variant, remat, dequantizes in (
+    for optimizations, variant, remat, dequantizes in (
         (PLAIN, dense, ("o", "down"), False),
         (TUNED, dense, ("o",), False),
         (TUNED, dense, "layer", False),
@@ -51,12 +51,12 @@ def test_layers_are_chained_where_o_and_down_are_saved_and_nothing_else_adds_mat
         (TUNED, replace(dense, per_layer_input=256), ("o", "down"), False),
         (TUNED, find_variant("gemma4-26b-a4b"), ("o", "down"), False),
     ):
-        assert not chains_layers(levers, variant, remat, dequantizes=dequantizes)
+        assert not chains_layers(optimizations, variant, remat, dequantizes=dequantizes)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
 def test_tuned_off_leaves_no_lever_on_any_device(kind):
-    off, auto = levers_on(kind, "off"), levers_on(kind, "auto")
+    off, auto = default_optimizations(kind, "off"), default_optimizations(kind, "auto")
     assert not any(vars(off).values())
     assert auto.fuses_lora == (kind == "tpu")
     assert [goes_row_by_row(kind, backend) for backend in BACKENDS] == [kind == "cpu", False]

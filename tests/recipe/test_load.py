@@ -5,7 +5,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 
@@ -148,8 +148,8 @@ def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     values = with_value("data.train", {"task": "verilog", "rows": 5}) | {"model": "tiny-31b"}
     recipe = build_recipe(values, ["checkpoint='a: b # c'", "train.mesh.fsdp=2"])
     derived = [
-        Derived("model", "tiny-31b", "read from config.json"),
-        Derived("train.mesh.fsdp", 2, "two: because # so"),
+        ResolvedValue("model", "tiny-31b", "read from config.json"),
+        ResolvedValue("train.mesh.fsdp", 2, "two: because # so"),
     ]
     file = tmp_path / "recipe.yaml"
     file.write_text(dump_recipe(recipe, derived[:1]))
@@ -157,7 +157,7 @@ def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     assert read_reasons(file.read_text()) == derived[:1]
     hostile = "read from a\nlora: 3\x85lora: 3\u2028lora: 3"
     recipe = build_recipe(values, ['serve.container_image="a\\x85b\\u2028c"'])
-    file.write_text(dump_recipe(recipe, [Derived("model", "tiny-31b", hostile)]))
+    file.write_text(dump_recipe(recipe, [ResolvedValue("model", "tiny-31b", hostile)]))
     assert load_recipe(file) == recipe and recipe.serve.container_image == "a\x85b\u2028c"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gemsmith.analysis import summary as findings
 from gemsmith.recipe.load import build_recipe
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.report import charts as drawing
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.runs.eval_records import EvalRecord, Score
@@ -29,7 +29,7 @@ from gemsmith.runs.records import (
     TrainStep,
     VerifyRecord,
 )
-from gemsmith.runs.run import Run, made_from, open_run, read_record, write_record
+from gemsmith.runs.run import Run, inputs_sha256, open_run, read_record, write_record
 from gemsmith.runs.stages import STAGES
 
 HOSTILE = '<script>alert("x")</script>&amp; \' ${1+1} {{ 7*7 }} \u202egnp.exe\u202c \x00\x1b[31m 漢字 العربية 🦊'
@@ -69,7 +69,7 @@ def origin(run: Run, stage: str) -> Origin:
         versions=VERSIONS.get(stage, {"python": "3.11.2"}),
         machine=Machine(system="Linux 6.1.0", processor="x86_64", cores=2, memory_bytes=8 * 2**30),
         seed=run.recipe.seed,
-        made_from=made_from(run, stage),
+        inputs_sha256=inputs_sha256(run, stage),
     )
 
 
@@ -318,8 +318,8 @@ def build_run(
         }
     )
     derived = [
-        Derived("serve.port", None, "a free one is taken when the server starts"),
-        Derived("model", None, "what the checkpoint is"),
+        ResolvedValue("serve.port", None, "a free one is taken when the server starts"),
+        ResolvedValue("model", None, "what the checkpoint is"),
     ]
     run = open_run(folder, recipe, derived)
     model = HOSTILE if hostile else model
@@ -363,8 +363,8 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def told() -> Callable[..., list[findings.Notice]]:
     """Changes a stage's record, and returns what is to be told of the run: `told(run, "data", notices=())`."""
 
-    def told(run: Run, stage: str, **notices: Any) -> list[findings.Notice]:
-        write_record(run, read_record(run, STAGES[stage].record).model_copy(update=notices))
+    def told(run: Run, stage: str, **warnings: Any) -> list[findings.Notice]:
+        write_record(run, read_record(run, STAGES[stage].record).model_copy(update=warnings))
         return findings.find_notices(findings.read_findings(run))
 
     return told

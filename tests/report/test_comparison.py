@@ -159,7 +159,7 @@ def test_a_record_that_does_not_say_what_it_was_made_from_is_stale(make_run):
     """It was a traceback."""
     run = make_run("a")
     origin = read_record(run, STAGES["train"].record).origin
-    change(run, "train", origin=origin.model_copy(update={"made_from": {}}))
+    change(run, "train", origin=origin.model_copy(update={"inputs_sha256": {}}))
     side = read_side(run.path, "a")
     assert "lora.rank" in side.unproven and side.conditions["train:stale"] == "yes"
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gemsmith.analysis.compare import compare_sides
-from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
 from gemsmith.report.comparison_page import render_comparison
 from gemsmith.runs.bench_records import Requests
@@ -132,7 +132,7 @@ def test_several_runs_are_each_compared_with_the_first(make_run, undrawn):
 
 
 def test_the_papers_page_has_its_claims_and_no_headline(undrawn):
-    redrawn = redraw(read_published())
+    redrawn = reanalyze(read_published())
     page = render_comparison(redrawn.comparison, redrawn)
     assert page.count("✕ not so") == 4 and page.count("✓ holds") == 17
     assert "1.82 × is that of 1.0 h" in page and 'class="big"' not in page
@@ -141,7 +141,7 @@ def test_the_papers_page_has_its_claims_and_no_headline(undrawn):
 
 def test_runs_beside_the_paper_are_held_against_both_of_its_sides(make_run, undrawn):
     (side,) = read_sides([make_run("mine").path])
-    redrawn = redraw(read_published(), [side])
+    redrawn = reanalyze(read_published(), [side])
     page = render_comparison(redrawn.comparison, redrawn)
     for first in ("paper&#39;s TPU", "paper&#39;s GPU"):
         assert f"<h2>mine against {first}</h2>" in page

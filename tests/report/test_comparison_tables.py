@@ -4,7 +4,7 @@ import io
 import pytest
 
 from gemsmith.analysis.compare import compare_sides
-from gemsmith.analysis.published import read_published, redraw
+from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
 from gemsmith.report.comparison_words import groups
 from gemsmith.report.tables import csv_of, markdown_of, print_comparison, print_verdicts
@@ -37,7 +37,7 @@ def test_markdown_is_whole_tables_with_confounds_beside_each_ratio(comparison):
     assert cells == {len(comparison.sides) + 3, 6}
     assert text.count("Confounded by `") == sum(bool(group.confounded_by) for group in groups(comparison.pairs[0]))
     assert text.index("| condition |") < text.index("## b") and "data:rows_sha256" not in text.split("## b")[0]
-    assert all(line in text for line in comparison.notices)
+    assert all(line in text for line in comparison.warnings)
 
 
 def test_the_terminal_shows_what_differs_before_any_ratio(comparison, capsys):
@@ -48,7 +48,7 @@ def test_the_terminal_shows_what_differs_before_any_ratio(comparison, capsys):
 
 
 def test_the_paper_goes_to_terminal_and_markdown(capsys):
-    redrawn = redraw(read_published())
+    redrawn = reanalyze(read_published())
     print_verdicts(redrawn)
     out = " ".join(capsys.readouterr().out.split())
     assert "does not hold" in out and "GPU from then on" in out

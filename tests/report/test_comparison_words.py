@@ -23,7 +23,9 @@ def test_an_effect_says_which_ratios_and_why():
 def test_the_lede_counts_what_bears_on_a_ratio(make_run):
     comparison = compared(make_run, steps=311)
     bearing = sum(1 for each in comparison.differences if each.confounds)
-    assert bearing and words.lede(comparison).startswith(f"{bearing} conditions differ or cannot be said to be alike")
+    assert bearing and words.summary_line(comparison).startswith(
+        f"{bearing} conditions differ or cannot be said to be alike"
+    )
 
 
 def test_ratios_are_grouped_by_what_confounds_them(make_run):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gemsmith.analysis.cost import spent
+from gemsmith.analysis.cost import actual_cost
 from gemsmith.analysis.summary import read_findings, read_side
 from gemsmith.report.runs import read_listed
 from gemsmith.runs.bench_records import BenchRecord
@@ -34,7 +34,7 @@ def rented(make_run):
 
 
 def test_time_becomes_dollars_at_the_price_of_the_plan(rented):
-    found = spent(read_findings(rented))
+    found = actual_cost(read_findings(rented))
     train = read_record(rented, TrainRecord)
     assert found.price.machine == "v5p-8" and found.price.usd_per_hour == pytest.approx(16.8)
     assert found.training == pytest.approx(16.8 * 236.4 / 3600)
@@ -47,7 +47,7 @@ def test_time_becomes_dollars_at_the_price_of_the_plan(rented):
 def test_a_server_on_the_same_machine_has_a_price_a_token_and_a_request(rented):
     bench = read_record(rented, BenchRecord)
     write_record(rented, bench.model_copy(update={"endpoint": {"url": "http://127.0.0.1:8000"}}))
-    found = spent(read_findings(rented))
+    found = actual_cost(read_findings(rented))
     cell = max(bench.cells, key=lambda cell: cell.output_tokens_per_s)
     assert found.served == cell
     expected = 16.8 / (3600 * cell.output_tokens_per_s) * 1e6
@@ -55,7 +55,7 @@ def test_a_server_on_the_same_machine_has_a_price_a_token_and_a_request(rented):
     assert found.price.usd_per_thousand_requests(cell) == pytest.approx(16.8 / (3600 * cell.requests_per_s) * 1e3)
     assert found.price.usd_per_thousand_requests(cell.model_copy(update={"requests_per_s": math.nan})) is None
     write_record(rented, bench.model_copy(update={"endpoint": {"url": "http://10.0.0.1:8000"}}))
-    assert spent(read_findings(rented)).served is None
+    assert actual_cost(read_findings(rented)).served is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_report_runs_and_compare_charge_the_machine_that_trained_for_the_same_se
 ):
     """Of a plan of one v5p-8, two H100s were charged its price; of several machines the runs' table knew no cost."""
     run = trained_on(make_run(steps=40), machine, planned=planned, resumed_at=(20,), compile_s=30.0)
-    found, listed, side = spent(read_findings(run)), read_listed(run.path), read_side(run.path, "run")
+    found, listed, side = actual_cost(read_findings(run)), read_listed(run.path), read_side(run.path, "run")
     if usd_per_hour is None:
         assert (found, listed.cost, side.train_rates) == (None, None, {})
         return
@@ -83,4 +83,4 @@ def test_report_runs_and_compare_charge_the_machine_that_trained_for_the_same_se
 
 
 def test_a_machine_that_the_plan_does_not_tell_costs_nobody_knows_what(make_run):
-    assert spent(read_findings(make_run(steps=3))) is None
+    assert actual_cost(read_findings(make_run(steps=3))) is None

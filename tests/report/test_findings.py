@@ -58,16 +58,16 @@ def test_the_verdict_follows_the_rows_that_differ_where_they_are_known(better, w
 
 
 def test_a_records_notices_are_shown_before_the_numbers(make_run, told):
-    notices = told(make_run(steps=2), "data", notices=("3 held-out rows are also trained on.",))
-    assert [notice.text for notice in notices if "held-out" in notice.text] == ["3 held-out rows are also trained on."]
+    warnings = told(make_run(steps=2), "data", warnings=("3 held-out rows are also trained on.",))
+    assert [notice.text for notice in warnings if "held-out" in notice.text] == ["3 held-out rows are also trained on."]
 
 
 def test_critical_warnings_come_first(make_run, told):
     run = make_run(steps=2)
-    told(run, "data", notices=("mild",))
-    notices = told(run, "eval", critical_warnings=("The tuned model scores lower.",))
-    assert [notice.critical for notice in notices] == sorted((notice.critical for notice in notices), reverse=True)
-    assert notices[0] == findings.Notice(critical=True, text="The tuned model scores lower.")
+    told(run, "data", warnings=("mild",))
+    warnings = told(run, "eval", critical_warnings=("The tuned model scores lower.",))
+    assert [notice.critical for notice in warnings] == sorted((notice.critical for notice in warnings), reverse=True)
+    assert warnings[0] == findings.Notice(critical=True, text="The tuned model scores lower.")
 
 
 def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(make_run, told):
@@ -76,7 +76,7 @@ def test_what_eval_says_of_held_out_rows_stands_for_what_the_data_stage_said(mak
     for without, expected in ((("eval",), [early, own]), ((), [own])):
         run = make_run(f"run{len(without)}", steps=2, without=without)
         assert [
-            notice.text for notice in told(run, "data", notices=(early, own)) if notice.text in (early, own)
+            notice.text for notice in told(run, "data", warnings=(early, own)) if notice.text in (early, own)
         ] == expected
 
 
@@ -124,6 +124,6 @@ def test_a_ttft_that_the_chips_cannot_make_is_told(make_run, machine, quantizati
     cells = (cell.model_copy(update={"ttft_ms": ttft, "real_input_tokens": 4096.0}),)
     here, server = {"url": "http://127.0.0.1:8000"}, ServerFacts(quantization=quantization)
     write_record(run, bench.model_copy(update={"cells": cells, "endpoint": here, "server": server}))
-    notices = findings.find_notices(findings.read_findings(run))
-    told = [notice.text for notice in notices if "below the floor" in notice.text]
+    warnings = findings.find_notices(findings.read_findings(run))
+    told = [notice.text for notice in warnings if "below the floor" in notice.text]
     assert len(told) == named and all("takes on 2xh100 at its peak" in text for text in told)

@@ -260,8 +260,8 @@ def test_a_task_with_its_own_problems_has_them_side_by_side(make_run, undrawn):
         "answers": 15,
         "pass_at": [{"k": 1, "score": 0.2, "low": 0, "high": 1}],
     }
-    difference = {"mean": 0, "low": 0, "high": 0, "p_value": 1, "told_apart": False, "questions": 3, "better": 0}
-    difference |= {"worse": 0, "questions_for_2_points": None, "summary": "Neither is better."}
+    difference = {"mean": 0, "low": 0, "high": 0, "p_value": 1, "significant": False, "questions": 3, "better": 0}
+    difference |= {"worse": 0, "sample_size_for_2pp": None, "summary": "Neither is better."}
     task = {"task": "verilog", "samples": 5, "temperature": 0.8, "top_p": 0.95, "seed": 0, "max_tokens": 9}
     task |= {"prompt": "official", "questions_sha256": "0", "left_out": {"Prob9": "why"}, "judged_by": "Icarus 11"}
     rewrite(run, "eval", scorer="verilog", tasks=[task | {"base": model, "tuned": model, "difference": difference}])
@@ -388,11 +388,11 @@ def test_colors_stand_out_in_light_and_dark():
 def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, expected):
     run = make_run(steps=12)
     write_record(run, read_record(run, TrainRecord).model_copy(update=marks))
-    notices = [
+    warnings = [
         notice.text
         for notice in find_notices(read_findings(run))
         if "step" in notice.text and "settings" not in notice.text
     ]
-    assert [text.startswith(start) for text, start in zip(notices, expected, strict=True)] == [True] * len(expected), (
-        notices
+    assert [text.startswith(start) for text, start in zip(warnings, expected, strict=True)] == [True] * len(expected), (
+        warnings
     )

@@ -77,7 +77,7 @@ def test_the_summary_loads_no_plotting():
 
 def test_the_summary_shows_the_notices_below_its_table(make_run, capsys, told):
     run = make_run(steps=2)
-    told(run, "eval", notices=("The score did not move: [/a] 12 of 200.",), critical_warnings=("The loss rose.",))
+    told(run, "eval", warnings=("The score did not move: [/a] 12 of 200.",), critical_warnings=("The loss rose.",))
     run.report.write_text("x")
     print_summary(run)
     lines = capsys.readouterr().out.splitlines()

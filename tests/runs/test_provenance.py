@@ -2,7 +2,7 @@ import platform
 
 import pytest
 
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypa
     if cpuinfo is not None:
         file.write_text(cpuinfo)
     monkeypatch.setattr("gemsmith.runs.provenance._CPUINFO", file)
-    assert this_machine().processor == expected.format(platform.machine())
+    assert host_info().processor == expected.format(platform.machine())

@@ -14,7 +14,7 @@ ORIGIN = Origin(
     versions={"jax": "0"},
     machine=Machine(system="s", processor="p", cores=1, memory_bytes=1),
     seed=0,
-    made_from={},
+    inputs_sha256={},
 )
 RECORD = ServeRecord(origin=ORIGIN, url="u", model="m", command=("a", "b"), start_s=0.1, vllm="0", answer="é\n")
 
@@ -26,7 +26,7 @@ def read(file):
 def test_a_record_comes_back_from_its_json(tmp_path):
     file = tmp_path / "serve.json"
     file.write_text(RECORD.model_dump_json())
-    assert read(file) == RECORD and RECORD.schema_version == SCHEMA_VERSION and RECORD.notices == ()
+    assert read(file) == RECORD and RECORD.schema_version == SCHEMA_VERSION and RECORD.warnings == ()
 
 
 def test_a_loss_that_is_no_number_comes_back_as_it_was():

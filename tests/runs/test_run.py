@@ -10,22 +10,22 @@ import pytest
 from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
 from gemsmith.recipe.load import build_recipe, later_defaults
-from gemsmith.recipe.schema import ADDED_LATER, Derived
+from gemsmith.recipe.schema import ADDED_LATER, ResolvedValue
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import (
     Run,
-    borrow_run,
-    confirm_recipe,
+    commit_recipe,
     find_run,
-    has_begun,
-    is_complete,
-    made_from,
+    has_outputs,
+    incompatible_changes,
+    inputs_sha256,
+    is_up_to_date,
     make_origin,
     open_run,
+    open_run_readonly,
     open_source,
     read_record,
-    refused_changes,
     stage_keys,
     write_record,
 )
@@ -75,7 +75,7 @@ def test_a_record_comes_back_as_it_was_written(run):
     record = data_record(run)
     write_record(run, record)
     assert read_record(run, DataRecord) == record
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")
 
 
 def test_a_missing_record_names_the_command_that_makes_it(run):
@@ -88,7 +88,7 @@ def test_a_damaged_record_is_refused_and_not_complete(run):
     run.record_file("data").write_text('{"status": "complete"}')
     with pytest.raises(RunError, match="is not a record of this version"):
         read_record(run, DataRecord)
-    assert not is_complete(run, "data")
+    assert not is_up_to_date(run, "data")
 
 
 @pytest.mark.parametrize(("version", "shown"), [(99, "99"), (0, "0"), ("2", '"2"'), (None, "null")])
@@ -102,7 +102,7 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
         rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or "
         r"start anew"
     )
-    for look in (lambda: read_record(run, DataRecord), lambda: is_complete(run, "data")):
+    for look in (lambda: read_record(run, DataRecord), lambda: is_up_to_date(run, "data")):
         with pytest.raises(VersionError, match=expected):
             look()
 
@@ -120,14 +120,14 @@ def test_the_record_of_a_server_is_made_by_the_command_that_is_named(run):
 
 def test_a_verification_that_failed_is_done_again(run):
     write_record(run, verify_record(run).model_copy(update={"passed": False}))
-    assert not is_complete(run, "verify")
+    assert not is_up_to_date(run, "verify")
 
 
 def test_a_stage_is_no_longer_complete_once_an_earlier_record_changed(run):
     write_record(run, verify_record(run))
-    assert is_complete(run, "verify")
+    assert is_up_to_date(run, "verify")
     run.record_file("export").write_text("{}")
-    assert not is_complete(run, "verify")
+    assert not is_up_to_date(run, "verify")
 
 
 def test_a_key_that_a_begun_stage_has_read_cannot_change(run):
@@ -139,7 +139,7 @@ def test_a_key_that_a_begun_stage_has_read_cannot_change(run):
 
 def test_training_that_left_only_checkpoints_has_begun(run):
     (run.checkpoints / "10").mkdir(parents=True)
-    assert has_begun(run, "train")
+    assert has_outputs(run, "train")
     with pytest.raises(RunError, match=r"lora\.rank is 64 there and 8 here, and train has used it"):
         open_run(run.path, recipe("lora.rank=8"))
 
@@ -154,16 +154,16 @@ def test_other_held_out_rows_do_not_touch_what_was_trained(run):
     write_record(run, data_record(run))
     (run.checkpoints / "10").mkdir(parents=True)
     assert open_run(run.path, recipe("data.eval=held.jsonl")).recipe.data.eval == "held.jsonl"
-    assert is_complete(run, "data")
+    assert is_up_to_date(run, "data")
 
 
 def test_a_run_is_borrowed_with_other_keys_of_one_section_only(tmp_path):
     run = open_run(tmp_path / "short", recipe("data.max_length=512"))
     before = run.recipe_file.read_bytes()
-    assert borrow_run(run.path, ["serve.port=81"], section="serve").recipe.serve.port == 81
+    assert open_run_readonly(run.path, ["serve.port=81"], section="serve").recipe.serve.port == 81
     assert run.recipe_file.read_bytes() == before
     with pytest.raises(RunError, match=r"lora\.rank: cannot be changed here"):
-        borrow_run(run.path, ["serve.port=81", "lora.rank=8"], section="serve")
+        open_run_readonly(run.path, ["serve.port=81", "lora.rank=8"], section="serve")
 
 
 def test_a_plan_holds_nobody_to_its_keys(run):
@@ -173,11 +173,11 @@ def test_a_plan_holds_nobody_to_its_keys(run):
 
 def test_a_stage_that_is_done_again_may_have_other_keys(run):
     write_record(run, data_record(run))
-    assert open_run(run.path, recipe("data.max_length=128"), redo="data").recipe.data.max_length == 128
+    assert open_run(run.path, recipe("data.max_length=128"), force="data").recipe.data.max_length == 128
 
 
 def test_reasons_stay_in_the_recipe_when_the_run_is_opened_again(tmp_path):
-    open_run(tmp_path / "run", recipe(), [Derived("model", "tiny-31b", "read from config.json")])
+    open_run(tmp_path / "run", recipe(), [ResolvedValue("model", "tiny-31b", "read from config.json")])
     open_run(tmp_path / "run", recipe("bench.prompts=7"))
     assert 'model: "tiny-31b"  # read from config.json' in (tmp_path / "run" / "recipe.yaml").read_text()
 
@@ -204,7 +204,7 @@ def test_every_stage_depends_on_its_own_keys(run):
         "eval": "eval.max_tokens=2",
     }.items():
         changed = type(run)(path=run.path, recipe=recipe(key))
-        assert made_from(run, stage) != made_from(changed, stage), stage
+        assert inputs_sha256(run, stage) != inputs_sha256(changed, stage), stage
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")
@@ -242,20 +242,20 @@ def test_what_would_have_stopped_a_run_that_goes_on_may_become_anything(run):
 def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
     (run.checkpoints / "10").mkdir(parents=True)
     before = run.recipe_file.read_bytes()
-    again = open_run(run.path, recipe("lora.rank=8"), redo="train")
+    again = open_run(run.path, recipe("lora.rank=8"), force="train")
     assert run.recipe_file.read_bytes() == before and again.recipe.lora.rank == 8
-    confirm_recipe(again)
+    commit_recipe(again)
     assert find_run(run.path).lora.rank == 8
-    confirm_recipe(again)
+    commit_recipe(again)
     assert find_run(run.path).lora.rank == 8
 
 
 def test_a_recipe_that_was_held_back_in_vain_is_forgotten(run):
     """A forced stage failed; then what it was to replace was deleted, and the stage is done with another recipe."""
     write_record(run, data_record(run))
-    open_run(run.path, recipe("data.max_length=128"), redo="data")
+    open_run(run.path, recipe("data.max_length=128"), force="data")
     run.record_file("data").unlink()
-    confirm_recipe(open_run(run.path, recipe("data.max_length=512"), redo="data"))
+    commit_recipe(open_run(run.path, recipe("data.max_length=512"), force="data"))
     assert find_run(run.path).data.max_length == 512
 
 
@@ -286,7 +286,10 @@ def test_open_warmup_may_be_set_while_training_has_not_ended(run):
 def test_what_is_as_it_was_keeps_what_was_said_of_it(tmp_path):
     """Warm-up that was left open came to something else in an earlier version: the run's recipe must not begin to say
     otherwise."""
-    derived = [Derived("optimizer.warmup_steps", None, "a tenth"), Derived("bench.input_tokens", (7, 9), "fits")]
+    derived = [
+        ResolvedValue("optimizer.warmup_steps", None, "a tenth"),
+        ResolvedValue("bench.input_tokens", (7, 9), "fits"),
+    ]
     open_run(tmp_path / "run", recipe())
     open_run(tmp_path / "run", recipe("bench.input_tokens=[7, 9]"), derived)
     text = (tmp_path / "run" / "recipe.yaml").read_text()
@@ -314,7 +317,7 @@ def test_a_server_is_borrowed_with_less_room_than_bench_needs(tmp_path, tiny_che
     source = tmp_path / "my.yaml"
     source.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: {{task: verilog, rows: 3}}}}\n")
     run = opened(source, tmp_path / "run")
-    assert borrow_run(run.path, ["serve.max_model_len=640"], section="serve").recipe.serve.max_model_len == 640
+    assert open_run_readonly(run.path, ["serve.max_model_len=640"], section="serve").recipe.serve.max_model_len == 640
 
 
 def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
@@ -337,9 +340,9 @@ def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
 def test_keys_added_later_leave_what_stages_were_made_from_as_it_was(tmp_path, stage, sha256):
     """The hashes are those that version 0.1.0 wrote for this recipe, before it had any of ADDED_LATER."""
     values = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "gemma4-31b"}
-    assert made_from(Run(path=tmp_path, recipe=build_recipe(values)), stage)["recipe"] == sha256
+    assert inputs_sha256(Run(path=tmp_path, recipe=build_recipe(values)), stage)["recipe"] == sha256
     changed = Run(path=tmp_path, recipe=build_recipe(values, ["train.optimizations=off"]))
-    assert (made_from(changed, stage)["recipe"] == sha256) == (stage == "data")
+    assert (inputs_sha256(changed, stage)["recipe"] == sha256) == (stage == "data")
 
 
 def test_every_key_added_later_is_one_of_the_recipe():
@@ -349,6 +352,6 @@ def test_every_key_added_later_is_one_of_the_recipe():
 def test_training_does_not_go_on_with_another_value_of_a_key_added_later():
     auto, off = (stage_keys(recipe(f"train.optimizations={tuned}"), "train") for tuned in ("auto", "off"))
     assert "train.optimizations" not in auto
-    assert refused_changes(auto, off) == {"train.optimizations": ("auto", "off")}
-    assert refused_changes(off, auto) == {"train.optimizations": ("off", "auto")}
-    assert refused_changes(auto, auto) == refused_changes(off, off) == {}
+    assert incompatible_changes(auto, off) == {"train.optimizations": ("auto", "off")}
+    assert incompatible_changes(off, auto) == {"train.optimizations": ("off", "auto")}
+    assert incompatible_changes(auto, auto) == incompatible_changes(off, off) == {}

@@ -11,7 +11,7 @@ import pytest
 
 from gemsmith.arch import find_variant, lora_targets
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
@@ -63,7 +63,7 @@ def adapted_run(exported_run: Callable[..., Run]) -> Callable[..., Run]:
     def make(sections: dict[str, Any] | None = None, *, logits_effect: float | None = None) -> Run:
         run = exported_run({"serve": {"weights": "adapter"}} | (sections or {}))
         modules = {
-            target.module: LowRank(a=np.ones((8, target.shape[1]), "f4"), b=np.zeros((target.shape[0], 8), "f4"))
+            target.module: LoraPair(a=np.ones((8, target.shape[1]), "f4"), b=np.zeros((target.shape[0], 8), "f4"))
             for target in lora_targets(find_variant("tiny-31b"))
         }
         written = write_peft_adapter(Adapter(modules=modules, rank=8, alpha=8.0), run.adapter, "base")

@@ -199,9 +199,9 @@ def test_on_the_machine_itself_the_same_command_runs_in_docker_and_its_container
     assert code == 1 and "vLLM died" in err, err
     asked, started, removed = (json.loads(line) for line in log.read_text().splitlines())
     assert asked[0] == "version" and started[:4] == ["run", "--rm", "--init", "--name"]
-    nonce = started[4]
-    assert removed == ["rm", "--force", nonce]
-    ran = [word for word in ["docker", *started] if word not in ("--name", nonce)]
+    instance_id = started[4]
+    assert removed == ["rm", "--force", instance_id]
+    ran = [word for word in ["docker", *started] if word not in ("--name", instance_id)]
     place = ran.index("--port") + 1
     ran[place] = "8123"
     assert shlex.split(printed.replace("\\\n", "")) == ran

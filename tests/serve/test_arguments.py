@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 from gemsmith.serve.command import server_command
-from gemsmith.serve.settings import Engine, ServedAdapter, ServeSettings
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, VllmEnvironment
 
 
-def engine(package: str, version: str = "0.32.0") -> Engine:
-    return Engine(python=Path("/env/bin/python"), package=package, version=version)
+def engine(package: str, version: str = "0.32.0") -> VllmEnvironment:
+    return VllmEnvironment(python=Path("/env/bin/python"), package=package, version=version)
 
 
 def test_on_a_cpu_the_text_class_is_served_in_one_eager_process(model: Path) -> None:

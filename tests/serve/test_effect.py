@@ -9,7 +9,7 @@ import pytest
 
 from gemsmith.errors import EngineError
 from gemsmith.runs.records import ServerFacts
-from gemsmith.serve.server import ANSWER_TOKENS, PROMPTS, measure_effect
+from gemsmith.serve.server import ANSWER_TOKENS, PROMPTS, check_adapter_applied
 from support.hostile_server import Deed, Hostile, chat
 
 
@@ -37,7 +37,7 @@ def effect(hostile: Hostile, tmp_path: Path) -> Callable[..., float]:
 
         hostile.deed = deed
         tuned = replace(hostile.server(tmp_path, name="demo"), facts=ServerFacts(dtype=dtype))
-        return measure_effect(replace(tuned, model="demo-base"), tuned, expected=expected)
+        return check_adapter_applied(replace(tuned, model="demo-base"), tuned, expected=expected)
 
     return measure
 
@@ -65,7 +65,7 @@ def test_a_base_that_gets_the_adapter_too_is_an_error(effect: Callable[..., floa
 def test_the_base_is_asked_alone_and_then_beside_the_tuned_model(hostile: Hostile, tmp_path: Path) -> None:
     hostile.deed = lambda asked: likely(-0.5 - (asked["model"] == "demo"), asked["max_tokens"])
     tuned = hostile.server(tmp_path, name="demo")
-    measure_effect(replace(tuned, model="demo-base"), tuned, expected=None)
+    check_adapter_applied(replace(tuned, model="demo-base"), tuned, expected=None)
     asked = [one["model"] for one in hostile.asked]
     assert asked[:8] == ["demo"] * 4 + ["demo-base"] * 4 and sorted(asked[8:]) == ["demo"] * 4 + ["demo-base"] * 4
 
@@ -84,4 +84,4 @@ def test_a_server_that_does_not_say_is_an_error_that_shows_its_answer(
     hostile.deed = lambda asked: deed
     server = hostile.server(tmp_path)
     with pytest.raises(EngineError, match=f"answered demo with {said}"):
-        measure_effect(server, server, expected=None)
+        check_adapter_applied(server, server, expected=None)

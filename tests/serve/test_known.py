@@ -8,9 +8,9 @@ from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import load_catalog
 from gemsmith.serve import vllm_checks as known
-from gemsmith.serve.settings import Engine, ServeSettings
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_checks import (
-    Known,
+    KnownIssue,
     adapter_choice,
     attention_choice,
     image_budget,
@@ -19,7 +19,7 @@ from gemsmith.serve.vllm_checks import (
     tpu_warnings,
 )
 
-FAULTS = {name: fault for name, fault in vars(known).items() if isinstance(fault, Known)}
+FAULTS = {name: fault for name, fault in vars(known).items() if isinstance(fault, KnownIssue)}
 
 
 def test_every_fault_is_told_in_the_ledger_with_its_link() -> None:
@@ -30,8 +30,8 @@ def test_every_fault_is_told_in_the_ledger_with_its_link() -> None:
 
 
 def test_a_version_has_a_fault_from_its_first_to_before_its_last() -> None:
-    fault = Known(link="x", since=(0, 27), until=(0, 28))
-    held = [fault.may_hold(version) for version in ((0, 26, 9), (0, 27), (0, 27, 1), (0, 28), None)]
+    fault = KnownIssue(link="x", since=(0, 27), until=(0, 28))
+    held = [fault.affects(version) for version in ((0, 26, 9), (0, 27), (0, 27, 1), (0, 28), None)]
     assert held == [False, True, True, False, True]
 
 
@@ -40,7 +40,7 @@ def test_a_version_has_a_fault_from_its_first_to_before_its_last() -> None:
     ("0.28.0", "5.15.0", False), ("0.32.0", "5.19.0", False), ("0.0.fake", "", False),
 ])  # fmt: skip
 def test_an_environment_that_dies_at_start_is_refused(version: str, transformers: str, dies: bool) -> None:
-    engine = Engine(python=Path("/env/python"), package="vllm", version=version, transformers=transformers)
+    engine = VllmEnvironment(python=Path("/env/python"), package="vllm", version=version, transformers=transformers)
     if not dies:
         return refuse_engine(engine)
     with pytest.raises(MachineError, match=r"^serve.python: .*transformers 5.1.*51744"):

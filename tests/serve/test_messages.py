@@ -5,7 +5,7 @@ import pytest
 from gemsmith.errors import DataError
 from gemsmith.images.check import validate_image
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, plain_messages, text_message
 from support.images import image_bytes
@@ -23,7 +23,7 @@ def test_each_image_stands_in_its_place(tmp_path):
     file.write_bytes(OTHER)
     parts = (TextPart(text="a "), ImagePart(data=ONE), TextPart(text=" b"), ImagePart(path=str(file)))
     messages = [text_message("system", "s"), Message(role="user", parts=parts)]
-    patching = Patching(budget=70, patch=4)
+    patching = PatchConfig(budget=70, patch=4)
     seen = [validate_image(ONE, patching), validate_image(str(file), patching)]
     system, user = api_messages(messages, seen, patching)
     assert system == {"role": "system", "content": "s"}

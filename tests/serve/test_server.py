@@ -13,7 +13,7 @@ import pytest
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.serve.command import server_command
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import Engine, ServeSettings
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.system import process
 
 
@@ -103,7 +103,9 @@ class Strangers:
         self._listeners: list[socket.socket] = []
         monkeypatch.setattr("gemsmith.serve.server.server_command", self._command)
 
-    def _command(self, engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
+    def _command(
+        self, engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings
+    ) -> list[str]:
         if len(self.ports) < self._count:
             self._listeners.append(socket.create_server(("127.0.0.1", port)))
             threading.Thread(target=self._serve, args=(self._listeners[-1],), daemon=True).start()
@@ -264,9 +266,9 @@ def test_the_recorded_command_is_the_same_at_each_start(
     for _ in range(2):
         with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
             commands.append([word for word in server.command if word != server.url.rpartition(":")[2]])
-            assert server.nonce not in server.command
+            assert server.instance_id not in server.command
             listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
-            assert [card["id"] for card in listed] == ["m", server.nonce]
+            assert [card["id"] for card in listed] == ["m", server.instance_id]
     assert commands[0] == commands[1]
 
 
@@ -280,7 +282,7 @@ def test_a_server_is_ours_on_every_host_and_under_every_name(
     with running_server(model, name="m", settings=settings, log=tmp_path / "log") as server:
         server.prove()
         listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
-        assert [card["id"] for card in listed] == ["other", server.nonce]
+        assert [card["id"] for card in listed] == ["other", server.instance_id]
 
 
 def test_a_host_that_is_not_ours_is_the_users_error(

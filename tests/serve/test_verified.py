@@ -11,7 +11,7 @@ from gemsmith.runs.records import Check, ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.run import Run, make_origin, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.serve import stage as verified
-from gemsmith.serve.stage import Servers, find_doubt, serve
+from gemsmith.serve.stage import Servers, find_verification_issue, serve
 
 GOLDEN = Path(__file__).parents[1] / "bench" / "golden" / "vllm_bench_serve_0.32.json"
 WEIGHTS = "model-00001-of-00002.safetensors"
@@ -127,7 +127,7 @@ def test_insisting_serves_them_and_is_recorded(
         (run.merged / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
     with Servers(run, unverified=True) as servers:
         serve(run, servers)
-    assert read_record(run, ServeRecord).notices == (f"Served unverified weights: {reason}.",)
+    assert read_record(run, ServeRecord).warnings == (f"Served unverified weights: {reason}.",)
 
 
 def change_base(run: Run) -> None:
@@ -155,7 +155,7 @@ def test_an_adapter_that_is_not_verified_is_refused_too(
 ) -> None:
     fake_vllm(effect=1)
     run = adapted_run()
-    assert find_doubt(run, adapter=True) is None
+    assert find_verification_issue(run, adapter=True) is None
     damage(run)
     with Servers(run) as servers, pytest.raises(RunError) as caught:
         servers.tuned()
@@ -170,7 +170,7 @@ def test_merged_weights_that_changed_do_not_stop_an_adapter(
     run = adapted_run()
     flip_weights(run)
     with Servers(run) as servers:
-        assert serve(run, servers).notices == ()
+        assert serve(run, servers).warnings == ()
 
 
 def test_verified_weights_are_served_without_a_word_also_when_insisted(
@@ -178,9 +178,9 @@ def test_verified_weights_are_served_without_a_word_also_when_insisted(
 ) -> None:
     fake_vllm()
     run = exported_run()
-    assert find_doubt(run) is None, "a check that could not be done is no failure"
+    assert find_verification_issue(run) is None, "a check that could not be done is no failure"
     with Servers(run, unverified=True) as servers:
-        assert serve(run, servers).notices == ()
+        assert serve(run, servers).warnings == ()
 
 
 def test_files_are_read_once_a_start(
@@ -203,9 +203,9 @@ def test_reading_much_is_announced(
     exported_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = exported_run()
-    assert find_doubt(run) is None and capsys.readouterr().err == ""
+    assert find_verification_issue(run) is None and capsys.readouterr().err == ""
     monkeypatch.setattr(verified, "_SAID_FROM_BYTES", 1)
-    assert find_doubt(run) is None
+    assert find_verification_issue(run) is None
     assert f"files of {run.merged} with export.json" in capsys.readouterr().err
 
 
@@ -245,5 +245,5 @@ def test_every_command_that_serves_can_be_made_to_and_says_so(
     code, out, err = gemsmith(verb[0], flipped_run.path, "--unverified", *verb[1:])
     notice = f"Served unverified weights: they are not what was verified: merged/{WEIGHTS} was changed since."
     assert code == 0 and f"{verb[0]}: notice: {notice}" in err
-    assert json.loads(out)["notices"] == list(read_record(flipped_run, STAGES[verb[0]].record).notices)
-    assert notice == json.loads(out)["notices"][0]
+    assert json.loads(out)["warnings"] == list(read_record(flipped_run, STAGES[verb[0]].record).warnings)
+    assert notice == json.loads(out)["warnings"][0]

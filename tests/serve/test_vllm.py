@@ -12,7 +12,7 @@ from gemsmith.errors import EngineError, MachineError
 from gemsmith.evals.stage import evaluate
 from gemsmith.runs.run import Run
 from gemsmith.serve.server import Server, running_server
-from gemsmith.serve.settings import ServeSettings, find_engine
+from gemsmith.serve.settings import ServeSettings, find_vllm
 from gemsmith.serve.stage import Servers, serve
 
 pytestmark = pytest.mark.vllm
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.vllm
 @pytest.fixture(autouse=True, scope="module")
 def _needs_vllm() -> None:
     try:
-        find_engine()
+        find_vllm()
     except MachineError as error:
         pytest.skip(str(error))
 

@@ -19,25 +19,25 @@ from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks
 from gemsmith.images.check import validate_image
 from gemsmith.images.decode import make_rgb
-from gemsmith.images.patches import Patching, make_patches
+from gemsmith.images.patches import PatchConfig, make_patches
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.serve.server import Server, running_server
-from gemsmith.serve.settings import ServedAdapter, ServeSettings, find_engine
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, find_vllm
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import image_bytes
 from support.trained_run import make_adapter
 
 pytestmark = pytest.mark.vllm
-PATCHING = Patching(budget=70, patch=4)
+PATCHING = PatchConfig(budget=70, patch=4)
 IMAGE = IMAGE_TOKENS["image_token"][0]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _needs_vllm() -> None:
     try:
-        if not find_engine().torchvision:
+        if not find_vllm().torchvision:
             pytest.skip("the serving environment has no torchvision; make it again")
     except MachineError as error:
         pytest.skip(str(error))

@@ -57,7 +57,7 @@ class Hostile:
             pid=0,
             log=log,
             process=process,
-            nonce=NONCE,
+            instance_id=NONCE,
         )
 
     @contextlib.contextmanager

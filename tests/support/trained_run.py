@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gemsmith.arch import find_variant, lora_targets
-from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.checkpoints.peft import Adapter, LoraPair
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import Run, open_run
@@ -21,7 +21,7 @@ def make_adapter(variant: str, *, seed: int = 0, rank: int = RANK, alpha: float 
         out, inner = target.shape
         a = random.uniform(-1, 1, (rank, inner)) / np.sqrt(inner)
         b = 0.1 * random.standard_normal((out, rank))
-        modules[target.module] = LowRank(a=a.astype(np.float32), b=b.astype(np.float32))
+        modules[target.module] = LoraPair(a=a.astype(np.float32), b=b.astype(np.float32))
     return Adapter(modules=modules, rank=rank, alpha=alpha)
 
 

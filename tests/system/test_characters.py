@@ -4,7 +4,7 @@ import unicodedata
 import pytest
 import yaml
 
-from gemsmith.system.characters import one_line, spell_out, spell_out_json, yaml_line
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json, one_line, yaml_line
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ from gemsmith.system.characters import one_line, spell_out, spell_out_json, yaml
     ],
 )
 def test_what_a_terminal_acts_on_or_does_not_show_is_spelled_out(text, spelled):
-    assert spell_out(text) == spelled
+    assert escape_control_chars(text) == spelled
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_a_terminal_acts_on_or_does_not_show_is_spelled_out(text, spelled):
     ],
 )
 def test_other_text_stays_as_it_is(text):
-    assert spell_out(text) == text
+    assert escape_control_chars(text) == text
 
 
 def test_no_control_character_and_no_mark_of_direction_is_left():
@@ -47,18 +47,18 @@ def test_no_control_character_and_no_mark_of_direction_is_left():
     }
     found |= set("\u2066\u2067\u2068\u2069")
     assert len(found) > 2000
-    assert not [hex(ord(character)) for character in found if spell_out(character) == character]
+    assert not [hex(ord(character)) for character in found if escape_control_chars(character) == character]
 
 
 def test_a_line_stays_one_line_where_it_is_to_be_one():
-    assert spell_out("a\nb\r\nc", lines=False) == r"a\nb\r\nc"
+    assert escape_control_chars("a\nb\r\nc", lines=False) == r"a\nb\r\nc"
 
 
 def test_json_keeps_its_value_and_shows_no_such_character():
     value = {"name": "\x1b\x7f\x9b\u202e\U000e0041é", "line": "a\nb\t"}
-    written = spell_out_json(json.dumps(value, ensure_ascii=False, indent=1))
+    written = escape_control_chars_json(json.dumps(value, ensure_ascii=False, indent=1))
     assert json.loads(written) == value
-    assert spell_out(written) == written and "é" in written
+    assert escape_control_chars(written) == written and "é" in written
 
 
 ANY = 'a: b  # c\nd\re\x85f\u2028g\u2029h\x0b\x0c\x00\x1b\x7f\ufeff\uffff\ud800\U000e0041 "é 漢 😀\\'

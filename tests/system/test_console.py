@@ -112,6 +112,10 @@ def test_what_is_printed_without_a_console_is_spelled_out(file):
             continue
         name = ast.unparse(node.func)
         if name == "print" or (name == "click.echo" and any(keyword.arg == "err" for keyword in node.keywords)):
-            assert "spell_out(" in ast.unparse(node.args[0]), f"{file}:{node.lineno}: spell_out what is printed"
+            assert "escape_control_chars(" in ast.unparse(node.args[0]), (
+                f"{file}:{node.lineno}: escape_control_chars what is printed"
+            )
         if name == "click.echo" and re.search("model_dump_json|as_json", ast.unparse(node.args[0])):
-            assert "spell_out" in ast.unparse(node.args[0]), f"{file}:{node.lineno}: spell_out_json what is printed"
+            assert "escape_control_chars" in ast.unparse(node.args[0]), (
+                f"{file}:{node.lineno}: escape_control_chars_json what is printed"
+            )

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.system.files import regular_file, replacing, replacing_folder, sha256_file
+from gemsmith.system.files import atomic_replace_dir, atomic_write, regular_file, sha256_file
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     file = tmp_path / "file"
     file.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(file) as stream:
+    with pytest.raises(ZeroDivisionError), atomic_write(file) as stream:
         stream.write("half")
         _ = 1 / 0
     assert file.read_text() == "old"
@@ -20,9 +20,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
     folder = tmp_path / "merged"
     for text in ("first", "second"):
-        with replacing_folder(folder) as beside:
+        with atomic_replace_dir(folder) as beside:
             (beside / "file").write_text(text)
-    with pytest.raises(ZeroDivisionError), replacing_folder(folder) as beside:
+    with pytest.raises(ZeroDivisionError), atomic_replace_dir(folder) as beside:
         (beside / "file").write_text("half")
         _ = 1 / 0
     assert (folder / "file").read_text() == "second"
@@ -33,7 +33,7 @@ def test_a_folder_lost_between_two_renames_is_put_back(tmp_path):
     folder = tmp_path / "merged"
     (tmp_path / ".merged.old").mkdir()
     (tmp_path / ".merged.old" / "file").write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing_folder(folder):
+    with pytest.raises(ZeroDivisionError), atomic_replace_dir(folder):
         _ = 1 / 0
     assert (folder / "file").read_text() == "old"
 
@@ -50,7 +50,7 @@ def test_ctrl_c_between_the_two_renames_leaves_the_folder_as_it_was(tmp_path, mo
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt), replacing_folder(folder) as beside:
+    with pytest.raises(KeyboardInterrupt), atomic_replace_dir(folder) as beside:
         (beside / "new").touch()
     assert [path.name for path in folder.iterdir()] == ["old"] and [*tmp_path.iterdir()] == [folder]
 
@@ -65,7 +65,7 @@ def test_a_folder_that_another_process_begins_while_the_old_one_is_deleted_is_le
             another.mkdir()
 
     monkeypatch.setattr(shutil, "rmtree", begun_meanwhile)
-    with replacing_folder(folder) as beside:
+    with atomic_replace_dir(folder) as beside:
         (beside / "new").touch()
     assert another.exists()
 

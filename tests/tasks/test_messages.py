@@ -14,10 +14,10 @@ from gemsmith.tasks.messages import (
 
 
 def test_a_message_of_text_is_a_string_for_templates_and_servers():
-    talk = [text_message("user", "a\n"), text_message("assistant", "")]
+    chat_loop = [text_message("user", "a\n"), text_message("assistant", "")]
     plain = ({"role": "user", "content": "a\n"}, {"role": "assistant", "content": ""})
-    assert plain_messages(talk) == plain
-    assert [list(message) for message in plain_messages(talk)] == [["role", "content"]] * 2
+    assert plain_messages(chat_loop) == plain
+    assert [list(message) for message in plain_messages(chat_loop)] == [["role", "content"]] * 2
 
 
 def test_texts_next_to_each_other_are_joined_and_others_are_not():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.tasks import Question, find_row_maker, find_scorer
+from gemsmith.tasks import Question, find_generator, find_scorer
 
 SCORER = "COLUMNS = ()\ndef score(question, answers):\n    return []\n"
 
@@ -81,7 +81,7 @@ def test_what_a_file_says_of_a_row_fails_in_one_line(write_task: Any, body: str,
 
 
 def test_rows_of_ones_own_are_made_and_no_more_than_were_asked_for(write_task: Any) -> None:
-    maker = find_row_maker(
+    maker = find_generator(
         write_task("import itertools\ndef generate_rows(rows, split, seed):\n    return itertools.count(seed)\n")
     )
     assert list(maker.generate_rows(3, "train", 5)) == [5, 6, 7]
@@ -101,5 +101,5 @@ def test_rows_of_ones_own_are_made_and_no_more_than_were_asked_for(write_task: A
 def test_rows_that_cannot_be_made_are_one_line(write_task: Any, body: str, said: str) -> None:
     file = write_task(f"def generate_rows(rows, split, seed):\n    {body}\n")
     with pytest.raises(RecipeError) as error:
-        list(find_row_maker(file).generate_rows(3, "train", 0))
+        list(find_generator(file).generate_rows(3, "train", 0))
     assert str(error.value) == f"task: {file}: {said}"

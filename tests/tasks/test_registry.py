@@ -10,19 +10,19 @@ import gemsmith.tasks
 from gemsmith.data.dataset import Columns, read_dataset
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
-from gemsmith.recipe.schema import Made
+from gemsmith.recipe.schema import GeneratedData
 from gemsmith.tasks import (
-    MADE,
+    GENERATORS,
     SCORERS,
     SOURCES,
     TASKS,
-    ChecksRows,
+    Benchmark,
+    DataGenerator,
     Question,
-    QuestionSource,
-    RowMaker,
     Scorer,
+    SupportsValidation,
     Verdict,
-    find_row_maker,
+    find_generator,
     find_scorer,
     find_source,
 )
@@ -44,7 +44,7 @@ def test_every_file_of_a_task_is_in_the_table_once():
     assert sorted(task.module for task in TASKS if "." not in task.module) == sorted(
         file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_TASKS
     )
-    assert len(set(MADE)) == len(MADE) and len({*SCORERS, *SOURCES}) == len(SCORERS) + len(SOURCES)
+    assert len(set(GENERATORS)) == len(GENERATORS) and len({*SCORERS, *SOURCES}) == len(SCORERS) + len(SOURCES)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.module)
@@ -58,7 +58,7 @@ def test_a_task_has_what_the_table_says_and_no_more(task):
         bool(name) for name in (task.rows, task.scorer, task.questions)
     ]
     if task.rows:
-        assert parameters(module.generate_rows) == parameters(RowMaker.generate_rows)
+        assert parameters(module.generate_rows) == parameters(DataGenerator.generate_rows)
     if task.scorer:
         assert parameters(module.score) == parameters(Scorer.score) and isinstance(module.COLUMNS, tuple)
 
@@ -66,21 +66,21 @@ def test_a_task_has_what_the_table_says_and_no_more(task):
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_task_with_its_own_questions_says_how_it_asks_and_how_often(name):
     source = find_source(name)
-    assert parameters(source.read_questions) == parameters(QuestionSource.read_questions)
-    assert parameters(source.open_judges) == parameters(QuestionSource.open_judges)
+    assert parameters(source.read_questions) == parameters(Benchmark.read_questions)
+    assert parameters(source.open_judges) == parameters(Benchmark.open_judges)
     assert source.PROMPTS and source.SAMPLING.samples >= 1
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", GENERATORS)
 def test_made_rows_ask_something_follow_from_the_seed_and_share_nothing_with_the_other_split(name):
     train, held_out = (
-        read_dataset(Made(task=name, rows=60, split=split), seed=seed).documents
+        read_dataset(GeneratedData(task=name, rows=60, split=split), seed=seed).documents
         for split, seed in (("train", 0), ("held-out", 1))
     )
     assert len(train) == len(held_out) == 60
     prompts, others = ({text_of(row.messages[0]) for row in rows} for rows in (train, held_out))
     assert len(prompts) == len(others) == 60 and not prompts & others and all(map(str.strip, prompts))
-    maker = find_row_maker(name)
+    maker = find_generator(name)
     assert list(maker.generate_rows(60, "train", 0)) == list(maker.generate_rows(60, "train", 0))
     assert list(maker.generate_rows(5, "train", 0)) != list(maker.generate_rows(5, "train", 1))
 
@@ -88,7 +88,7 @@ def test_made_rows_ask_something_follow_from_the_seed_and_share_nothing_with_the
 @pytest.mark.parametrize("task", [task for task in TASKS if task.rows and task.scorer], ids=lambda task: task.module)
 def test_the_expected_answer_of_a_made_row_is_right_and_that_of_another_row_is_not(task):
     scorer = find_scorer(task.scorer)
-    rows = read_dataset(Made(task=task.rows, rows=2), columns=Columns(needed=scorer.COLUMNS)).documents
+    rows = read_dataset(GeneratedData(task=task.rows, rows=2), columns=Columns(needed=scorer.COLUMNS)).documents
     expected = [text_of(row.messages[-1]) for row in rows]
     question = Question(
         messages=rows[0].messages[:-1], expected=expected[0], origin=rows[0].origin, columns=rows[0].columns
@@ -114,7 +114,7 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
     expected, columns, right, wrong = ANSWERS[name]
     question = Question(messages=(text_message("user", "a"),), expected=expected, origin="here", columns=columns)
     scorer = find_scorer(name)
-    if isinstance(scorer, ChecksRows):
+    if isinstance(scorer, SupportsValidation):
         scorer.check(question)
     for answers in ([], [right], [right, wrong, right] * 20):
         verdicts = list(scorer.score(question, answers))

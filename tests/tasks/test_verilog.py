@@ -36,8 +36,8 @@ def test_each_problem_is_a_question_of_its_name_asked_as_the_prompt_says(dataset
 def test_a_testbench_that_cannot_be_compiled_here_is_no_fault_of_any_answer(dataset):
     questions = verilog.read_questions(dataset, prompt="official").questions
     judges = verilog.open_judges(questions)
-    assert list(judges.unscorable) == ["Prob002_broken"]
-    assert judges.unscorable["Prob002_broken"].startswith("its own reference does not pass: compile error")
+    assert list(judges.ungraded) == ["Prob002_broken"]
+    assert judges.ungraded["Prob002_broken"].startswith("its own reference does not pass: compile error")
     assert judges.sandboxed and judges.tool.startswith("Icarus Verilog")
     assert judges.score(questions[0], [RIGHT, RIGHT.replace("&", "|"), "no"])[0] == Verdict(right=True)
     wrong, none = judges.score(questions[0], [RIGHT.replace("&", "|"), "no"])

@@ -20,7 +20,7 @@ from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.compile import COMPILER_OPTIONS
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import make_mesh, mesh_sizes, micro_batches_on
-from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
 ROWS, LENGTH = 16, 128
 
@@ -50,7 +50,7 @@ def start_updates(checkpoint, micro_batches, mesh="auto", dropout=0.0, *, as_tra
                 model, nnx.from_flat_state([(path, leaf.replace(jax.device_put(start, leaf.get_value().sharding)))])
             )
     optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     slices = micro_batches_on(recipe, opened.variant, devices) if as_trained else micro_batches
     step = make_step(model, optimizer, lora=recipe.lora, seed=0, micro_batches=slices)
     given = (step.trained, step.moments, step.frozen, make_inputs(devices))

@@ -16,7 +16,7 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe.load import build_recipe
-from gemsmith.train.inputs import read_start_adapter, start_adapter_hash
+from gemsmith.train.inputs import load_init_adapter, start_adapter_hash
 from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import targets_of
@@ -159,7 +159,7 @@ def make_inputs(mesh):
 )
 def test_another_rank_or_scale_is_refused(saved, lora, message):
     with pytest.raises(RecipeError, match=message):
-        read_start_adapter(recipe_of(saved / "base", saved / "adapter", **lora), find_variant("tiny-12b"))
+        load_init_adapter(recipe_of(saved / "base", saved / "adapter", **lora), find_variant("tiny-12b"))
 
 
 def test_the_alpha_that_is_asked_for_is_the_one_that_is_taken(saved, tmp_path):
@@ -171,16 +171,16 @@ def test_the_alpha_that_is_asked_for_is_the_one_that_is_taken(saved, tmp_path):
     (tmp_path / "adapter_model.safetensors").write_bytes((saved / "adapter" / "adapter_model.safetensors").read_bytes())
     variant = find_variant("tiny-12b")
     with pytest.raises(RecipeError, match=r"set lora\.alpha=") as error:
-        read_start_adapter(recipe_of(saved / "base", tmp_path), variant)
+        load_init_adapter(recipe_of(saved / "base", tmp_path), variant)
     alpha = float(str(error.value).rpartition("=")[2])
-    assert read_start_adapter(recipe_of(saved / "base", tmp_path, alpha=alpha), variant).alpha == alpha
+    assert load_init_adapter(recipe_of(saved / "base", tmp_path, alpha=alpha), variant).alpha == alpha
 
 
 def test_modules_that_are_missing_or_too_many_are_listed(saved):
     with pytest.raises(CheckpointError, match=r"not asked for \(layers\.0\.mlp\.down_proj"):
-        read_start_adapter(recipe_of(saved / "base", saved / "adapter", targets=["q", "k"]), find_variant("tiny-12b"))
+        load_init_adapter(recipe_of(saved / "base", saved / "adapter", targets=["q", "k"]), find_variant("tiny-12b"))
     with pytest.raises(CheckpointError, match=r"train\.init_adapter.*missing \(layers\."):
-        read_start_adapter(recipe_of(saved / "base", saved / "adapter"), find_variant("tiny-31b"))
+        load_init_adapter(recipe_of(saved / "base", saved / "adapter"), find_variant("tiny-31b"))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_values_and_shapes_that_do_not_fit_are_refused(saved, tmp_path, change, 
     config = json.loads((saved / "adapter" / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=message):
-        read_start_adapter(recipe_of(saved / "base", tmp_path), find_variant("tiny-12b"))
+        load_init_adapter(recipe_of(saved / "base", tmp_path), find_variant("tiny-12b"))
 
 
 def test_a_recipe_without_one_starts_anew(small_recipe):
-    assert read_start_adapter(small_recipe(), find_variant("tiny-12b")) is None
+    assert load_init_adapter(small_recipe(), find_variant("tiny-12b")) is None
     assert start_adapter_hash(small_recipe()) is None

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.hardware.model import memory_of, on_chips, work_of
+from gemsmith.hardware.model import memory_of, on_chips, step_cost
 from gemsmith.hardware.model.step_time import attention_flops, matmul_flops
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.load import build_recipe
@@ -52,7 +52,7 @@ def stepped(tiny_checkpoint):
         step = make_step(
             model, nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), lora=recipe.lora, seed=0
         )
-        return model, step, on_chips(work_of(recipe, checkpoint.variant), "cpu", recipe)
+        return model, step, on_chips(step_cost(recipe, checkpoint.variant), "cpu", recipe)
 
     return make
 

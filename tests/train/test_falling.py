@@ -6,7 +6,7 @@ import pytest
 
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import TrainRecord, TrainStep
-from gemsmith.train.loss_checks import risen_notices, unfallen_notices
+from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "train.json"
 
@@ -33,7 +33,7 @@ def noisy(level, count, *, noise, seed=0):
 
 
 def both(found, chosen=None):
-    return unfallen_notices(found, chosen or recipe()), risen_notices(found, chosen or recipe())
+    return loss_plateau_warnings(found, chosen or recipe()), loss_increase_warnings(found, chosen or recipe())
 
 
 @pytest.mark.parametrize("count", [6, 20, 100, 1000])

@@ -10,7 +10,7 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Data, Lora
 from gemsmith.train.inputs import check_patching
 
@@ -26,7 +26,7 @@ def check(variant, images, *targets):
 
 
 def test_images_are_cut_as_the_checkpoint_takes_them():
-    assert check(TINY, [(WIDE,), ()]) == Patching(budget=70, patch=4, positions=128)
+    assert check(TINY, [(WIDE,), ()]) == PatchConfig(budget=70, patch=4, positions=128)
     assert check(TINY, ()) is None and check(find_variant("tiny-31b"), (), "all-linear") is None
 
 

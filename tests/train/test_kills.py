@@ -35,7 +35,7 @@ for _ in sys.stdin:
 MOMENTS = ("in a save", "after a save", "anywhere")
 
 
-def saved_steps(run):
+def checkpoint_steps(run):
     return [int(path.name) for path in run.checkpoints.glob("*") if path.name.isdigit()]
 
 
@@ -45,12 +45,12 @@ def half_saved(run):
 
 def wait_for(moment, run, chance):
     """Returns at such a moment, or after half a minute."""
-    before, deadline_s = max(saved_steps(run), default=0), time.monotonic() + 30
+    before, deadline_s = max(checkpoint_steps(run), default=0), time.monotonic() + 30
     if moment == "anywhere":
         time.sleep(chance.uniform(0, 5))
         return
     while time.monotonic() < deadline_s:
-        if max(saved_steps(run), default=0) > before and (moment == "after a save" or half_saved(run)):
+        if max(checkpoint_steps(run), default=0) > before and (moment == "after a save" or half_saved(run)):
             break
         time.sleep(0.001)
     time.sleep(chance.uniform(0, 0.02 if moment == "in a save" else 0.3))
@@ -75,7 +75,7 @@ def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare,
             halves += bool(half_saved(killed))
     assert ends == [-9] * kills, (tmp_path / "stderr").read_text()[-2000:]
     assert halves, "no kill fell into a save"
-    assert max(saved_steps(killed)) < 6 * kills
+    assert max(checkpoint_steps(killed)) < 6 * kills
     record = train(killed)
     assert record.resumed_at and not half_saved(killed)
     assert [step.loss for step in record.steps] == [step.loss for step in expected.steps]

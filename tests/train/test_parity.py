@@ -21,7 +21,7 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import make_mesh
-from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
 
 # Beyond the tiny variants' window of 64.
@@ -77,7 +77,7 @@ class Pair:
         model = nnx.merge(graph, state)
         model.execution = replace(model.execution, remat=remat)
         optimizer = nnx.Optimizer(model, make_optimizer(self.recipe.optimizer), wrt=nnx.LoRAParam)
-        nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+        nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
         return make_step(model, optimizer, lora=self.recipe.lora, seed=0)
 
     def by_name(self, flat):

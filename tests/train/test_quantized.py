@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemsmith.data import Batches
-from gemsmith.errors import Preempted, RunError
+from gemsmith.errors import RunError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.plan.aot.compile import lower_step
 from gemsmith.recipe.load import build_recipe
@@ -31,7 +31,7 @@ def test_a_run_on_nf4_learns_and_goes_on_with_the_same_bytes(prepare, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(Batches, "batch", stop)
-        with pytest.raises(Preempted):
+        with pytest.raises(Terminated):
             train(stopped)
     again = build_recipe(stopped.recipe.model_dump(mode="json"), ["train.dtype=int8"])
     with pytest.raises(RunError, match=r'train\.dtype is "nf4" there and "int8" here, and train has used it'):

@@ -5,14 +5,14 @@ import signal
 
 import pytest
 
-from gemsmith.errors import DataError, EngineError, Preempted
+from gemsmith.errors import DataError, EngineError, Terminated
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainStep
 from gemsmith.runs.run import Run
 from gemsmith.train import loop as session
-from gemsmith.train.loop import Facts, Outcome, Session, _per_s
+from gemsmith.train.loop import BackendInfo, Outcome, Session, _per_s
 
-GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "told_to_stop": False}
+GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "should_stop": False}
 
 
 class Still:
@@ -29,7 +29,7 @@ class Still:
     def prepare(self, session):
         self.session = session
 
-    def saved_steps(self):
+    def checkpoint_steps(self):
         return [step.step for step in self.session.log.steps]
 
     def delete_saved(self):
@@ -38,7 +38,7 @@ class Still:
     def facts(self):
         devices = ("NVIDIA H200",) * 8
         nothing = {"adapted": {}, "trained_parameters": 0, "mesh": {}, "attention": {}, "remat": "none", "hosts": 1}
-        return Facts(accelerators=devices, peak_memory_bytes=0, **nothing)
+        return BackendInfo(accelerators=devices, peak_memory_bytes=0, **nothing)
 
     def run(self):
         for number, changed in enumerate(self.outcomes, 1):
@@ -55,15 +55,15 @@ def session_of(small_recipe, tmp_path):
 
 
 def test_a_training_that_ends_before_its_last_step_was_stopped(session_of):
-    with pytest.raises(Preempted, match="step 2 is saved"):
-        session_of({}, {"told_to_stop": True}).train()
-    with pytest.raises(Preempted, match="no step is saved yet; continue with: gemsmith train"):
+    with pytest.raises(Terminated, match="step 2 is saved"):
+        session_of({}, {"should_stop": True}).train()
+    with pytest.raises(Terminated, match="no step is saved yet; continue with: gemsmith train"):
         session_of().train()
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_ctrl_c_names_the_step_that_is_saved(session_of, monkeypatch, asked):
-    attempt = session_of({}, {"told_to_stop": True})
+    attempt = session_of({}, {"should_stop": True})
     if asked:  # and the step saved, by the first Ctrl-C
         attempt.stopping.ask(signal.SIGINT)
     else:  # at once, by the second
@@ -86,7 +86,7 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
     monkeypatch.setattr(Session, "_sinks", lambda *_: ())
     monkeypatch.setattr(Session, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
     monkeypatch.setattr(session, "write_record", lambda *given: written.append(given))
-    with pytest.raises(Preempted, match="step 4 is saved"):
+    with pytest.raises(Terminated, match="step 4 is saved"):
         session.train_session(run, backend, steps=4, model="m", clock=None)
     assert len(written) == 1
 
@@ -128,7 +128,7 @@ def test_a_step_without_targets_or_of_a_bad_loss_is_not_logged(session_of):
 def test_what_was_saved_before_is_deleted_once_a_step_has_shown_that_training_works(session_of):
     attempt = session_of({}, {}, fresh=True)
     assert attempt._backend.deleted == 0
-    with pytest.raises(Preempted):
+    with pytest.raises(Terminated):
         attempt.train()
     assert attempt._backend.deleted == 1 and not attempt.fresh
 

@@ -27,7 +27,7 @@ from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.images import batch_images, image_shape
 from gemsmith.train.jax.mesh import make_mesh
-from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 from support.images import image_bytes
@@ -69,7 +69,7 @@ class Pair:
         self.mesh = make_mesh(self.recipe, self.variant)
         model = adapted_model(self.recipe, open_checkpoint(str(folder)), self.mesh, vision=True)
         optimizer = nnx.Optimizer(model, make_optimizer(self.recipe.optimizer), wrt=nnx.LoRAParam)
-        nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+        nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
         self.step = make_step(model, optimizer, lora=self.recipe.lora, seed=0, micro_batches=ROWS)
         self.trained, self.moments = self.step.trained, self.step.moments
         self.start_reference(folder)

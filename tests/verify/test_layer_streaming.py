@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.arch import class_names, find_variant, lora_targets
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.recipe.schema import Train
@@ -50,7 +50,7 @@ def test_images_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_pa
     for target in lora_targets(sees, ["all-linear"]):
         out, inner = target.shape
         a, b = (random.standard_normal(shape).astype(np.float32) / 4 for shape in ((4, inner), (out, 4)))
-        modules[target.module] = LowRank(a=a, b=b)
+        modules[target.module] = LoraPair(a=a, b=b)
     adapter = replace(adapter, modules=modules)
     write_peft_adapter(adapter, tmp_path / "adapter", "base", class_names=class_names(sees))
     prompts = [image_prompt(base, None, 0, 0)]

@@ -16,8 +16,8 @@ def test_the_share_of_the_gain_that_is_lost():
 
 
 def test_all_three_losses_are_said_and_nothing_else_where_little_is_lost():
-    check, notices = check_losses(losses(7.110), dtype="nf4", original=True)
-    assert check.passed and not notices
+    check, warnings = check_losses(losses(7.110), dtype="nf4", original=True)
+    assert check.passed and not warnings
     assert check.detail == (
         "base 7.470 as it was trained on (nf4), trained 7.102, exported 7.110, over 412 targets that were trained on"
     )
@@ -37,5 +37,5 @@ def test_what_rounding_loses_is_told_and_never_a_failure():
 
 
 def test_a_gain_within_noise_is_not_spoken_of():
-    check, notices = check_losses(losses(7.109, base=7.103, trained=7.102), dtype="bfloat16", original=False)
-    assert check.passed and not notices
+    check, warnings = check_losses(losses(7.109, base=7.103, trained=7.102), dtype="bfloat16", original=False)
+    assert check.passed and not warnings

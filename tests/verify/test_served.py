@@ -11,7 +11,7 @@ from gemsmith.errors import EngineError, MachineError, VerifyError
 from gemsmith.export.stage import export
 from gemsmith.runs.records import Check
 from gemsmith.serve.client.chat import AnswerTokens
-from gemsmith.serve.settings import find_engine
+from gemsmith.serve.settings import find_vllm
 from gemsmith.verify import served
 from gemsmith.verify.served import _agrees, _ask, _differs, check_served_folder, gap_at_parting
 from gemsmith.verify.stage import verify
@@ -118,7 +118,7 @@ class TestWithVllm:
     @pytest.fixture(autouse=True)
     def _needs_vllm(self):
         try:
-            find_engine()
+            find_vllm()
         except MachineError as error:
             pytest.skip(str(error))
 
@@ -128,14 +128,14 @@ class TestWithVllm:
         import numpy as np
 
         from gemsmith.arch import find_variant, lora_targets
-        from gemsmith.checkpoints.peft import Adapter, LowRank, write_peft_adapter
+        from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
         from gemsmith.export.stage import export_peft
 
         random, modules = np.random.default_rng(0), {}
         for target in lora_targets(find_variant("tiny-31b")):
             out, inner = target.shape
             a, b = random.uniform(-1, 1, (4, inner)) / np.sqrt(inner), 0.1 * random.standard_normal((out, 4))
-            modules[target.module] = LowRank(a=a.astype(np.float32), b=b.astype(np.float32))
+            modules[target.module] = LoraPair(a=a.astype(np.float32), b=b.astype(np.float32))
         write_peft_adapter(Adapter(modules=modules, rank=4, alpha=8.0), tmp_path / "adapter", "base")
         export_peft(str(tiny_checkpoint("tiny-31b", "float32")), tmp_path / "adapter", tmp_path / "out")
         return tmp_path / "out"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.peft import LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.data import prepare_data
 from gemsmith.errors import CheckpointError, VerifyError
@@ -269,7 +269,7 @@ def test_another_scale_than_the_trained_one_fails(exported):
 
 def test_an_adapter_of_zeros_fails(exported, adapter_of):
     adapter = adapter_of("tiny-12b")
-    zero = {name: LowRank(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
+    zero = {name: LoraPair(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
     write_peft_adapter(type(adapter)(modules=zero, rank=adapter.rank, alpha=adapter.alpha), exported.adapter, "base")
     record_again(exported)
     names = failed(exported)
@@ -279,7 +279,7 @@ def test_an_adapter_of_zeros_fails(exported, adapter_of):
 
 def test_a_zero_adapter_is_never_exported(make_run, adapter_of):
     adapter = adapter_of("tiny-12b")
-    zero = {name: LowRank(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
+    zero = {name: LoraPair(a=pair.a, b=np.zeros_like(pair.b)) for name, pair in adapter.modules.items()}
     run = make_run(steps={1: type(adapter)(modules=zero, rank=adapter.rank, alpha=adapter.alpha)})
     with pytest.raises(CheckpointError, match="all zero"):
         export(run)
@@ -304,7 +304,7 @@ def test_logits_tell_a_wrong_merge_by_themselves(exported, monkeypatch):
     write_bytes(exported, UP, bytes(2000))
     record_again(exported)
     monkeypatch.setattr(
-        verify_module, "recompute", lambda *arguments: verify_module.Recomputed(problems=(), rounded_away=None)
+        verify_module, "recompute", lambda *arguments: verify_module.Recomputed(problems=(), rounding_loss=None)
     )
     names = failed(exported)
     assert names.keys() == {"logits"}

@@ -11,7 +11,7 @@ from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval, refused_scores
 from gemsmith.analysis.sides import STALE, WAYS, Cell, Side
 from gemsmith.bench.cell import count_requests
-from gemsmith.errors import InputError, nearest
+from gemsmith.errors import InputError, suggest
 from gemsmith.recipe.load_grids import BURST, GRIDS, Load
 from gemsmith.runs.records import Part
 
@@ -153,7 +153,7 @@ class Comparison(Part):
     alike: int
     """Conditions that all sides say alike."""
     pairs: tuple[Pair, ...]
-    notices: tuple[str, ...]
+    warnings: tuple[str, ...]
     """What is missing, and what a side's own numbers contradict."""
 
 
@@ -168,7 +168,7 @@ def compare_sides(
     known = dict.fromkeys(name for side in sides for name in side.conditions)
     for name in about:
         if name not in known:
-            raise InputError(f"--about {name}: no run says that{nearest(name, known)}; give a key of the recipe")
+            raise InputError(f"--about {name}: no run says that{suggest(name, known)}; give a key of the recipe")
     asked = tuple(about) or _only_key(find_differences(sides, ()))
     differences = find_differences(sides, asked)
     return Comparison(
@@ -181,7 +181,7 @@ def compare_sides(
             for place, first in enumerate(sides[:against], 1)
             for other in sides[place:]
         ),
-        notices=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
+        warnings=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
         if not sides[1:]
         else tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
     )

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from gemsmith.analysis.sides import Rate, Side, Way, served_where_trained
-from gemsmith.analysis.summary import Findings, fastest_cell, stage_s, trained_tokens
+from gemsmith.analysis.summary import RunRecords, fastest_cell, stage_s, trained_tokens
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import Part
@@ -37,7 +37,7 @@ class Price:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class ActualCost:
     """Dollars of the stages that ran on the machine that trained."""
 
     price: Price
@@ -53,14 +53,14 @@ class Spent:
         return sum(self.stages.values())
 
 
-def trained_machine(findings: Findings) -> MachinePlan | None:
+def trained_machine(findings: RunRecords) -> MachinePlan | None:
     """The plan's row of the machine that trained; None where the record does not name it, or the plan has it not."""
     trained_on = findings.train.machine if findings.train else None
     machines = findings.plan.machines if findings.plan else ()
     return next((machine for machine in machines if machine.name == trained_on), None)
 
 
-def spent(findings: Findings) -> Spent | None:
+def actual_cost(findings: RunRecords) -> ActualCost | None:
     """None where it is not known which machine of the plan trained, or the plan has no price of it."""
     machine, train = trained_machine(findings), findings.train
     if machine is None or machine.price is None or train is None:
@@ -77,7 +77,7 @@ def spent(findings: Findings) -> Spent | None:
         if record.origin.machine.is_computer_of(there)
     }
     tokens, training = trained_tokens(train), stages["train"]
-    return Spent(
+    return ActualCost(
         price=price,
         stages=stages,
         training=training,

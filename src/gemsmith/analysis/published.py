@@ -73,7 +73,7 @@ class Published(Part):
     """Side -> `train` and `serve` -> machine and region of the hardware catalog."""
 
 
-class Redrawn(Part):
+class Reanalysis(Part):
     """A published comparison, drawn again."""
 
     title: str
@@ -91,9 +91,9 @@ def read_published(file: Path = PAPER) -> Published:
     return Published.model_validate(parse_yaml(file.read_text(encoding="utf-8"), str(file)))
 
 
-def redraw(
+def reanalyze(
     published: Published, own: Sequence[Side] = (), *, about: Sequence[str] = (), hours: Sequence[float] = HOURS
-) -> Redrawn:
+) -> Reanalysis:
     """The comparison by the code that compares runs, and every claim with what the figures say.
 
     `own`: runs that each of the two sides is compared with, too. `about`: default the machines. Raises InputError for
@@ -114,7 +114,7 @@ def redraw(
         for claim in published.claims
         for said, found, holds in [_judge(claim, published, judged, catalog)]
     ]
-    return Redrawn(
+    return Reanalysis(
         title=published.title,
         read=published.read,
         comparison=comparison,

@@ -269,7 +269,7 @@ def _data(data: DataRecord | None) -> Conditions:
     yield "data:packing_efficiency", data.packing_efficiency
     yield "data:rows", data.rows
     yield "data:seed", data.origin.seed
-    yield "data:checkpoint_sha256", data.origin.made_from.get("checkpoint")
+    yield "data:checkpoint_sha256", data.origin.inputs_sha256.get("checkpoint")
 
 
 def _train(train: TrainRecord | None) -> Conditions:
@@ -389,7 +389,7 @@ def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
         return ()
     if scores.tasks:
         return tuple(score for task in scores.tasks for score in _task_scores(task))
-    task = f"{scores.scorer}, questions {scores.origin.made_from.get('questions', 'not recorded')[:12]}"
+    task = f"{scores.scorer}, questions {scores.origin.inputs_sha256.get('questions', 'not recorded')[:12]}"
     both = (("base", scores.base), ("tuned", scores.tuned))
     return tuple(_score(task, f"{scores.scorer}, {model}", score) for model, score in both)
 
@@ -428,7 +428,7 @@ def _by_question(found: ModelResult) -> dict[str, float]:
     return {
         problem.name: problem.passed / problem.samples
         for problem in found.problems
-        if problem.samples and problem.unscorable is None
+        if problem.samples and problem.ungraded is None
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
-from gemsmith.evals.metrics import SIGNIFICANT, describe_change
+from gemsmith.evals.metrics import SIGNIFICANT, format_mcnemar
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
@@ -27,7 +27,7 @@ from gemsmith.runs.records import (
     VerifyRecord,
     read_record_file,
 )
-from gemsmith.runs.run import Run, find_run, made_from, read_record, unproven_keys
+from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, plain, rate
 from gemsmith.train.logging import trained_s
@@ -36,7 +36,7 @@ _NAMED_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class RunRecords:
     """The records of a run, None where there is none that can be read; `problems` or `left_out` says why."""
 
     run: Run
@@ -77,7 +77,7 @@ class Notice:
     text: str
 
 
-def read_findings(run: Run) -> Findings:
+def read_findings(run: Run) -> RunRecords:
     """All records of a run directory. A missing or unreadable one becomes an entry of `problems`, never an error."""
     records: dict[str, Record | None] = {}
     problems: dict[str, str] = {}
@@ -95,7 +95,7 @@ def read_findings(run: Run) -> Findings:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
     stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
     lm_eval = _read_lm_eval(run, problems)
-    return Findings(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
+    return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
 
 
 def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
@@ -117,36 +117,36 @@ def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
     return f"{run.record_file(stage)}: cannot be read ({reason}); remove it, then run: gemsmith {stage}"
 
 
-def find_notices(findings: Findings) -> list[Notice]:
+def find_notices(findings: RunRecords) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
-    notices = [*_training_notices(findings), *_checking_notices(findings)]
+    warnings = [*_training_notices(findings), *_checking_notices(findings)]
     for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
-        notices += [Notice(critical=True, text=text) for text in record.critical_warnings]
-        notices += [
-            Notice(critical=False, text=text) for text in record.notices if not _said_again(text, record, findings)
+        warnings += [Notice(critical=True, text=text) for text in record.critical_warnings]
+        warnings += [
+            Notice(critical=False, text=text) for text in record.warnings if not _said_again(text, record, findings)
         ]
     side = side_of_run("", "", findings.run.recipe, findings.records())
     floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
-    notices += [Notice(critical=False, text=f"The load test: {line}") for line in floors]
+    warnings += [Notice(critical=False, text=f"The load test: {line}") for line in floors]
     if findings.stale:
         text = (
             "Made from other settings or an earlier record than those now in the run directory: "
             f"{', '.join(findings.stale)}."
         )
-        notices.append(Notice(critical=False, text=text))
+        warnings.append(Notice(critical=False, text=text))
     if findings.problems:
-        notices.append(
+        warnings.append(
             Notice(critical=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
         )
-    return sorted(notices, key=lambda notice: not notice.critical)
+    return sorted(warnings, key=lambda notice: not notice.critical)
 
 
-def _checking_notices(findings: Findings) -> list[Notice]:
+def _checking_notices(findings: RunRecords) -> list[Notice]:
     """Of verification, the load test and the scores."""
-    notices = []
+    warnings = []
     if findings.verify and not findings.verify.passed:
         failed = [check.name for check in findings.verify.checks if check.passed is False]
-        notices.append(
+        warnings.append(
             Notice(
                 critical=True,
                 text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
@@ -160,32 +160,32 @@ def _checking_notices(findings: Findings) -> list[Notice]:
             f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
             "the others."
         )
-        notices.append(Notice(critical=False, text=text))
+        warnings.append(Notice(critical=False, text=text))
     if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
-        notices.append(Notice(critical=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+        warnings.append(Notice(critical=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
         text = (
             f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
             "the tuned model)."
         )
-        notices.append(Notice(critical=False, text=text))
-    return notices
+        warnings.append(Notice(critical=False, text=text))
+    return warnings
 
 
-def _training_notices(findings: Findings) -> list[Notice]:
-    notices = []
+def _training_notices(findings: RunRecords) -> list[Notice]:
+    warnings = []
     if findings.train and not losses_are_finite(findings.train):
-        notices.append(
+        warnings.append(
             Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
         )
     if findings.train and findings.train.skipped:
         text = (
             f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
         )
-        notices.append(Notice(critical=False, text=text))
+        warnings.append(Notice(critical=False, text=text))
     if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
-        notices.append(Notice(critical=False, text=f"The loss had a spike at {_steps(spikes)}."))
-    return notices
+        warnings.append(Notice(critical=False, text=f"The loss had a spike at {_steps(spikes)}."))
+    return warnings
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
@@ -256,7 +256,7 @@ def trained_tokens(train: TrainRecord) -> int:
     return sum(step.real_tokens for step in train.steps)
 
 
-def total_s(findings: Findings) -> float:
+def total_s(findings: RunRecords) -> float:
     """Seconds that the recorded stages took, one after the other."""
     return sum(map(stage_s, findings.records().values()))
 
@@ -275,7 +275,7 @@ def verdict(scores: EvalRecord) -> str:
     if scores.tasks and scores.rows_better is None:
         return scores.tasks[0].difference.summary
     if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
-        rows = describe_change(scores.rows_better, scores.rows_worse, scores.p_value)
+        rows = format_mcnemar(scores.rows_better, scores.rows_worse, scores.p_value)
         if scores.p_value >= SIGNIFICANT:
             return f"This evaluation does not tell the two apart: {rows}."
         return f"The tuned model is {'better' if scores.rows_better > scores.rows_worse else 'worse'}: {rows}."
@@ -286,7 +286,7 @@ def verdict(scores: EvalRecord) -> str:
     return "The intervals overlap: this evaluation does not tell the two apart."
 
 
-def _said_again(text: str, record: Record, findings: Findings) -> bool:
+def _said_again(text: str, record: Record, findings: RunRecords) -> bool:
     """Whether the data stage says it of held-out rows that eval has looked at itself since.
 
     They may have been others.
@@ -296,7 +296,9 @@ def _said_again(text: str, record: Record, findings: Findings) -> bool:
 
 def _is_stale(run: Run, record: Record) -> bool:
     """Whether something that the record was made from is no longer what it was."""
-    return any(record.origin.made_from.get(name) != value for name, value in made_from(run, record.stage).items())
+    return any(
+        record.origin.inputs_sha256.get(name) != value for name, value in inputs_sha256(run, record.stage).items()
+    )
 
 
 _READ = ("data", "train", "export", "bench", "eval")
@@ -388,7 +390,7 @@ def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: 
         )
 
 
-def _missing(findings: Findings, run: Run) -> tuple[str, ...]:
+def _missing(findings: RunRecords, run: Run) -> tuple[str, ...]:
     absent = [stage for stage in findings.problems if not run.record_file(stage).exists()]
     lines = [f"no record of {', '.join(absent)}; gemsmith run {run.path} makes them."] if absent else []
     lines += [line for stage, line in findings.problems.items() if stage not in absent]

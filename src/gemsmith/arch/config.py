@@ -65,7 +65,7 @@ class Variant:
     head_dim: int = 256
     global_head_dim: int = 512
     sliding_window: int = 1024
-    k_is_v: bool = False
+    attention_k_eq_v: bool = False
     per_layer_input: int = 0
     kv_shared_layers: int = 0
     wide_shared_mlp: bool = False
@@ -104,7 +104,7 @@ class Variant:
 
     def has_v(self, layer: int) -> bool:
         """Whether the layer has a value projection of its own; where K = V it has none."""
-        return not self.shares_kv(layer) and not (self.k_is_v and self.is_global(layer))
+        return not self.shares_kv(layer) and not (self.attention_k_eq_v and self.is_global(layer))
 
     @cached_property
     def scan_blocks(self) -> tuple[ScanBlocks, ...]:
@@ -146,7 +146,7 @@ class Variant:
             "model_type": f"{self.model_type}_text",
             "attention_bias": False,
             "attention_dropout": 0.0,
-            "attention_k_eq_v": self.k_is_v,
+            "attention_k_eq_v": self.attention_k_eq_v,
             "bos_token_id": 2,
             "eos_token_id": 1,
             "pad_token_id": 0,
@@ -160,7 +160,7 @@ class Variant:
             "layer_types": self.layer_types,
             "max_position_embeddings": self.context,
             "num_attention_heads": self.heads,
-            "num_global_key_value_heads": self.global_kv_heads if self.k_is_v else None,
+            "num_global_key_value_heads": self.global_kv_heads if self.attention_k_eq_v else None,
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,
             "num_kv_shared_layers": self.kv_shared_layers,
@@ -240,7 +240,7 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
         head_dim=text["head_dim"],
         global_head_dim=global_head_dim,
         sliding_window=text["sliding_window"],
-        k_is_v=bool(text["attention_k_eq_v"]),
+        attention_k_eq_v=bool(text["attention_k_eq_v"]),
         per_layer_input=text.get("hidden_size_per_layer_input") or 0,
         kv_shared_layers=text.get("num_kv_shared_layers") or 0,
         wide_shared_mlp=bool(text.get("use_double_wide_mlp")),

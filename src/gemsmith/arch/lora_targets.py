@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gemsmith.arch.config import Variant
 from gemsmith.arch.tensors import LORA_KINDS, Tensor, text_tensors, vision_tensors
 from gemsmith.arch.vision_config import VisionTower
-from gemsmith.errors import RecipeError, nearest
+from gemsmith.errors import RecipeError, suggest
 
 VISION = "vision"
 """The kind of all projections of a vision tower's layers, and of the one from its width to the text model's."""
@@ -28,7 +28,7 @@ def lora_targets(variant: Variant, kinds: Sequence[str] = LORA_KINDS) -> list[Te
     allowed = (*ALL_KINDS, ALL_LINEAR)
     for kind in kinds:
         if kind not in allowed:
-            near = nearest(kind.rpartition(".")[2].removesuffix("_proj"), allowed)  # PEFT's name is self_attn.q_proj
+            near = suggest(kind.rpartition(".")[2].removesuffix("_proj"), allowed)  # PEFT's name is self_attn.q_proj
             raise RecipeError(f"lora.targets: {kind!r} matches nothing{near}; allowed: {', '.join(allowed)}")
     if not kinds:
         raise RecipeError(f"lora.targets is empty, so nothing would be trained; allowed: {', '.join(allowed)}")
@@ -82,11 +82,11 @@ def block_of(inputs: int, kind: str) -> int:
     return math.gcd(inputs, BLOCK) if kind == "nf4" else inputs
 
 
-def held_bytes(tensor: Tensor, dtype: str) -> float:
+def disk_bytes(tensor: Tensor, dtype: str) -> float:
     """Of the tensor in a base of `train.dtype`; scales are bfloat16.
 
     >>> up = Tensor(name="up", shape=(21504, 5376), role="up")
-    >>> [8 * held_bytes(up, dtype) / up.size for dtype in ("bfloat16", "nf4")]
+    >>> [8 * disk_bytes(up, dtype) / up.size for dtype in ("bfloat16", "nf4")]
     [16.0, 4.25]
     """
     if dtype not in KINDS or not is_quantized(tensor):

@@ -97,7 +97,7 @@ def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
         (_MODULES["up"], (ffn, hidden), "up", False),
         (_MODULES["down"], (hidden, ffn), "down", False),
     ]
-    if variant.has_v(layer) or (shares and not (variant.k_is_v and variant.is_global(layer))):
+    if variant.has_v(layer) or (shares and not (variant.attention_k_eq_v and variant.is_global(layer))):
         rows.append((_MODULES["v"], (variant.kv_heads_of(layer) * head_dim, hidden), "v", shares))
     if variant.per_layer_input:
         rows += [

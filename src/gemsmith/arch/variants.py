@@ -6,7 +6,7 @@ tests/arch.
 
 from gemsmith.arch.config import Variant
 from gemsmith.arch.vision_config import PatchProjection, VisionTower
-from gemsmith.errors import RecipeError, nearest
+from gemsmith.errors import RecipeError, suggest
 
 _SMALL_TOWER = VisionTower(layers=16, embed_dim=768, ffn=3072, heads=12, head_dim=64, clips=True)
 _LARGE_TOWER = VisionTower(layers=27, embed_dim=1152, ffn=4304, heads=16, head_dim=72, standardizes=True)
@@ -52,7 +52,7 @@ _12B = Variant(
     heads=16,
     kv_heads=8,
     global_kv_heads=1,
-    k_is_v=True,
+    attention_k_eq_v=True,
     bidirectional_images=True,
     model_type="gemma4_unified",
     vision=PatchProjection(embed_dim=3840),
@@ -67,7 +67,7 @@ _26B_A4B = Variant(
     heads=16,
     kv_heads=8,
     global_kv_heads=2,
-    k_is_v=True,
+    attention_k_eq_v=True,
     experts=128,
     experts_per_token=8,
     expert_ffn=704,
@@ -84,7 +84,7 @@ _31B = Variant(
     heads=32,
     kv_heads=16,
     global_kv_heads=4,
-    k_is_v=True,
+    attention_k_eq_v=True,
     bidirectional_images=True,
     vision=_LARGE_TOWER,
     hub_ids=("google/gemma-4-31B", "google/gemma-4-31B-it"),
@@ -104,7 +104,7 @@ _TINY_31B = Variant(
     head_dim=32,
     global_head_dim=64,
     sliding_window=64,
-    k_is_v=True,
+    attention_k_eq_v=True,
     bidirectional_images=True,
     vocabulary=1024,
     context=2048,
@@ -139,7 +139,7 @@ _TINY_26B_A4B = Variant(
     head_dim=32,
     global_head_dim=64,
     sliding_window=64,
-    k_is_v=True,
+    attention_k_eq_v=True,
     experts=8,
     experts_per_token=2,
     expert_ffn=32,
@@ -159,7 +159,7 @@ _TINY_12B = Variant(
     head_dim=32,
     global_head_dim=64,
     sliding_window=64,
-    k_is_v=True,
+    attention_k_eq_v=True,
     bidirectional_images=True,
     model_type="gemma4_unified",
     vocabulary=1024,
@@ -175,7 +175,7 @@ VARIANTS: dict[str, Variant] = {
 def find_variant(name: str) -> Variant:
     """The variant of that name. Raises RecipeError with the names that exist."""
     if name not in VARIANTS:
-        raise RecipeError(f"model: {name!r} is not known{nearest(name, VARIANTS)}; allowed: {', '.join(VARIANTS)}")
+        raise RecipeError(f"model: {name!r} is not known{suggest(name, VARIANTS)}; allowed: {', '.join(VARIANTS)}")
     return VARIANTS[name]
 
 

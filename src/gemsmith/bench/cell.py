@@ -61,13 +61,13 @@ def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Cou
 
 # The client ends every request in time, and is given up itself where no token has come for this much longer; it may be
 # waiting for its next request, whose distance is random: none in 10^8 is more than 20 times the mean.
-QUIET_S, GAPS = 60.0, 20
+IDLE_TIMEOUT_S, GAPS = 60.0, 20
 # Causes, as client.py names them, of answers that ended before, or after, all their tokens had come.
 CUTS = ("cut stream", "wrong length")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class LoadSpec:
     """One cell of the sweep, as asked for."""
 
     number: int
@@ -94,9 +94,11 @@ class Ask:
         return f"{self._stem}-prompts.jsonl"
 
     @property
-    def quiet_s(self) -> float:
+    def idle_timeout_s(self) -> float:
         """For how long it is believable that no token comes."""
-        return self.timeout_s + QUIET_S + (0 if self.load.request_rate == BURST else GAPS / self.load.request_rate)
+        return (
+            self.timeout_s + IDLE_TIMEOUT_S + (0 if self.load.request_rate == BURST else GAPS / self.load.request_rate)
+        )
 
     @property
     def _stem(self) -> str:
@@ -114,7 +116,7 @@ class _Request:
     error: str
 
 
-def plan_cells(bench_: Bench, seed: int) -> list[Ask]:
+def plan_cells(bench_: Bench, seed: int) -> list[LoadSpec]:
     """The cells in order: each pair of lengths from its lowest rate on, so that what cannot be met is known at once."""
     loads = bench_.plan.loads
     pairs = list(dict.fromkeys((load.input_tokens, load.output_tokens) for load in loads))
@@ -122,11 +124,11 @@ def plan_cells(bench_: Bench, seed: int) -> list[Ask]:
     return [make_ask(bench_, load, seed, number=number) for number, load in enumerate(ordered, start=1)]
 
 
-def make_ask(bench_: Bench, load: Load, seed: int, *, number: int, probe: bool = False) -> Ask:
+def make_ask(bench_: Bench, load: Load, seed: int, *, number: int, probe: bool = False) -> LoadSpec:
     """A cell of that load. Its own seed follows from the load, so that it is the same cell in another place."""
     prompts = bench_.prompts if bench_.grid == "own" else None
     text = json.dumps([seed, asdict(load)])
-    return Ask(
+    return LoadSpec(
         number=number,
         load=load,
         count=count_requests(load, bench_.plan, prompts=prompts),
@@ -144,7 +146,7 @@ def describe_load(load: Load) -> str:
     return f"{load.input_tokens} tokens in {rate}{limit}"
 
 
-def read_cell(ask: Ask, result: Any, slo: Slo | None = None) -> BenchCell:
+def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
     """The cell that a detailed result of `vllm bench serve` tells, from measured requests that got all their tokens.
 
     Token counts are those the server reported. The others are counted under their causes. Raises EngineError where the
@@ -211,21 +213,21 @@ def describe_failures(failures: Mapping[str, int]) -> str:
 
 def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
     """What must be known before the numbers: how many requests are in none of them, and why."""
-    notices = []
+    warnings = []
     if failures := count_failures(cells):
         asked = sum(asked_of(cell) for cell in cells)
-        notices.append(
+        warnings.append(
             f"{failures.total()} of {asked} requests of the load test were not answered whole "
             f"({describe_failures(failures)}); no latency and no rate counts them."
         )
     if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
-        notices.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
+        warnings.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
     if behind := [cell for cell in cells if _is_behind(cell)]:
-        notices.append(
+        warnings.append(
             f"In {len(behind)} of {len(cells)} cells fewer than 90 % of the requests asked for a second were answered: "
             "the server fell behind, and TTFT there grows with the number of requests."
         )
-    return tuple(notices)
+    return tuple(warnings)
 
 
 def _is_behind(cell: BenchCell) -> bool:
@@ -266,13 +268,13 @@ def _reason(error: Exception) -> str:
     return f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
 
 
-def _cause(request: _Request, ask: Ask) -> str | None:
+def _cause(request: _Request, ask: LoadSpec) -> str | None:
     if request.error:
         return request.error.partition(":")[0]
     return None if request.output_tokens == ask.load.output_tokens else "wrong length"
 
 
-def _count_causes(requests: Sequence[_Request], ask: Ask) -> dict[str, int]:
+def _count_causes(requests: Sequence[_Request], ask: LoadSpec) -> dict[str, int]:
     return dict(Counter(cause for request in requests if (cause := _cause(request, ask))))
 
 

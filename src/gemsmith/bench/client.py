@@ -42,7 +42,7 @@ CONNECTION, TIMEOUT, CUT, JSON, USAGE, LENGTH = (
 
 
 @dataclass
-class Note:
+class StreamObservation:
     """What was seen of one request while vLLM's client made it."""
 
     status: int | None = None
@@ -59,7 +59,7 @@ class Session:
     """vLLM's session, which tells what comes back."""
 
     session: Any
-    note: Note
+    note: StreamObservation
 
     @contextlib.asynccontextmanager
     async def post(self, **asked: Any) -> AsyncIterator[Any]:
@@ -81,10 +81,10 @@ class Cell:
 
 
 CELL = Cell()
-NOTE: ContextVar[Note] = ContextVar("NOTE")
+NOTE: ContextVar[StreamObservation] = ContextVar("NOTE")
 
 
-def with_cause(request: RequestFunc) -> RequestFunc:
+def annotate_failure(request: RequestFunc) -> RequestFunc:
     """The same request, ended by the cell's timeout, and failed with `cause: detail` where it lacks tokens.
 
     To vLLM's client a stream that ends early is a completed request, an answer of status 500 has no status, and where
@@ -92,7 +92,7 @@ def with_cause(request: RequestFunc) -> RequestFunc:
     """
 
     async def noted(*, request_func_input: Any, session: Any, pbar: Any = None) -> RequestFuncOutput:
-        note, begin_s = Note(), time.perf_counter()
+        note, begin_s = StreamObservation(), time.perf_counter()
         NOTE.set(note)
         try:
             async with asyncio.timeout(CELL.timeout_s):
@@ -108,7 +108,7 @@ def with_cause(request: RequestFunc) -> RequestFunc:
     return noted
 
 
-def without_role(request: RequestFunc) -> RequestFunc:
+def drop_role_chunk(request: RequestFunc) -> RequestFunc:
     """The same chat request, whose first message names the role and holds no token.
 
     vLLM sends it with the first token, so TTFT is right, and what lies between the two is no ITL.
@@ -122,7 +122,7 @@ def without_role(request: RequestFunc) -> RequestFunc:
     return timed
 
 
-def find_cause(note: Note, output: RequestFuncOutput, *, asked: int) -> str | None:
+def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int) -> str | None:
     """Why a request has not got all the tokens that it asked for; None where it has."""
     found: str | None = None
     if isinstance(note.error, TimeoutError):
@@ -150,7 +150,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and value > 0
 
 
-def _detail(note: Note, output: RequestFuncOutput, asked: int) -> str:
+def _detail(note: StreamObservation, output: RequestFuncOutput, asked: int) -> str:
     """One line."""
     if note.error is not None:
         return " ".join(f"{type(note.error).__name__} {note.error}".split())
@@ -226,7 +226,7 @@ if __name__ == "__main__":
     # Each request under way is an open file.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    ASYNC_REQUEST_FUNCS["openai"] = with_cause(ASYNC_REQUEST_FUNCS["openai"])
-    ASYNC_REQUEST_FUNCS["openai-chat"] = with_cause(without_role(ASYNC_REQUEST_FUNCS["openai-chat"]))
+    ASYNC_REQUEST_FUNCS["openai"] = annotate_failure(ASYNC_REQUEST_FUNCS["openai"])
+    ASYNC_REQUEST_FUNCS["openai-chat"] = annotate_failure(drop_role_chunk(ASYNC_REQUEST_FUNCS["openai-chat"]))
     tell_when_heard(Path(sys.argv[2]))
     run_cells(Path(sys.argv[1]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith.bench.cell import Ask
+from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.requests import ImageRows, make_prompts
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST
@@ -18,7 +18,7 @@ from gemsmith.serve.client.endpoint import Endpoint, api_key
 from gemsmith.serve.settings import clean_environment
 from gemsmith.serve.vllm_issues import ON_CPU
 from gemsmith.system.files import sha256_file, write_text
-from gemsmith.system.process import guarded, last_lines, refuse_full_disk
+from gemsmith.system.process import last_lines, refuse_full_disk, supervised
 
 CLIENT = Path(__file__).with_name("client.py")
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -56,11 +56,11 @@ def running_client(
     write_text(asked, "")
     heard.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
-    with guarded(command, environment=_environment(), log=folder / LOG, grace_s=GRACE_S) as process:
+    with supervised(command, environment=_environment(), log=folder / LOG, grace_s=GRACE_S) as process:
         yield Client(endpoint=endpoint, folder=folder, process=process, rows=rows)
 
 
-def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _: None) -> Any:
+def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lambda _: None) -> Any:
     """What the client saved of one cell, and `prompts_sha256`.
 
     `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
@@ -82,7 +82,7 @@ def measure(client: Client, ask: Ask, *, heard: Callable[[int], None] = lambda _
     return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
 
 
-def client_arguments(endpoint: Endpoint, ask: Ask, folder: Path, *, images: bool = False) -> list[str]:
+def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images: bool = False) -> list[str]:
     """The arguments of `vllm bench serve` for one cell; prompts with images are chats, which take them in parts."""
     load = ask.load
     asked = {
@@ -125,7 +125,7 @@ def failure_lines(log: Path) -> str:
     return "\n".join(line[:300] for line in lines if line.startswith("Error ")) or last_lines(log)
 
 
-def _wait_for(client: Client, ask: Ask, heard: Callable[[int], None]) -> Any:
+def _wait_for(client: Client, ask: LoadSpec, heard: Callable[[int], None]) -> Any:
     """The cell's result once it is there whole."""
     before, heard_s = _heard(client), time.monotonic()
     while True:
@@ -143,10 +143,10 @@ def _wait_for(client: Client, ask: Ask, heard: Callable[[int], None]) -> Any:
         if (now := _heard(client)) != before:
             before, heard_s = now, time.monotonic()
             heard(now[1] if now else 0)
-        if time.monotonic() - heard_s > ask.quiet_s:
+        if time.monotonic() - heard_s > ask.idle_timeout_s:
             raise EngineError(
-                f"bench: {ask}: no token has come for {ask.quiet_s:.0f} s, and vLLM's bench client has not ended its "
-                f"requests; see {client.log}"
+                f"bench: {ask}: no token has come for {ask.idle_timeout_s:.0f} s, and vLLM's bench client has not "
+                f"ended its requests; see {client.log}"
             )
         time.sleep(POLL_S)
 
@@ -160,7 +160,7 @@ def _heard(client: Client) -> tuple[int, int] | None:
         return None
 
 
-def _prompt_rows(checkpoint: Path, ask: Ask) -> str:
+def _prompt_rows(checkpoint: Path, ask: LoadSpec) -> str:
     prompts = make_prompts(checkpoint, tokens=ask.load.input_tokens, prompts=ask.requests, seed=ask.seed)
     return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
 

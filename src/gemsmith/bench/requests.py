@@ -28,7 +28,7 @@ from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.images.patches import Patching, read_patching
+from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchImages
 from gemsmith.serve.client.chat import api_messages
@@ -119,7 +119,7 @@ class ImageRows:
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]
     """Tokens of each prompt as training renders it, soft tokens counted."""
-    patching: Patching
+    patching: PatchConfig
 
     @property
     def mean_tokens(self) -> int:

@@ -17,11 +17,11 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.schema import Bench, Recipe
 from gemsmith.runs.bench_records import BenchRecord
-from gemsmith.runs.provenance import Clock, start_clock, this_machine
+from gemsmith.runs.provenance import Clock, host_info, start_clock
 from gemsmith.runs.records import ExportRecord, Origin
 from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
-from gemsmith.serve.settings import Engine, find_engine
+from gemsmith.serve.settings import VllmEnvironment, find_vllm
 from gemsmith.serve.stage import Servers, origin_with_engine
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import write_text
@@ -40,13 +40,13 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     server = servers.tuned()
     endpoint = endpoint_of(server, weights_sha256=_weights_sha256(read_record(run, ExportRecord)))
     folder = run.logs / "bench"
-    engine = find_engine(run.recipe.serve.python)
+    engine = find_vllm(run.recipe.serve.python)
     measured = run_sweep(endpoint, engine, bench_, seed=run.recipe.seed, folder=folder, rows=rows)
     text_alone = servers.takes_images and rows is None
     record = BenchRecord(
         origin=origin_with_engine(run, "bench", clock, server.vllm),
         cells=measured.cells,
-        notices=(*servers.notices, *measured.notices, *image_notices(text_alone=text_alone)),
+        warnings=(*servers.warnings, *measured.warnings, *image_notices(text_alone=text_alone)),
         prefix_caching=measured.prefix_caching,
         command=measured.command,
         grid=bench_.grid,
@@ -108,7 +108,7 @@ def bench_url(
         raise InputError(f"--out {out}: must be a file in a folder that is there")
     recipe = _read_settings(source, overrides)
     bench_, seed = recipe.bench, recipe.seed
-    engine = find_engine(recipe.serve.python)
+    engine = find_vllm(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
     rows = read_image_rows(recipe, most=most_requests(recipe)) if bench_.images else None
     _refuse_too_long(bench_ if rows is None else bench_.model_copy(update={"input_tokens": rows.lengths}), endpoint)
@@ -116,7 +116,7 @@ def bench_url(
         measured = run_sweep(endpoint, engine, bench_, seed=seed, folder=folder, rows=rows)
         record = BenchRecord(
             origin=_make_origin(clock, engine, seed),
-            notices=(*measured.notices, *([_MAY_BE_KEPT] if rows is not None else [])),
+            warnings=(*measured.warnings, *([_MAY_BE_KEPT] if rows is not None else [])),
             cells=measured.cells,
             prefix_caching=measured.prefix_caching,
             command=measured.command,
@@ -145,16 +145,16 @@ def _read_settings(source: Path | None, overrides: Sequence[str]) -> Recipe:
     return load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
 
 
-def _make_origin(clock: Clock, engine: Engine, seed: int) -> Origin:
+def _make_origin(clock: Clock, engine: VllmEnvironment, seed: int) -> Origin:
     """Where a record comes from that no run has."""
     return Origin(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
         versions={"python": platform.python_version(), engine.package: engine.version},
-        machine=this_machine(),
+        machine=host_info(),
         seed=seed,
-        made_from={},
+        inputs_sha256={},
     )
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.bench.cell import Ask, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
+from gemsmith.bench.cell import LoadSpec, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
 from gemsmith.bench.driver import Client, client_arguments, failure_lines, measure, running_client
 from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarize
 from gemsmith.bench.requests import ImageRows
@@ -29,15 +29,15 @@ from gemsmith.recipe.load_grids import Load
 from gemsmith.recipe.schema import Bench
 from gemsmith.runs.bench_records import BenchCell, Saturation, Slo
 from gemsmith.serve.client.endpoint import Endpoint, key_headers
-from gemsmith.serve.settings import Engine
+from gemsmith.serve.settings import VllmEnvironment
 from gemsmith.system.console import open_console
 from gemsmith.system.files import write_text
 from gemsmith.system.version import __version__
 
 
-def digest_cell(ask: Ask, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
+def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
     """SHA-256 of all that a cell's numbers depend on: server, load, number of requests, seed, SLO, client."""
-    made_from = {
+    inputs_sha256 = {
         "gemsmith": __version__,
         "client": client,
         "server": dict(facts),
@@ -48,7 +48,7 @@ def digest_cell(ask: Ask, slo: Slo | None, facts: Mapping[str, str], client: str
         "probe": ask.probe,
         "slo": None if slo is None else slo.model_dump(),
     }
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs_sha256, sort_keys=True).encode()).hexdigest()
 
 
 def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:
@@ -70,7 +70,7 @@ def forget_cells(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def expected_s(ask: Ask, done: Sequence[BenchCell]) -> float:
+def expected_s(ask: LoadSpec, done: Sequence[BenchCell]) -> float:
     """Seconds of a cell: those in which its requests arrive, or in which they are answered where that takes longer.
 
     They are answered at the highest speed seen with prompts of that length, else with any.
@@ -154,7 +154,7 @@ class Measured:
     cells: tuple[BenchCell, ...]
     saturations: tuple[Saturation, ...]
     prefix_caching: bool | None
-    notices: tuple[str, ...]
+    warnings: tuple[str, ...]
     command: tuple[str, ...]
     """That of the first cell."""
 
@@ -164,7 +164,7 @@ class _Sweep:
     """A sweep that is under way."""
 
     endpoint: Endpoint
-    engine: Engine
+    engine: VllmEnvironment
     bench: Bench
     seed: int
     folder: Path
@@ -179,7 +179,13 @@ class _Sweep:
 
 
 def run_sweep(
-    endpoint: Endpoint, engine: Engine, bench_: Bench, *, seed: int, folder: Path, rows: ImageRows | None = None
+    endpoint: Endpoint,
+    engine: VllmEnvironment,
+    bench_: Bench,
+    *,
+    seed: int,
+    folder: Path,
+    rows: ImageRows | None = None,
 ) -> Measured:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
@@ -214,7 +220,7 @@ def run_sweep(
         cells=tuple(sweep.cells),
         saturations=tuple(saturations),
         prefix_caching=caching,
-        notices=(*notices_of(sweep.cells), *_notices(sweep, caching), *map(_as_notice, saturations)),
+        warnings=(*notices_of(sweep.cells), *_notices(sweep, caching), *map(_as_notice, saturations)),
         command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
     )
 
@@ -225,7 +231,7 @@ def make_slo(bench_: Bench) -> Slo | None:
     return Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
 
 
-def _run_grid(sweep: _Sweep, asks: Sequence[Ask], stack: contextlib.ExitStack) -> Iterator[Saturation]:
+def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec], stack: contextlib.ExitStack) -> Iterator[Saturation]:
     """Measures the grid's cells, and after those of each length what else its saturation takes."""
     tried: dict[float, float] = {}
     for place, ask in enumerate(asks):
@@ -248,14 +254,14 @@ def _run_grid(sweep: _Sweep, asks: Sequence[Ask], stack: contextlib.ExitStack) -
             tried = {}
 
 
-def _probe(sweep: _Sweep, load: Load, rate: float, left: Sequence[Ask], stack: contextlib.ExitStack) -> float:
+def _probe(sweep: _Sweep, load: Load, rate: float, left: Sequence[LoadSpec], stack: contextlib.ExitStack) -> float:
     """The goodput at one rate more."""
     probed = Load(input_tokens=load.input_tokens, output_tokens=load.output_tokens, request_rate=rate)
     ask = make_ask(sweep.bench, probed, sweep.seed, number=len(sweep.cells) + 1, probe=True)
     return _run_cell(sweep, ask, left, stack).goodput or 0.0
 
 
-def _run_cell(sweep: _Sweep, ask: Ask, left: Sequence[Ask], stack: contextlib.ExitStack) -> BenchCell:
+def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec], stack: contextlib.ExitStack) -> BenchCell:
     """The cell, from an earlier start or measured now."""
     facts = {**sweep.endpoint.facts, **({"rows": sweep.rows.sha256} if sweep.rows else {})}
     digest = digest_cell(ask, sweep.slo, facts, f"{sweep.engine.package} {sweep.engine.version}")
@@ -274,7 +280,7 @@ def _run_cell(sweep: _Sweep, ask: Ask, left: Sequence[Ask], stack: contextlib.Ex
     return cell
 
 
-def _measure(sweep: _Sweep, client: Client, ask: Ask, left: Sequence[Ask]) -> BenchCell:
+def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCell:
     """Raises EngineError, before anything of the cell is kept, where the server is gone or has answered nothing yet."""
     place = f"{len(sweep.cells) + 1}/{len(sweep.cells) + 1 + len(left)}"
     others_s = sum(expected_s(each, sweep.cells) for each in left)
@@ -303,7 +309,7 @@ def _measure(sweep: _Sweep, client: Client, ask: Ask, left: Sequence[Ask]) -> Be
     return cell.model_copy(update={"server": load})
 
 
-def _refuse_dead(sweep: _Sweep, ask: Ask) -> None:
+def _refuse_dead(sweep: _Sweep, ask: LoadSpec) -> None:
     """Raises EngineError where the server has gone: what it left unanswered says nothing of how fast it is."""
     try:
         sweep.endpoint.prove()
@@ -344,7 +350,7 @@ def _say(sweep: _Sweep, found: Saturation, style: str) -> None:
     sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), style)))
 
 
-def _describe(cell: BenchCell, ask: Ask, *, reused: bool, left: str) -> Text:
+def _describe(cell: BenchCell, ask: LoadSpec, *, reused: bool, left: str) -> Text:
     return Text.assemble(
         f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
         f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",

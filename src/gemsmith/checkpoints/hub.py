@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from gemsmith.errors import CheckpointError, MachineError, first_line
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.system.storage import Bucket
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -21,14 +21,14 @@ def fetch_folder(source: str) -> Path:
     check_source(source)
     if "://" in source:
         return _fetch_bucket(source)
-    folder = expand_home(source)
+    folder = expanduser(source)
     return folder if folder.is_dir() else _fetch_hub(source)
 
 
 def check_source(source: str) -> None:
     """Raises CheckpointError for what is neither a folder that is there nor an address to fetch. Fetches nothing."""
     check_scheme(source)
-    if "://" not in source and not expand_home(source).is_dir() and not is_hub_id(source):
+    if "://" not in source and not expanduser(source).is_dir() and not is_hub_id(source):
         raise CheckpointError(
             f"checkpoint {source!r}: is not a folder, a Hugging Face hub id (owner/name) or gs://bucket/folder"
         )
@@ -36,7 +36,7 @@ def check_source(source: str) -> None:
 
 def is_hub_id(source: str) -> bool:
     """Whether the source has the form owner/name and is no local folder."""
-    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not expand_home(source).exists()
+    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not expanduser(source).exists()
 
 
 def check_scheme(source: str) -> None:
@@ -66,7 +66,7 @@ def _fetch_bucket(url: str) -> Path:
 
     tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
     """
-    cache = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
+    cache = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
     folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     try:

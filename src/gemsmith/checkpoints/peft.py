@@ -34,7 +34,7 @@ _FLOATS = ("BF16", "F16", "F32")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LowRank:
+class LoraPair:
     """One module's adapter in float32: `a` (R, in) and `b` (out, R)."""
 
     a: np.ndarray
@@ -52,7 +52,7 @@ class Adapter:
     One that was read from a PEFT folder reads a module's matrices when they are asked for, and keeps none.
     """
 
-    modules: Mapping[str, LowRank]
+    modules: Mapping[str, LoraPair]
     rank: int
     alpha: float
     rslora: bool = False
@@ -269,7 +269,7 @@ def _full_name(module: str) -> str:
     return PREFIX + inner if inner != module and inner.startswith(_IN_TEXT_MODEL) else name_in_files(module)
 
 
-class _Pairs(Mapping[str, LowRank]):
+class _Pairs(Mapping[str, LoraPair]):
     """Module -> its name in the file and the places of A and B; each pair is read when it is asked for.
 
     `factors`: module -> the rank to pad to, and what to multiply B by.
@@ -278,13 +278,13 @@ class _Pairs(Mapping[str, LowRank]):
     def __init__(self, sides: "_Sides", factors: Mapping[str, tuple[int, float]]) -> None:
         self._sides, self._factors = sides, factors
 
-    def __getitem__(self, module: str) -> LowRank:
+    def __getitem__(self, module: str) -> LoraPair:
         a, b = (place.copy().astype(np.float32, copy=False) for place in self._sides[module][1])
         if module in self._factors:
             rank, factor = self._factors[module]
             missing = rank - len(a)
             a, b = np.pad(a, ((0, missing), (0, 0))), np.pad(b * np.float32(factor), ((0, 0), (0, missing)))
-        return LowRank(a=a, b=b)
+        return LoraPair(a=a, b=b)
 
     @property
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -30,7 +30,7 @@ import numpy as np
 
 from gemsmith.checkpoints.peft import WEIGHTS
 from gemsmith.checkpoints.peft_config import CONFIG
-from gemsmith.errors import DamageError, first_line
+from gemsmith.errors import CorruptCheckpointError, first_line
 from gemsmith.system.signals import heard_later
 
 ResultT = TypeVar("ResultT")
@@ -41,7 +41,7 @@ _CHECKSUMS, _SHA256 = "checksums", "sha256"
 _LISTED = 3
 
 
-def saved_steps(checkpoints: Path) -> list[int]:
+def checkpoint_steps(checkpoints: Path) -> list[int]:
     """The steps that training saved, in order, also damaged ones, but none whose saving was interrupted."""
     if not checkpoints.is_dir():
         return []
@@ -58,36 +58,36 @@ def _is_unfinished(folder: Path) -> bool:
     """Orbax marks the end of a save in two files, so that neither's damage makes a step look unfinished."""
     try:
         ended = (read_json(folder / ORBAX) or {}).get(_COMMIT_TIME)
-    except (DamageError, AttributeError):
+    except (CorruptCheckpointError, AttributeError):
         ended = None
     return not ended and not (folder / _COMMITTED).is_file()
 
 
-def seal(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:
+def add_checksum(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata with the checksums of what is saved beside it, and the SHA-256 of both."""
     content = json.loads(json.dumps({**metadata, _CHECKSUMS: checksums}))
     return {**content, _SHA256: _sha256_of(content)}
 
 
-def unseal(sealed: Any) -> dict[str, Any]:
-    """What `seal` was given, or all metadata of an earlier version's step. Raises DamageError where that changed."""
+def verify_checksum(sealed: Any) -> dict[str, Any]:
+    """What `add_checksum` was given, or all metadata where nothing was. Raises CorruptCheckpointError where that changed."""
     if not isinstance(sealed, dict):
-        raise DamageError("its metadata is damaged")
+        raise CorruptCheckpointError("its metadata is damaged")
     content = {key: value for key, value in sealed.items() if key != _SHA256}
     # Either key shows that the step was sealed, so that damage to the other does not hide it.
     if (_CHECKSUMS in sealed or _SHA256 in sealed) and sealed.get(_SHA256) != _sha256_of(content):
-        raise DamageError("its metadata is not what was saved")
+        raise CorruptCheckpointError("its metadata is not what was saved")
     return content
 
 
 def read_step_metadata(folder: Path) -> dict[str, Any]:
-    """What training said of the step; empty where another program saved it. Raises DamageError."""
+    """What training said of the step; empty where another program saved it. Raises CorruptCheckpointError."""
     if is_peft_step(folder):
-        return unseal(read_json(folder / TRAINING))
+        return verify_checksum(read_json(folder / TRAINING))
     whole = read_json(folder / ORBAX)
     if not isinstance(whole, dict) or "custom_metadata" not in whole:
-        raise DamageError(f"its {ORBAX} is damaged")
-    return unseal(whole["custom_metadata"] or {})
+        raise CorruptCheckpointError(f"its {ORBAX} is damaged")
+    return verify_checksum(whole["custom_metadata"] or {})
 
 
 def has_checksums(metadata: Mapping[str, Any]) -> bool:
@@ -100,38 +100,40 @@ def no_checksums(place: object) -> str:
 
 
 def compare_checksums(metadata: Mapping[str, Any], item: str, found: Mapping[str, str]) -> None:
-    """Raises DamageError where an item's tensors are not those saved; without checksums nothing is said of them."""
+    """Raises CorruptCheckpointError where an item's tensors are not those saved, as far as checksums say."""
     if not has_checksums(metadata):
         return
     saved: Mapping[str, str] = metadata[_CHECKSUMS].get(item, {})
     if changed := sorted(name for name in saved.keys() | found.keys() if saved.get(name) != found.get(name)):
-        raise DamageError(f"{_some(changed)} in {item} {'is' if len(changed) == 1 else 'are'} not what was saved")
+        raise CorruptCheckpointError(
+            f"{_some(changed)} in {item} {'is' if len(changed) == 1 else 'are'} not what was saved"
+        )
 
 
 def check_files(folder: Path, metadata: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raises DamageError where one of these files of a step is gone or not what was saved."""
+    """Raises CorruptCheckpointError where one of these files of a step is gone or not what was saved."""
     for name in names:
         try:
             with (folder / name).open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise DamageError(_unreadable(folder / name, error)) from None
+            raise CorruptCheckpointError(_unreadable(folder / name, error)) from None
         if has_checksums(metadata) and metadata[_CHECKSUMS].get(name) != found:
-            raise DamageError(f"{name} is not what was saved")
+            raise CorruptCheckpointError(f"{name} is not what was saved")
 
 
 def read_json(file: Path) -> Any:
-    """Raises DamageError where the file is gone, or no JSON."""
+    """Raises CorruptCheckpointError where the file is gone, or no JSON."""
     try:
         return json.loads(file.read_bytes())
     except OSError as error:
-        raise DamageError(_unreadable(file, error)) from None
+        raise CorruptCheckpointError(_unreadable(file, error)) from None
     except (ValueError, RecursionError):
-        raise DamageError(f"its {file.name} is damaged") from None
+        raise CorruptCheckpointError(f"its {file.name} is damaged") from None
 
 
 def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = MemoryError) -> ResultT:
-    """What `read` returns; DamageError in one line where Orbax trips over a damaged file with any error but `but`."""
+    """What `read` returns; CorruptCheckpointError where Orbax trips over a damaged file with any error but `but`."""
     unmute = _mute_abandoned_reads()
     try:
         with heard_later():
@@ -141,7 +143,7 @@ def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = Memory
         raise
     except Exception as error:  # noqa: BLE001
         reason = first_line(error, otherwise="no reason given")
-        raise DamageError(f"Orbax cannot read it, {type(error).__name__}: {reason}") from None
+        raise CorruptCheckpointError(f"Orbax cannot read it, {type(error).__name__}: {reason}") from None
     unmute()
     return result
 

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, naming_extra, part
+from gemsmith.cli.options import FOLDER, Number, part, require_extra
 from gemsmith.errors import InputError
-from gemsmith.system.characters import spell_out_json
+from gemsmith.system.characters import escape_control_chars_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
 _OPTIONS = (
@@ -87,7 +87,7 @@ def start(
     console = part("system.console").open_console()
     target = part("launch.providers").TARGETS[on]
     asked = part("launch.request")
-    with naming_extra():
+    with require_extra():
         request = asked.make_request(recipe, target, on, asked.Options(**options))
     submitting = part("launch.submit")
     if folder is not None:
@@ -97,7 +97,7 @@ def start(
         for line in (*steps.cost_lines(request), *steps.upload_lines(request)):
             console.print(line)
         return
-    submitting.submit(request, target, on, max_usd=max_usd, agreed=yes, console=console)
+    submitting.submit(request, target, on, max_usd=max_usd, assume_yes=yes, console=console)
 
 
 def _opened(name: str) -> tuple[Any, Any]:
@@ -113,7 +113,7 @@ def status(name: str, as_json: bool) -> None:
     """Say how a launch is doing, in its target's own words."""
     record, target = _opened(name)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
         return
     part("launch.submit").show_status(record, target)
 
@@ -133,7 +133,7 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     """Bring records, adapter and logs home, as far as there are any; the run goes on."""
     record, _ = _opened(name)
     path = run_path or Path("runs") / name
-    with naming_extra(), part("system.locks").locked(path):
+    with require_extra(), part("system.locks").locked(path):
         count = part("launch.sync").fetch_home(record.root, path, merged=merged)
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
@@ -146,7 +146,7 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @_yes
 def stop(name: str, yes: bool) -> None:
     """End all of a launch that costs money; the same launch can go on later from its bucket."""
-    part("launch.submit").stop(*_opened(name), agreed=yes, console=part("system.console").open_console())
+    part("launch.submit").stop(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
 
 
 @launch.command()
@@ -154,7 +154,7 @@ def stop(name: str, yes: bool) -> None:
 @_yes
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
-    part("launch.submit").clean(*_opened(name), agreed=yes, console=part("system.console").open_console())
+    part("launch.submit").clean(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
 
 
 @launch.command(hidden=True)
@@ -172,6 +172,8 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 @click.option("--stages", required=True, metavar="A,B,…")
 def here(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
-    with naming_extra():
+    with require_extra():
         console = part("system.console").open_console()
-        part("launch.worker").run_here(root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console)
+        part("launch.worker").run_on_worker(
+            root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console
+        )

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import click
 
-from gemsmith.errors import USERS_ERRNOS, GemsmithError, Preempted, explain_os_error, first_line
-from gemsmith.system.characters import spell_out
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, Terminated, explain_os_error, first_line
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
 
@@ -56,7 +56,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
         code, message = _outcome(command, arguments)
     except BaseException as error:
         sigterm.over = True
-        if isinstance(error, Preempted):
+        if isinstance(error, Terminated):
             code, message = error.exit_code, str(error)
         elif sigterm.came:
             code, message = 1, f"{type(error).__name__}: {first_line(error)}"
@@ -66,8 +66,8 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     # The result stands: what is still to come is the interpreter's end, in which libraries would be disturbed.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sigterm.came and code not in (0, Preempted.exit_code):
-        code, message = Preempted.exit_code, f"{_SIGTERM}; it ended with: {message}"
+    if sigterm.came and code not in (0, Terminated.exit_code):
+        code, message = Terminated.exit_code, f"{_SIGTERM}; it ended with: {message}"
     # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
     # checkpoint.
     if sys.unraisablehook is hook:
@@ -75,7 +75,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     if message:
         kind = "error" if code in (1, 2) else "note"
         # What the user can mend is one line; what an engine wrote may be several.
-        click.echo(f"{kind}: {spell_out(message, lines=code != 2)}", err=True)
+        click.echo(f"{kind}: {escape_control_chars(message, lines=code != 2)}", err=True)
     sys.exit(code)
 
 
@@ -99,7 +99,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[i
 
 
 class _Sigterm:
-    """What SIGTERM does: raises Preempted in the main thread, until the command's result stands.
+    """What SIGTERM does: raises Terminated in the main thread, until the command's result stands.
 
     Where a library makes an error of its own of that, `came` tells what it was.
     """
@@ -109,12 +109,12 @@ class _Sigterm:
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
         if not self.over:
             self.came = True
-            raise Preempted(_SIGTERM)
+            raise Terminated(_SIGTERM)
 
 
 def _raise_again(sigterm: _Sigterm, unheard: Callable[[Any], object], swallowed: Any) -> None:
     """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
-    number = {KeyboardInterrupt: signal.SIGINT, Preempted: signal.SIGTERM}.get(swallowed.exc_type)
+    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(swallowed.exc_type)
     if number is not None:
         threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
     elif not sigterm.came:  # else it is of something that SIGTERM has left half made

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from gemsmith.errors import MachineError
-from gemsmith.system.characters import spell_out_json
+from gemsmith.system.characters import escape_control_chars_json
 
 FOLDER = click.Path(path_type=Path)
 
@@ -71,7 +71,7 @@ def source_options(
         click.argument("source", type=kind, required=required, nargs=count),
     ):
         function = option(function)
-    return _naming_extras(function)
+    return _require_extras(function)
 
 
 unverified_option = click.option(
@@ -92,12 +92,12 @@ def bucket_url(source: Path) -> str | None:
 
 def part(name: str) -> ModuleType:
     """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
-    with naming_extra():
+    with require_extra():
         return importlib.import_module(f"gemsmith.{name}")
 
 
 @contextlib.contextmanager
-def naming_extra() -> Iterator[None]:
+def require_extra() -> Iterator[None]:
     """Raises MachineError with the extra to install, where a module that Gemsmith imports is not installed."""
     try:
         yield
@@ -115,12 +115,12 @@ def naming_extra() -> Iterator[None]:
         ) from None
 
 
-def _naming_extras(function: Callable[..., None]) -> Callable[..., None]:
-    """The same verb, within `naming_extra`."""
+def _require_extras(function: Callable[..., None]) -> Callable[..., None]:
+    """The same verb, within `require_extra`."""
 
     @functools.wraps(function)
     def verb(*arguments: Any, **options: Any) -> None:
-        with naming_extra():
+        with require_extra():
             function(*arguments, **options)
 
     return verb
@@ -131,7 +131,7 @@ def open_source(
     run_path: Path | None,
     overrides: Sequence[str],
     *,
-    redo: str | None = None,
+    force: str | None = None,
     trains: bool = False,
     lock: contextlib.ExitStack | None = None,
 ) -> Any:
@@ -143,7 +143,7 @@ def open_source(
         if not (trains and part("train.stage").is_later_host()):
             enter(part("system.locks").locked(folder))
 
-    return part("runs.run").open_source(source, run_path, overrides, redo=redo, claim=claim)
+    return part("runs.run").open_source(source, run_path, overrides, force=force, claim=claim)
 
 
 def run_stage(
@@ -156,8 +156,8 @@ def run_stage(
     force: bool,
     **options: bool,
 ) -> Any:
-    opened = open_source(source, run_path, overrides, redo=name if force else None, trains=name == "train")
+    opened = open_source(source, run_path, overrides, force=name if force else None, trains=name == "train")
     record = part("pipeline").run_stage(opened, name, force=force, **options)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
     return opened

@@ -10,7 +10,7 @@ import click
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, Number, open_source, part, source_options
 from gemsmith.errors import InputError
-from gemsmith.system.characters import spell_out, spell_out_json
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
 
 @cli.command()
@@ -100,7 +100,7 @@ def _plan(
     if on is not None and run_path is not None:
         raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
     if source.is_dir() and on is not None:
-        opened = part("runs.run").borrow_run(source, overrides, section="hardware")
+        opened = part("runs.run").open_run_readonly(source, overrides, section="hardware")
         recipe, record = opened.recipe, stage.plan_run(opened, on, by, limits)
     elif source.is_dir() or run_path is not None:
         opened = open_source(source, run_path, overrides)
@@ -110,12 +110,12 @@ def _plan(
         record = stage.plan_only(recipe, on, by, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
-        click.echo(spell_out(f"{fix} written; next: gemsmith plan {fix}"), err=True)
+        click.echo(escape_control_chars(f"{fix} written; next: gemsmith plan {fix}"), err=True)
     if html is not None:
         part("report.plan_page").write_plan(record, html, name=source.resolve().stem)
-        click.echo(spell_out(f"{html} written"), err=True)
+        click.echo(escape_control_chars(f"{html} written"), err=True)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
     elif serve:
         part("report.plan_table").print_serving(record)
     else:
@@ -129,5 +129,5 @@ def _calibrate(folders: Sequence[Path], catalog: Path | None, options: dict[str,
         raise InputError(f"--{names.get(given[0], given[0])}: does not go with --calibrate, which plans nothing")
     file = catalog or part("hardware").own_catalog()
     for found in part("plan.calibrate").calibrate(folders, file):
-        click.echo(spell_out(found.say()))
-    click.echo(spell_out(f"{file} written"), err=True)
+        click.echo(escape_control_chars(found.say()))
+    click.echo(escape_control_chars(f"{file} written"), err=True)

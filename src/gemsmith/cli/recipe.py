@@ -12,7 +12,7 @@ import click
 
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, part
-from gemsmith.system.characters import spell_out_json
+from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(name="import")
@@ -196,6 +196,6 @@ def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None
 
 def _show(record: Any, *, as_json: bool) -> None:
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
     else:
         part("data.prepare.codev").print_prepared(record)

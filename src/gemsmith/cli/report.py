@@ -10,7 +10,7 @@ import click
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, Number, bucket_url, open_source, part
 from gemsmith.errors import InputError
-from gemsmith.system.characters import spell_out, spell_out_json
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
 _FORMS = ("html", "md", "csv", "json")
 
@@ -104,7 +104,7 @@ def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: st
     listed = part("report.runs")
     found = listed.find_runs(folder, states=states, name=name, sort=sort, reverse=reverse)
     if as_json:
-        click.echo(spell_out_json(json.dumps([each.as_json() for each in found], indent=1)))
+        click.echo(escape_control_chars_json(json.dumps([each.as_json() for each in found], indent=1)))
     else:
         listed.print_runs(found, folder)
 
@@ -134,7 +134,7 @@ def _report_one(
     else:
         page = html
         part("system.files").write_text(page, part("report.page").render_page(opened))
-    click.echo(json.dumps({"report": str(page)}) if form == "json" else spell_out(str(page)))
+    click.echo(json.dumps({"report": str(page)}) if form == "json" else escape_control_chars(str(page)))
 
 
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any])
         _show(comparison.compare_sides(sides, **how), None, form, options["html"])
         return
     published = part("analysis.published")
-    redrawn = published.redraw(published.read_published(), sides, **how)
+    redrawn = published.reanalyze(published.read_published(), sides, **how)
     _show(redrawn.comparison, redrawn, form, options["html"])
 
 
@@ -159,13 +159,13 @@ def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) ->
     if form == "html":
         assert html is not None
         part("system.files").write_text(html, part("report.comparison_page").render_comparison(comparison, redrawn))
-        click.echo(spell_out(str(html)))
+        click.echo(escape_control_chars(str(html)))
     elif form == "md":
-        click.echo(spell_out(tables.markdown_of(comparison, redrawn)), nl=False)
+        click.echo(escape_control_chars(tables.markdown_of(comparison, redrawn)), nl=False)
     elif form == "csv":
-        click.echo(spell_out(tables.csv_of(comparison)), nl=False)
+        click.echo(escape_control_chars(tables.csv_of(comparison)), nl=False)
     elif form == "json":
-        click.echo(spell_out_json((redrawn or comparison).model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json((redrawn or comparison).model_dump_json(indent=1)))
     else:
         if redrawn is not None:
             tables.print_verdicts(redrawn)

@@ -18,7 +18,7 @@ from gemsmith.cli.options import (
     source_options,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import spell_out_json
+from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command()
@@ -37,7 +37,7 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
     records = pipeline.run_stages(opened)
     if as_json:
         click.echo(
-            spell_out_json(
+            escape_control_chars_json(
                 "{" + ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records) + "}"
             )
         )
@@ -62,8 +62,8 @@ def data(
     gemsmith data my.yaml --show 3
     """
     if show is not None and not force and not overrides and (source / "recipe.yaml").exists():
-        opened = part("runs.run").borrow_run(source, section="data")
-        if part("runs.run").is_complete(
+        opened = part("runs.run").open_run_readonly(source, section="data")
+        if part("runs.run").is_up_to_date(
             opened, "data"
         ):  # then nothing is written, so another process may be at work there
             part("pipeline").run_stage(opened, "data")
@@ -146,7 +146,7 @@ def export(
     record = part("export.stage").export_folder(of_a_run=bool(force or run_path or overrides), **given)
     part("pipeline").print_notices(record)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
 
 
 @cli.command()
@@ -188,4 +188,4 @@ def verify(
             return
         record = part("verify.served").check_served_run(opened)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))

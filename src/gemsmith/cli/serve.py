@@ -16,15 +16,15 @@ from gemsmith.cli.options import (
     FOLDER,
     Number,
     force_option,
-    naming_extra,
     open_source,
     part,
+    require_extra,
     run_stage,
     source_options,
     unverified_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import spell_out_json
+from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command()
@@ -68,10 +68,10 @@ def serve(
         with contextlib.ExitStack() as lock:
             if (Path(source) / "recipe.yaml").exists():
                 lock.enter_context(part("system.locks").locked(Path(source)))
-                opened = part("runs.run").borrow_run(Path(source), overrides, section="serve")
+                opened = part("runs.run").open_run_readonly(Path(source), overrides, section="serve")
             else:
-                opened = open_source(Path(source), run_path, overrides, redo="serve", lock=lock)
-                part("runs.run").confirm_recipe(opened)
+                opened = open_source(Path(source), run_path, overrides, force="serve", lock=lock)
+                part("runs.run").commit_recipe(opened)
             anything.serve_run(opened, machine, unverified=unverified, ready=lock.close)
 
 
@@ -123,7 +123,7 @@ def bench(
     record = part("bench.stage").bench_url(source, overrides, **given)
     part("pipeline").print_notices(record)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
 
 
 @cli.command(name="eval")
@@ -194,15 +194,15 @@ def evaluate(
             part("evals.lm_eval").print_lm_eval(record)
     else:
         added = part("evals.added").add_task(source, overrides, given) if given else None
-        redo = "eval" if force or added else None
-        opened = open_source(source, run_path, [*overrides, *([added] if added else [])], redo=redo)
+        again = "eval" if force or added else None
+        opened = open_source(source, run_path, [*overrides, *([added] if added else [])], force=again)
         record = part("pipeline").run_stage(opened, "eval", force=force, unverified=unverified)
-        if redo:
-            part("runs.run").confirm_recipe(opened)
+        if again:
+            part("runs.run").commit_recipe(opened)
         if not as_json:
             part("evals.results").print_comparisons(record, table=table)
     if as_json:
-        click.echo(spell_out_json(record.model_dump_json(indent=1)))
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
 
 
 def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, unverified: bool) -> Any:
@@ -262,7 +262,7 @@ def chat(
     gemsmith chat --url http://127.0.0.1:8000
     """
     names = ("temperature", "top_p", "max_tokens", "seed")
-    with naming_extra():
+    with require_extra():
         command = part("serve.chat.command")
         sampling = part("serve.client.stream").Sampling(**{name: options.pop(name) for name in names})
         if (source is None) == (url is None):

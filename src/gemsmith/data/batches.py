@@ -78,8 +78,8 @@ def load_batches(run: Run) -> Batches:
     train = run.recipe.train
     if record.packed_rows < train.global_batch_size:
         raise DataError(
-            f"train.global_batch_size: {train.global_batch_size} is more than all data makes, {record.packed_rows} packed "
-            f"rows of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
+            f"train.global_batch_size: {train.global_batch_size} is more than all data makes, {record.packed_rows} "
+            f"packed rows of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
         )
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
 from gemsmith.tasks.messages import Message, images_of, map_text, text_of
@@ -38,7 +38,7 @@ _MEND = "mend it, or set data.template to another"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemplateText:
+class ChatTemplateSource:
     """A template as it was found, not yet compiled."""
 
     source: str
@@ -73,7 +73,7 @@ class ChatTemplate:
         return text
 
 
-def find_template(folder: Path, file: str | None = None) -> TemplateText:
+def find_template(folder: Path, file: str | None = None) -> ChatTemplateSource:
     """The template in `file`, or else the checkpoint folder's own.
 
     Raises DataError where the file cannot be used, CheckpointError where the folder has none: base models ship none.
@@ -86,7 +86,7 @@ def find_template(folder: Path, file: str | None = None) -> TemplateText:
         raise CheckpointError(
             f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}"
         ) from None
-    return TemplateText(source=source, text=text, sha256=sha256, names=_named_tokens(config))
+    return ChatTemplateSource(source=source, text=text, sha256=sha256, names=_named_tokens(config))
 
 
 def check_template(file: str) -> None:
@@ -100,7 +100,7 @@ def check_template(file: str) -> None:
         raise DataError(explain_failure(source, error)) from None
 
 
-def compile_template(found: TemplateText) -> ChatTemplate:
+def compile_template(found: ChatTemplateSource) -> ChatTemplate:
     """The template, ready to render.
 
     Raises DataError with the line where it is not Jinja, or takes more than its limits to compile.
@@ -162,7 +162,7 @@ def _one_line(text: str | None) -> str:
 
 
 def _read_file(file: str) -> tuple[str, str]:
-    path = expand_home(file)
+    path = expanduser(file)
     try:
         if path.exists() and not path.is_file():
             raise DataError(f"data.template: {file} is not a file; give a Jinja chat template file")

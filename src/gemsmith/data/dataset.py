@@ -18,10 +18,10 @@ from gemsmith.data.image_folder import (
     recipe_classes,
 )
 from gemsmith.data.reader import IMAGE_COLUMNS, ImageSource, find_files, kind, read_column, read_parts, stored_rows
-from gemsmith.errors import DataError, RecipeError, nearest
-from gemsmith.recipe.schema import Data, Made, Recipe, eval_tasks
-from gemsmith.system.files import expand_home
-from gemsmith.tasks import SOURCES, TakesOptions, find_row_maker, find_scorer
+from gemsmith.errors import DataError, RecipeError, suggest
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
+from gemsmith.system.files import expanduser
+from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
 
 _COLUMNS = tuple(column for columns in FORMS.values() for column in columns)
@@ -45,7 +45,7 @@ class Dataset:
     documents: list[Document]
     ignored_columns: Mapping[str, int]
     """Columns that were not read: name -> rows that have a value there."""
-    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """What a reader must know of the source."""
 
 
@@ -64,7 +64,7 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
-def read_documents(source: str | Made, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
+def read_documents(source: str | GeneratedData, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
     """The documents of read_dataset."""
     return read_dataset(source, format=format, seed=seed).documents
 
@@ -88,7 +88,7 @@ def read_held_out(recipe: Recipe) -> Dataset:
     scorers = [find_scorer(name) for name in names]
     optional = tuple(
         dict.fromkeys(
-            column for scorer in scorers if isinstance(scorer, TakesOptions) for column in scorer.OPTIONAL_COLUMNS
+            column for scorer in scorers if isinstance(scorer, SupportsOptions) for column in scorer.OPTIONAL_COLUMNS
         )
     )
     columns = Columns(
@@ -99,7 +99,7 @@ def read_held_out(recipe: Recipe) -> Dataset:
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
         raise RecipeError(
-            f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{nearest(unknown, allowed)}; "
+            f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         )
     classes = recipe_classes(data, "held-out")
@@ -113,7 +113,7 @@ def _known_columns(data: Data, names: Sequence[str]) -> dict[str, Any]:
 
 
 def read_dataset(
-    source: str | Made,
+    source: str | GeneratedData,
     *,
     format: str = "auto",  # noqa: A002 (the recipe's word)
     seed: int = 0,
@@ -126,7 +126,7 @@ def read_dataset(
     `classes` are those of a folder of images; by default `images` count from the folder that holds the rows.
     Raises DataError naming the file and the line for whatever cannot be used.
     """
-    name = "data" if isinstance(source, Made) else source
+    name = "data" if isinstance(source, GeneratedData) else source
     rows = _source_rows(source, seed, columns, classes)
     images = images or ImageSource(folder=_folder_of(source))
     documents: list[Document] = []
@@ -139,8 +139,8 @@ def read_dataset(
         documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
-    notices = folder_notices(str(source), classes) if classes else ()
-    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()), notices=notices)
+    warnings = folder_notices(str(source), classes) if classes else ()
+    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()), warnings=warnings)
 
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
@@ -155,12 +155,12 @@ def describe_columns(columns: Mapping[str, int]) -> str:
     return _first_few([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()])
 
 
-def source_sha256(source: str | Made, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
+def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
     """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made.
 
     Of a folder of images, their names and their classes' as well.
     """
-    if isinstance(source, Made):
+    if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
     for file in find_source_files(source, format):
@@ -171,8 +171,10 @@ def source_sha256(source: str | Made, format: str = "auto") -> str:  # noqa: A00
     return total.hexdigest()
 
 
-def _source_rows(source: str | Made, seed: int, columns: Columns, classes: Classes | None) -> Iterator[tuple[str, Any]]:
-    if isinstance(source, Made):
+def _source_rows(
+    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None
+) -> Iterator[tuple[str, Any]]:
+    if isinstance(source, GeneratedData):
         return _made_rows(source, seed)
     if classes:
         return folder_rows(source, classes)
@@ -180,16 +182,16 @@ def _source_rows(source: str | Made, seed: int, columns: Columns, classes: Class
     return stored_rows(source, lambda name: name in read or name in columns or _changes_row(name) is not None)
 
 
-def _folder_of(source: str | Made) -> Path:
+def _folder_of(source: str | GeneratedData) -> Path:
     """What relative paths of images count from: the folder that holds the rows."""
-    if isinstance(source, Made):
+    if isinstance(source, GeneratedData):
         return Path()
-    path = expand_home(source).absolute()
+    path = expanduser(source).absolute()
     return path if path.is_dir() else path.parent
 
 
-def _made_rows(made: Made, seed: int) -> Iterator[tuple[str, Any]]:
-    rows = find_row_maker(made.task).generate_rows(made.rows, made.split, seed)
+def _made_rows(made: GeneratedData, seed: int) -> Iterator[tuple[str, Any]]:
+    rows = find_generator(made.task).generate_rows(made.rows, made.split, seed)
     name = Path(made.task).name
     yield from ((f"{name} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
 
@@ -214,7 +216,7 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
         return str(form)
     has = f"{origin}: has the columns {_first_few([_in_line(name) for name in row]) or 'none'}"
     hints = "".join(
-        nearest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS
+        suggest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS
     )
     if form is not None:
         why = f"data.format is {form}" if chosen else f"the rows before it are {form}"
@@ -309,13 +311,13 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
     fields = [name for name, value in turn.items() if value is not None or name in _FIELDS]
     unknown = next((name for name in fields if name not in _FIELDS), None)
     if unknown is not None:
-        raise DataError(f"{where} has an unknown field {unknown}{nearest(unknown, _FIELDS)}; allowed: role, content")
+        raise DataError(f"{where} has an unknown field {unknown}{suggest(unknown, _FIELDS)}; allowed: role, content")
     missing = next((name for name in _FIELDS if name not in turn), None)
     if missing:
         raise DataError(f"{where} has no {missing}; must have role and content")
     role = turn["role"]
     if role not in ROLES:
-        raise DataError(f"{where} has the role {role!r}{nearest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
+        raise DataError(f"{where} has the role {role!r}{suggest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
     message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
     _check_unicode(text_of(message), where)
     return message

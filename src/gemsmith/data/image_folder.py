@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gemsmith.errors import DataError, nearest
+from gemsmith.errors import DataError, suggest
 from gemsmith.recipe.schema import Data
 from gemsmith.system.characters import is_utf_8
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 
 FORMAT = "image-folder"
 SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
@@ -44,7 +44,7 @@ def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | 
 
 def find_image_files(source: str) -> dict[str, list[Path]]:
     """The files of each class, both in order. Raises DataError where there are none, or no classes."""
-    folder = expand_home(source)
+    folder = expanduser(source)
     if not folder.is_dir():
         raise DataError(f"{source}: is not a folder; data.format {FORMAT} needs one with a sub-folder for each class")
     found: dict[str, list[Path]] = {}
@@ -82,24 +82,24 @@ def folder_labels(source: str, classes: Classes) -> list[str]:
 
 def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
-    images, folder = find_image_files(source), expand_home(source)
+    images, folder = find_image_files(source), expanduser(source)
     read = {file for files in images.values() for file in files}
     others = [file for inner in (folder, *(folder / name for name in images)) for file in sorted(_visible(inner))]
     others = [file for file in others if file.is_file() and file not in read]
-    notices = []
+    warnings = []
     if others:
         named = ", ".join(str(file.relative_to(folder)) for file in others[:_NAMED])
-        notices.append(
+        warnings.append(
             f"data.train: files that are no images by their names, or in no class's folder, are ignored: "
             f"{len(others):,} ({named}{', …' if len(others) > _NAMED else ''})"
         )
     if classes.held_out:
         count = sum(len(_held_out(files, classes.held_out)) for files in images.values())
-        notices.append(
+        warnings.append(
             f"data.held_out: of {len(read):,} images in {len(images):,} classes {count:,} are not trained on but "
             "held out, by a hash of their names"
         )
-    return tuple(notices)
+    return tuple(warnings)
 
 
 def _part_of(files: Sequence[Path], classes: Classes) -> list[Path]:
@@ -120,7 +120,7 @@ def _label_texts(images: Mapping[str, Sequence[Path]], labels: Mapping[str, str]
     """Each class's answer: as data.labels has it, or else its folder's name with spaces for underscores."""
     for name in labels:
         if name not in images:
-            raise DataError(f"data.labels: {name} is no sub-folder{nearest(name, images)}; allowed: {_first(images)}")
+            raise DataError(f"data.labels: {name} is no sub-folder{suggest(name, images)}; allowed: {_first(images)}")
     missing = [name for name in images if labels and name not in labels]
     if missing:
         raise DataError(f"data.labels: has no {_first(missing)}; name every sub-folder, or leave data.labels out")

@@ -12,7 +12,7 @@ from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import InvalidImageError
-from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.images.workers import check_images, count_processes, decode_ahead
 from gemsmith.system.console import open_console, track
 from gemsmith.tasks.messages import ImagePart, images_of
@@ -21,16 +21,16 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class ValidatedRows:
     """The documents whose images can all be used, and what was found of the others."""
 
     documents: list[Document]
     dropped: Mapping[str, int]
     """Why -> rows."""
-    notices: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
-def validate_images(documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
+def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str) -> ValidatedRows:
     """The documents with what was found of their images, each of which is decoded once.
 
     Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised; `key` is that of
@@ -38,7 +38,7 @@ def validate_images(documents: Sequence[Document], patching: Patching, *, bad: s
     """
     sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
     if not sources:
-        return Seen(documents=[*documents], dropped={}, notices=())
+        return ValidatedRows(documents=[*documents], dropped={}, warnings=())
     found = check_images(sources, patching, processes=count_processes(len(sources)))
     console = open_console(soft_wrap=False)
     images = dict(zip(track(sources, "decoding images", console), found, strict=True))
@@ -59,7 +59,7 @@ def validate_images(documents: Sequence[Document], patching: Patching, *, bad: s
             f"{document.origin}: {fault.line}), so none is left"
         )
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
-    return Seen(documents=kept, dropped=dict(dropped), notices=_notices(kept, faults, patching, key))
+    return ValidatedRows(documents=kept, dropped=dict(dropped), warnings=_notices(kept, faults, patching, key))
 
 
 def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
@@ -73,7 +73,7 @@ def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) 
 def decode_batches(
     batches: Batches,
     steps: Iterable[int],
-    patching: Patching,
+    patching: PatchConfig,
     *,
     processes: int,
     rows: Sequence[int] | None = None,
@@ -104,20 +104,20 @@ def _describe(document: Document, index: int, fault: InvalidImageError, key: str
 
 
 def _notices(
-    kept: Sequence[Document], faults: Sequence[tuple[Document, InvalidImageError]], patching: Patching, key: str
+    kept: Sequence[Document], faults: Sequence[tuple[Document, InvalidImageError]], patching: PatchConfig, key: str
 ) -> tuple[str, ...]:
-    notices, seen = [], {image.path or image.sha256: image for row in kept for image in row.images}.values()
+    warnings, seen = [], {image.path or image.sha256: image for row in kept for image in row.images}.values()
     if faults:
         named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
         more = "; …" if len(faults) > _NAMED else ""
-        notices.append(f"{key}: rows left out for a image that cannot be used: {len(faults):,} ({named}{more})")
+        warnings.append(f"{key}: rows left out for a image that cannot be used: {len(faults):,} ({named}{more})")
     if moving := sum(image.animated for image in seen):
-        notices.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
+        warnings.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
     # Beyond this shape one side is stretched to a whole soft token.
     thin = sum(max(one.width, one.height) > patching.budget * min(one.width, one.height) for one in seen)
     if thin:
-        notices.append(
+        warnings.append(
             f"{key}: images more than data.image_tokens = {patching.budget} times as long as wide, which the model "
             f"sees squeezed: {thin:,}"
         )
-    return tuple(notices)
+    return tuple(warnings)

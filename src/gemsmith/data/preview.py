@@ -12,7 +12,7 @@ from gemsmith.data.batches import open_rows
 from gemsmith.data.packing import Rows
 from gemsmith.data.tokenize import open_tokenizer, read_image_tokens
 from gemsmith.runs.run import Run
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 
 
@@ -64,7 +64,7 @@ def document_text(
         if soft[begin]:
             text.append(f"▣ {end - begin}", style="bold magenta")
             continue
-        part = spell_out(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
+        part = escape_control_chars(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
         if not trained[begin]:
             text.append(part, style="dim")
         else:

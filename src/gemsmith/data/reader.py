@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from gemsmith.errors import DataError, first_line
 from gemsmith.system.characters import is_utf_8
-from gemsmith.system.files import expand_home, regular_file
+from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json, read_json
 from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 
@@ -37,7 +37,7 @@ def find_files(source: str) -> tuple[Path, ...]:
 
     Raises DataError where there are none, or of more than one split.
     """
-    path = expand_home(source)
+    path = expanduser(source)
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():
@@ -320,7 +320,7 @@ def _path_of(text: str, where: str) -> Path:
     if not is_utf_8(text):
         raise DataError(f"{where} has a image at {text[:80]!r}, a name that is not in UTF-8; rename the file")
     if "://" not in text and not text.startswith("data:"):
-        return expand_home(text)
+        return expanduser(text)
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
         raise DataError(f"{where} has a image at {text[:80]!r}; only file:// URLs are read: fetch it first")

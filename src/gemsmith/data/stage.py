@@ -13,25 +13,25 @@ from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
-from gemsmith.data.chat_template import TemplateText, find_template
+from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
 from gemsmith.data.dedup import Overlap, count_shared_images, find_overlap, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
-from gemsmith.data.images import Seen, validate_images, write_images
+from gemsmith.data.images import ValidatedRows, validate_images, write_images
 from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
-from gemsmith.images.decode import drop_others, keep_bytes
-from gemsmith.images.patches import Patching, read_patching
+from gemsmith.images.decode import keep_bytes, prune_cache
+from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, HeldOut, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from gemsmith.system.console import open_console, track
-from gemsmith.system.files import replacing_folder, sha256_file
+from gemsmith.system.files import atomic_replace_dir, sha256_file
 from gemsmith.tasks import is_task_file
 from gemsmith.tasks.messages import images_of
 
@@ -76,7 +76,7 @@ def prepare_data(run: Run) -> DataRecord:
     before = _earlier(run)
     chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
     files = _write_rows(run, chunks, shape, with_images=any(patches))
-    drop_others(run.images, {Path(image.path).name for document in kept for image in document.images})
+    prune_cache(run.images, {Path(image.path).name for document in kept for image in document.images})
     trained = {row.origin for row in kept}
     trained_on = [document for document in seen.documents if document.origin in trained]
     answers = write_answers(run.data, trained_on)
@@ -88,7 +88,7 @@ def prepare_data(run: Run) -> DataRecord:
         "most_patches": max(sum(patches[index] for index in members) for members in rows),
         "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
         "ignored_columns": dataset.ignored_columns,
-        "notices": (*_notices(dataset), *seen.notices),
+        "warnings": (*_notices(dataset), *seen.warnings),
     }
     record = record.model_copy(update=found)
     if held_out:
@@ -100,7 +100,7 @@ def prepare_data(run: Run) -> DataRecord:
     return record
 
 
-def _open_checkpoint(run: Run) -> tuple[Checkpoint, TemplateText]:
+def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
     checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
     check_lengths(run.recipe, checkpoint.variant)
     template = find_template(checkpoint.folder, run.recipe.data.template)
@@ -134,7 +134,9 @@ def _packing_order(data: Data) -> Literal["longest first", "drawn"] | None:
     return "drawn" if data.format == FORMAT else "longest first"
 
 
-def _look(checkpoint: Checkpoint, documents: Sequence[Document], patching: Patching, *, bad: str, key: str) -> Seen:
+def _look(
+    checkpoint: Checkpoint, documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str
+) -> ValidatedRows:
     """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
     first = next((document for document in documents if images_of(document.messages)), None)
     if first and not read_config(checkpoint.folder).get("vision_config"):
@@ -164,7 +166,7 @@ class _Limit(NamedTuple):
     size: Callable[[Rendered], int]
 
 
-def _limits(data: Data, patching: Patching) -> dict[str, _Limit]:
+def _limits(data: Data, patching: PatchConfig) -> dict[str, _Limit]:
     """By the reason that a document is dropped for."""
     return {
         "too_long": _Limit("data.max_length", data.max_length, "tokens", lambda document: len(document.ids)),
@@ -175,7 +177,7 @@ def _limits(data: Data, patching: Patching) -> dict[str, _Limit]:
 
 
 def _keep_fitting(
-    rendered: Sequence[Rendered], data: Data, patching: Patching
+    rendered: Sequence[Rendered], data: Data, patching: PatchConfig
 ) -> tuple[list[Rendered], dict[str, int]]:
     """The documents that fit into a row, and how many do not, by reason.
 
@@ -221,7 +223,7 @@ def _same_rows(before: DataRecord, record: DataRecord) -> bool:
 
     Then the record stays, and with it what was made from it since.
     """
-    return (before.rows_sha256, before.origin.made_from) == (record.rows_sha256, record.origin.made_from)
+    return (before.rows_sha256, before.origin.inputs_sha256) == (record.rows_sha256, record.origin.inputs_sha256)
 
 
 def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_images: bool) -> dict[str, str]:
@@ -232,7 +234,7 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
     try:
-        with replacing_folder(run.data) as beside:
+        with atomic_replace_dir(run.data) as beside:
             with ExitStack() as stack:
                 files = {name: stack.enter_context((beside / f"{name}.npy").open("wb")) for name in ARRAYS}
                 for name, file in files.items():
@@ -268,10 +270,10 @@ def _notices(dataset: Dataset) -> tuple[str, ...]:
         f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
         for name, count in marking
     )
-    return (*dataset.notices, *ignored)
+    return (*dataset.warnings, *ignored)
 
 
-def _sources(run: Run, checkpoint: Checkpoint, template: TemplateText) -> dict[str, str]:
+def _sources(run: Run, checkpoint: Checkpoint, template: ChatTemplateSource) -> dict[str, str]:
     return {
         "data.train": source_sha256(run.recipe.data.train, run.recipe.data.format),
         "checkpoint": checkpoint.fingerprint(),
@@ -316,7 +318,7 @@ def _with_overlap(record: DataRecord, overlap: Overlap, same_image: int | None) 
         "held_out": HeldOut(
             rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_image=same_image
         ),
-        "notices": (*record.notices, *overlap_notices(overlap)),
+        "warnings": (*record.warnings, *overlap_notices(overlap)),
     }
     return record.model_copy(update=found)
 

@@ -27,9 +27,9 @@ from gemsmith.data.chat_template import (
     SPECIAL_IDS,
     BorderCheck,
     ChatTemplate,
+    ChatTemplateSource,
     ControlTokens,
     TemplateFailure,
-    TemplateText,
     compile_template,
     explain_failure,
     find_control_tokens,
@@ -152,7 +152,9 @@ class Renderer:
     """Asked only for rows with images: a checkpoint of text alone has none."""
 
 
-def open_renderer(folder: Path, template: TemplateText | None = None, *, limits: Limits | None = None) -> Renderer:
+def open_renderer(
+    folder: Path, template: ChatTemplateSource | None = None, *, limits: Limits | None = None
+) -> Renderer:
     """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
 
     Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemsmith.data.chat_template import TemplateText
+from gemsmith.data.chat_template import ChatTemplateSource
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import GemsmithError
@@ -28,7 +28,7 @@ class Opening:
     """What a worker renders with: the folder of the tokenizer, the chat template, and what that may use."""
 
     folder: Path
-    template: TemplateText
+    template: ChatTemplateSource
     limits: Limits
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.data.chat_template import TemplateText
+from gemsmith.data.chat_template import ChatTemplateSource
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import Rendered
 from gemsmith.data.worker import Opening, Packed, Prompts
@@ -40,7 +40,12 @@ def count_processes(documents: Sequence[Document]) -> int:
 
 
 def render_in_processes(
-    folder: Path, template: TemplateText, documents: Iterable[Document], processes: int, *, limits: Limits | None = None
+    folder: Path,
+    template: ChatTemplateSource,
+    documents: Iterable[Document],
+    processes: int,
+    *,
+    limits: Limits | None = None,
 ) -> Iterator[Rendered]:
     """What render_documents gives, in its order, made by so many processes.
 
@@ -66,7 +71,7 @@ def render_in_processes(
 
 
 def check_prompts_in_process(
-    folder: Path, template: TemplateText, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
+    folder: Path, template: ChatTemplateSource, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     opening = Opening(folder=folder, template=template, limits=limits or Limits())

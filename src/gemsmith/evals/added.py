@@ -8,7 +8,7 @@ from typing import Any
 from gemsmith.errors import InputError
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import EvalTask, eval_tasks
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 
 
 def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:
@@ -21,7 +21,7 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
         raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
     recipe = load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    task = EvalTask(**dict(given) | {"dataset": str(expand_home(given["dataset"]).resolve())})
+    task = EvalTask(**dict(given) | {"dataset": str(expanduser(given["dataset"]).resolve())})
     tasks = [one.model_dump(exclude_none=True, exclude_defaults=True) for one in eval_tasks(recipe)]
     added = task.model_dump(exclude_none=True, exclude_defaults=True)
     return f"eval.tasks={json.dumps([*tasks, *([] if added in tasks else [added])])}"

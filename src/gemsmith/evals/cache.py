@@ -12,7 +12,7 @@ from gemsmith.data.chat_template import find_template
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Reply
-from gemsmith.serve.settings import find_engine
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import takes_images
 from gemsmith.system.files import sha256_file
 from gemsmith.tasks.messages import Message, plain_messages
@@ -26,7 +26,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int
 
     `max_tokens`: of the task; default: eval.max_tokens.
     """
-    recipe, engine = run.recipe, find_engine(run.recipe.serve.python)
+    recipe, engine = run.recipe, find_vllm(run.recipe.serve.python)
     return _sha256(
         {
             "weights": weights_sha256,
@@ -64,7 +64,7 @@ def digest_question(
     return _sha256([model, *plain_messages(messages), *how])
 
 
-def read_kept(file: Path) -> dict[str, Reply]:
+def read_cache(file: Path) -> dict[str, Reply]:
     """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is left out."""
     kept = {}
     for line in _lines(file):
@@ -100,7 +100,7 @@ def keep(stream: IO[bytes], digest: str, reply: Reply) -> None:
     _write(stream, {"digest": digest, "text": reply.text, "cut": reply.cut, "tokens": reply.tokens})
 
 
-def keep_retry(stream: IO[bytes], digest: str, reason: str) -> None:
+def log_retry(stream: IO[bytes], digest: str, reason: str) -> None:
     _write(stream, {"digest": digest, "retried": reason})
 
 
@@ -130,5 +130,5 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                 yield found
 
 
-def _sha256(made_from: object) -> str:
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+def _sha256(inputs_sha256: object) -> str:
+    return hashlib.sha256(json.dumps(inputs_sha256, sort_keys=True).encode()).hexdigest()

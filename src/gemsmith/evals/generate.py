@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import EngineError, GemsmithError, Preempted, ScorerError
+from gemsmith.errors import EngineError, GemsmithError, ScorerError, Terminated
 from gemsmith.evals.cache import (
     appending,
     digest_question,
     keep,
-    keep_retry,
     keep_server,
-    read_kept,
+    log_retry,
+    read_cache,
     read_retries,
     read_server,
 )
@@ -36,7 +36,7 @@ from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.facts import ask_models
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
-from gemsmith.tasks import Chooser, Judges, Question, Scorer, Verdict
+from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 
 _SHOWN = 300
 
@@ -66,7 +66,7 @@ def judge(scorer: Scorer | Judges, question: Question, answers: Sequence[str]) -
         verdicts = tuple(scorer.score(question, answers))
     except ScorerError as error:
         return Failure(reason=str(error), detail=str(error))
-    except (GemsmithError, Preempted):
+    except (GemsmithError, Terminated):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
         return Failure(reason=type(error).__name__, detail=" ".join(str(error).split())[:_SHOWN])
@@ -154,7 +154,7 @@ class Answer:
     detail: str = ""
     failed: str | None = None
     """Why there is no answer, and so no text."""
-    unscored: str | None = None
+    ungraded: str | None = None
     """Why the scorer could not judge it."""
     others: Mapping[str, bool] = field(default_factory=dict)
     """Whether it is right by the scorer's other measures."""
@@ -205,7 +205,7 @@ class _Asking:
     judged: dict[int, Judged]
     compared: int = 0
 
-    def hear(self, number: int, reply: Reply | Failure) -> None:
+    def on_response(self, number: int, reply: Reply | Failure) -> None:
         self.replies[number] = reply
         if isinstance(reply, Reply):
             question = self.task.questions[number // self.task.sampling.samples]
@@ -226,7 +226,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, fresh: bool = False) -
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = [_key(task, digest, number) for number in range(len(task.questions) * samples)]
     files = [run.logs / name for name in kept_files(fresh=fresh)]
-    kept = {key: reply for file in files for key, reply in read_kept(file).items()}
+    kept = {key: reply for file in files for key, reply in read_cache(file).items()}
     with judging(task.scorer) as judge:
         asking = _Asking(
             run=run,
@@ -241,7 +241,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, fresh: bool = False) -
         )
         for number, key in enumerate(keys):
             if key in kept:
-                asking.hear(number, kept[key])
+                asking.on_response(number, kept[key])
         if asking.replies:
             open_console().print(
                 f"eval: {_label(task, model)}: {len(asking.replies)} of {len(keys)} answers are there from an earlier "
@@ -291,7 +291,7 @@ def _key(task: OpenTask, digest: str, number: int) -> str:
 
 def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
     """Those whose likelihoods are the answer; none where the scorer reads what is written."""
-    return tuple(task.scorer.list_choices(question)) if isinstance(task.scorer, Chooser) else ()
+    return tuple(task.scorer.list_choices(question)) if isinstance(task.scorer, MultipleChoiceScorer) else ()
 
 
 def _request(server: Server, task: OpenTask, number: int) -> Request:
@@ -333,7 +333,7 @@ def _describe_end(server: Server) -> str | None:
 def _tell_restart(asking: _Asking, server: Server, died: str) -> None:
     missing = asking.missing()
     with appending(asking.file) as stream:
-        keep_retry(stream, asking.keys[missing[0]], "server died")
+        log_retry(stream, asking.keys[missing[0]], "server died")
     open_console().print(
         f"eval: {server.model}: {died} after {len(asking.replies)} of {len(asking.keys)} answers, "
         f"which are kept; it is started again and asked for the other {len(missing)}; its log is {server.log}",
@@ -355,16 +355,16 @@ def _ask_once(asking: _Asking, server: Server) -> None:
         def heard(number: int, reply: Reply | Failure) -> None:
             if isinstance(reply, Reply):
                 keep(stream, keys[number], reply)
-            asking.hear(number, reply)
+            asking.on_response(number, reply)
             if isinstance(reply, Failure):
                 _refuse_many_failures(asking, server)
             progress.advance(bar)
 
         def retried(place: int, reason: str) -> None:
-            keep_retry(stream, keys[missing[place]], reason)
+            log_retry(stream, keys[missing[place]], reason)
 
         concurrency = asking.run.recipe.eval.concurrency
-        if isinstance(task.scorer, Chooser):  # rows are asked once: a question's number is its answer's
+        if isinstance(task.scorer, MultipleChoiceScorer):  # rows are asked once: a question's number is its answer's
             asked = {
                 number: (task.questions[number].messages, _choices(task, task.questions[number])) for number in missing
             }
@@ -413,7 +413,7 @@ def _answer(reply: Reply | Failure, judged: Any) -> Answer:
     if isinstance(reply, Failure):
         return Answer(text="", right=False, cut=False, failed=reply.reason)
     if isinstance(judged, Failure):
-        return Answer(text=reply.text, right=False, cut=reply.cut, tokens=reply.tokens, unscored=judged.reason)
+        return Answer(text=reply.text, right=False, cut=reply.cut, tokens=reply.tokens, ungraded=judged.reason)
     (verdict,) = judged
     return Answer(
         text=reply.text,

@@ -26,8 +26,8 @@ from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE, clean_environment
 from gemsmith.serve.stage import Servers, origin_with_engine
 from gemsmith.system.console import open_console
-from gemsmith.system.files import replacing_folder, sha256_file
-from gemsmith.system.process import guarded, last_lines
+from gemsmith.system.files import atomic_replace_dir, sha256_file
+from gemsmith.system.process import last_lines, supervised
 
 PYTHON_VARIABLE = "GEMSMITH_LM_EVAL_PYTHON"
 _ASK_VERSION = "from importlib.metadata import version; import transformers; print(version('lm_eval'))"
@@ -55,7 +55,7 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
     sources = {f"task file {file.relative_to(folder)}": sha256_file(file) for file in files if folder}
     record = LmEvalRecord(
         origin=origin_with_engine(run, "eval", clock, servers.base().vllm, sources=sources),
-        notices=servers.notices,
+        warnings=servers.warnings,
         lm_eval=version,
         tasks=tuple(tasks),
         limit=run.recipe.eval.limit,
@@ -124,7 +124,7 @@ def _evaluate(
 ) -> tuple[dict[str, dict[str, LmEvalScore]], dict[str, int]]:
     """The scores of a model, and the rows of each task."""
     server = start()
-    with replacing_folder(run.logs / f"lm_eval_{model}") as work:
+    with atomic_replace_dir(run.logs / f"lm_eval_{model}") as work:
         _write_tokenizer(run, checkpoint, work / "tokenizer")
         # JSON is YAML; unlike the command line's, its values may hold commas and equals signs.
         settings = _settings(run, server, work, tasks, folder)
@@ -134,7 +134,7 @@ def _evaluate(
         key = os.environ.get(KEY_VARIABLE) or "none"
         environment = clean_environment() | {"OPENAI_API_KEY": key, "TOKENIZERS_PARALLELISM": "false"}
         with (
-            guarded(command, environment=environment, log=log) as process,
+            supervised(command, environment=environment, log=log) as process,
             open_console().status(f"lm-eval {model}: {', '.join(tasks)}"),
         ):
             code = process.wait()

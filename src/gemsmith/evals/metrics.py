@@ -25,13 +25,13 @@ def score(
     *,
     cut: int = 0,
     failed: Mapping[str, int] | None = None,
-    unscored: Mapping[str, int] | None = None,
+    ungraded: Mapping[str, int] | None = None,
     others: Mapping[str, int] | None = None,
 ) -> Score:
     """The share of right answers with its 95 % interval.
 
     `cut`: how many answers reached the limit of tokens. Of those not right, by reason, how many are no answers
-    (`failed`) and how many could not be judged (`unscored`). By other measures, how many are right (`others`).
+    (`failed`) and how many could not be judged (`ungraded`). By other measures, how many are right (`others`).
     """
     low, high = wilson_interval(sum(right), len(right))
     return Score(
@@ -41,7 +41,7 @@ def score(
         n=len(right),
         cut=cut,
         failed=dict(failed or {}),
-        unscored=dict(unscored or {}),
+        ungraded=dict(ungraded or {}),
         others={name: _share(count, len(right)) for name, count in (others or {}).items()},
     )
 
@@ -122,10 +122,10 @@ def mcnemar_p_value(better: int, worse: int) -> float:
     return min(1.0, 2 * math.fsum(math.exp(logarithm) for logarithm in logarithms))
 
 
-def describe_change(better: int, worse: int, p_value: float) -> str:
+def format_mcnemar(better: int, worse: int, p_value: float) -> str:
     """The rows in which the two models differ, in words.
 
-    >>> describe_change(1, 40, 4e-11)
+    >>> format_mcnemar(1, 40, 4e-11)
     '1 row better, 40 worse; exact McNemar test, p < 0.001'
     """
     size = f"p = {p_value:.3g}" if p_value >= 0.001 else "p < 0.001"
@@ -148,7 +148,7 @@ def unmoved_notices(found: Comparison) -> tuple[str, ...]:
 
 
 def _describe(found: Comparison) -> str:
-    rows = describe_change(found.better, found.worse, found.p_value)
+    rows = format_mcnemar(found.better, found.worse, found.p_value)
     return f"base {found.base_right:,} of {found.rows:,} right, tuned {found.tuned_right:,} of {found.rows:,} ({rows})"
 
 
@@ -220,19 +220,19 @@ def compare_paired(base: Sequence[float], tuned: Sequence[float]) -> Difference:
     low, high = bootstrap_interval(differences)
     p_value = sign_flip_p_value(differences)
     mean = float(differences.mean())
-    told_apart = p_value < SIGNIFICANT and not low <= 0 <= high
+    significant = p_value < SIGNIFICANT and not low <= 0 <= high
     needed = questions_to_see(POINTS, deviation=float(differences.std()))
     return Difference(
         mean=mean,
         low=low,
         high=high,
         p_value=p_value,
-        told_apart=told_apart,
+        significant=significant,
         questions=len(differences),
         better=int((differences > 0).sum()),
         worse=int((differences < 0).sum()),
-        questions_for_2_points=needed,
-        summary=_describe_difference(base, tuned, (mean, low, high), p_value, told_apart=told_apart, needed=needed),
+        sample_size_for_2pp=needed,
+        summary=_describe_difference(base, tuned, (mean, low, high), p_value, significant=significant, needed=needed),
     )
 
 
@@ -300,7 +300,7 @@ def _describe_difference(
     seen: tuple[float, float, float],
     p_value: float,
     *,
-    told_apart: bool,
+    significant: bool,
     needed: int | None,
 ) -> str:
     """The comparison in plain words."""
@@ -313,7 +313,7 @@ def _describe_difference(
         f"{100 * scores[1]:.1f} % against {100 * scores[0]:.1f} %, {mean} points (95 % interval {low} to {high} over "
         f"{len(base):,} questions, {size})"
     )
-    if told_apart:
+    if significant:
         return f"The tuned model is {'better' if seen[0] > 0 else 'worse'} than the base: {numbers}."
     more = (
         f"; to see a difference of 2 points would take about {needed:,} questions like these"

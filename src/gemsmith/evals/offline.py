@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.errors import DataError, InputError, nearest
+from gemsmith.errors import DataError, InputError, suggest
 from gemsmith.evals.metrics import pass_at_each
 from gemsmith.runs.eval_records import AnswersRecord, ProblemScore
 from gemsmith.system.console import open_console, track
@@ -54,9 +54,9 @@ def score_answers(dataset: Path, file: Path, *, unsafe: bool = False) -> Answers
         simulator=simulator,
         sandbox=sandbox.bubblewrap is not None,
         problems=scores,
-        left_out=sum(score.unscorable is not None for score in scores),
+        left_out=sum(score.ungraded is not None for score in scores),
         unanswered=len(problems) - len(asked),
-        pass_at=pass_at_each([score for score in scores if score.unscorable is None]),
+        pass_at=pass_at_each([score for score in scores if score.ungraded is None]),
     )
 
 
@@ -79,7 +79,7 @@ def print_answers(record: AnswersRecord) -> None:
     table = Table("problem", "passed", "not passed, by reason", box=None, header_style="bold")
     for score in record.problems:
         why = ", ".join(f"{count} {reason}" for reason, count in score.reasons.items())
-        table.add_row(score.name, f"{score.passed} of {score.samples}", score.unscorable or why)
+        table.add_row(score.name, f"{score.passed} of {score.samples}", score.ungraded or why)
     console.print(table)
     scored = len(record.problems) - record.left_out
     for each in record.pass_at:
@@ -99,7 +99,7 @@ def _score_problem(problem: Problem, answers: Sequence[str], sandbox: Sandbox) -
     bench = open_bench(problem, sandbox)
     if isinstance(bench, Verdict):
         why = f"its own reference does not pass: {bench.reason}, {bench.detail}"
-        return ProblemScore(name=problem.name, samples=len(answers), passed=0, reasons={}, unscorable=why)
+        return ProblemScore(name=problem.name, samples=len(answers), passed=0, reasons={}, ungraded=why)
     verdicts = [judge(bench, answer, sandbox) for answer in answers]
     return ProblemScore(
         name=problem.name,
@@ -124,7 +124,7 @@ def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
             problem, completion = _read_answer(line, f"--answers {file}:{number}")
             if problem not in names:
                 raise DataError(
-                    f"--answers {file}:{number}: {problem!r} is no problem of the dataset{nearest(problem, names)}; "
+                    f"--answers {file}:{number}: {problem!r} is no problem of the dataset{suggest(problem, names)}; "
                     "problems are named by their files, without _prompt.txt"
                 )
             answers.setdefault(problem, []).append(completion)

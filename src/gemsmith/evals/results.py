@@ -68,7 +68,7 @@ def _answered(base: Answers, tuned: Answers) -> tuple[list[float], list[float]]:
 
 
 def _is_judged(answer: Answer) -> bool:
-    return not answer.failed and not answer.unscored
+    return not answer.failed and not answer.ungraded
 
 
 def _share(answers: Sequence[Answer]) -> float:
@@ -120,13 +120,13 @@ def _count_cut(answers: Sequence[Answer]) -> int:
 def _count_troubles(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
     return {
         "failed": dict(Counter(answer.failed for answer in answers if answer.failed)),
-        "unscored": dict(Counter(answer.unscored for answer in answers if answer.unscored)),
+        "ungraded": dict(Counter(answer.ungraded for answer in answers if answer.ungraded)),
     }
 
 
 def _problem_score(question: Question, answers: Sequence[Answer]) -> ProblemScore:
     wrong = [answer for answer in answers if not answer.right]
-    reasons = Counter(answer.reason or answer.unscored or answer.failed or "wrong" for answer in wrong)
+    reasons = Counter(answer.reason or answer.ungraded or answer.failed or "wrong" for answer in wrong)
     details = [f"{answer.reason}: {answer.detail}" for answer in wrong if answer.detail]
     return ProblemScore(
         name=question.origin,
@@ -160,8 +160,8 @@ def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
         "tuned_cut": tuned.cut,
         "base_failed": base.failed,
         "tuned_failed": tuned.failed,
-        "base_reason": base.reason or base.unscored,
-        "tuned_reason": tuned.reason or tuned.unscored,
+        "base_reason": base.reason or base.ungraded,
+        "tuned_reason": tuned.reason or tuned.ungraded,
     }
 
 
@@ -182,37 +182,37 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> list[str]:
     flat = answers.all()
     what = "rows" if task.held_out else f"requests of {task.name}"
     failed = Counter(answer.failed for answer in flat if answer.failed)
-    unscored = Counter(answer.unscored for answer in flat if answer.unscored)
+    ungraded = Counter(answer.ungraded for answer in flat if answer.ungraded)
     empty = sum(not answer.text and not answer.failed for answer in flat)
-    notices = []
+    warnings = []
     if failed:
         text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
-        notices.append(f"{text} ({describe_counts(failed)}); they count as not right.")
-    if unscored:
-        text = f"The scorer could not judge {unscored.total()} of {len(flat)} answers of the {role} model"
-        notices.append(f"{text} ({describe_counts(unscored)}); they count as not right.")
+        warnings.append(f"{text} ({describe_counts(failed)}); they count as not right.")
+    if ungraded:
+        text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
+        warnings.append(f"{text} ({describe_counts(ungraded)}); they count as not right.")
     if empty:
         text = f"{empty} of {len(flat)} answers of the {role} model are empty"
-        notices.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
+        warnings.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
     if answers.retries:
         total = sum(answers.retries.values())
         text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
-        notices.append(f"{text} ({describe_counts(answers.retries)}); each answer counts once.")
-    return notices
+        warnings.append(f"{text} ({describe_counts(answers.retries)}); each answer counts once.")
+    return warnings
 
 
 def source_notices(task: OpenTask, result: TaskResult) -> list[str]:
     """What must be known of a task with its own questions before its scores: what was left out, and what they tell."""
-    notices = []
+    warnings = []
     if result.left_out:
         total = len(result.left_out) + len(task.questions)
-        notices.append(
+        warnings.append(
             f"{task.name}: {len(result.left_out)} of {total} questions are left out, since {result.judged_by} cannot "
             f"judge any answer to them; the scores are over the other {len(task.questions)}."
         )
-    if not result.difference.told_apart:
-        notices.append(f"{task.name}: {result.difference.summary}")
-    return notices
+    if not result.difference.significant:
+        warnings.append(f"{task.name}: {result.difference.summary}")
+    return warnings
 
 
 def image_notices(task: OpenTask) -> list[str]:
@@ -229,12 +229,12 @@ def image_notices(task: OpenTask) -> list[str]:
 
 def critical_warnings(task: OpenTask, result: TaskResult) -> list[str]:
     """That generated code ran unguarded, or that a task with its own questions is answered worse than by the base."""
-    notices = []
+    warnings = []
     if result.sandbox is False:
-        notices.append(f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it.")
-    if result.difference.told_apart and result.difference.mean < 0:
-        notices.append(f"{task.name}: {result.difference.summary} Do not use it for this task.")
-    return notices
+        warnings.append(f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it.")
+    if result.difference.significant and result.difference.mean < 0:
+        warnings.append(f"{task.name}: {result.difference.summary} Do not use it for this task.")
+    return warnings
 
 
 def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
@@ -249,14 +249,14 @@ def describe_scores(found: ModelResult, label: str) -> str:
     score = found.score
     cut = f", {score.cut} cut at the limit of tokens" if score.cut else ""
     failed = f", no answer to {sum(score.failed.values())}" if score.failed else ""
-    unscored = f", no verdict on {sum(score.unscored.values())}" if score.unscored else ""
+    ungraded = f", no verdict on {sum(score.ungraded.values())}" if score.ungraded else ""
     if not found.problems:
         interval = f"{score.low:.1%} to {score.high:.1%}, n = {score.n}"
-        return f"eval: {label}: {score.score:.1%} right ({interval}{cut}{failed}{unscored})"
+        return f"eval: {label}: {score.score:.1%} right ({interval}{cut}{failed}{ungraded})"
     passes = ", ".join(
         f"pass@{each.k} {each.score:.1%} (95 % {each.low:.1%} to {each.high:.1%})" for each in found.pass_at
     )
-    return f"eval: {label}: {passes} over {score.n} problems, {found.answers} answers{cut}{failed}{unscored}"
+    return f"eval: {label}: {passes} over {score.n} problems, {found.answers} answers{cut}{failed}{ungraded}"
 
 
 def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:

@@ -27,11 +27,11 @@ from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.runs.eval_records import EvalRecord, TaskResult
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
-from gemsmith.runs.run import Run, is_complete, read_record, write_record
-from gemsmith.serve.settings import find_engine
+from gemsmith.runs.run import Run, is_up_to_date, read_record, write_record
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, origin_with_engine
 from gemsmith.system.console import open_console
-from gemsmith.system.files import replacing, sha256_file
+from gemsmith.system.files import atomic_write, sha256_file
 from gemsmith.tasks.messages import text_message
 
 
@@ -47,7 +47,7 @@ class Scored:
     def compare_rows(self) -> Comparison:
         """Of the rows that both models have answered and a scorer has judged."""
         pairs = list(zip(self.base.all(), self.tuned.all(), strict=True))
-        pairs = [pair for pair in pairs if not any(one.failed or one.unscored for one in pair)]
+        pairs = [pair for pair in pairs if not any(one.failed or one.ungraded for one in pair)]
         return compare([one.right for one, _ in pairs], [other.right for _, other in pairs])
 
 
@@ -66,7 +66,7 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
     overlap = _find_trained(run, tasks)
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
-    if fresh := fresh or is_complete(run, "eval"):
+    if fresh := fresh or is_up_to_date(run, "eval"):
         _say_replaced(run, tasks)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
     tuned, base = (_answer_tasks(run, tasks, model, fresh=fresh) for model in _models(run, servers))
@@ -143,13 +143,13 @@ def _make_record(
     overlap: Overlap | None,
 ) -> EvalRecord:
     first, rows = scored[0], [each for each in scored if each.task.held_out]
-    comparison, engine = first.compare_rows() if first.task.held_out else None, find_engine(run.recipe.serve.python)
+    comparison, engine = first.compare_rows() if first.task.held_out else None, find_vllm(run.recipe.serve.python)
     vllm = f"{engine.package} {engine.version}"
     return EvalRecord(
         origin=origin_with_engine(run, "eval", clock, vllm, sources=_sources(scored)),
         server=first.base.server,
-        notices=(
-            *servers.notices,
+        warnings=(
+            *servers.warnings,
             *(
                 notice
                 for each in scored
@@ -191,7 +191,7 @@ def _sources(scored: Sequence[Scored]) -> dict[str, str]:
 
 
 def _write_rows(run: Run, scored: Sequence[Scored]) -> None:
-    with replacing(run.logs / "eval_rows.jsonl") as file:
+    with atomic_write(run.logs / "eval_rows.jsonl") as file:
         for each in scored:
             for row in generate_rows(each.task, each.base, each.tuned):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -201,7 +201,7 @@ def _keep_answers(run: Run, *, fresh: bool) -> None:
     """Puts the answers of this record with those of the tasks that were there before, or in their place."""
     files = [run.logs / name for name in kept_files(fresh=fresh)]
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
-    with replacing(run.logs / DONE) as file:
+    with atomic_write(run.logs / DONE) as file:
         file.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts)
     for name in (ANSWERS, AGAIN):
         (run.logs / name).unlink(missing_ok=True)

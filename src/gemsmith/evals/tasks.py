@@ -17,7 +17,7 @@ from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
-from gemsmith.images.patches import Patching, read_patching
+from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import EvalTask, eval_tasks
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
@@ -25,12 +25,12 @@ from gemsmith.system.console import open_console
 from gemsmith.tasks import (
     GREEDY,
     SOURCES,
-    ChecksRows,
-    Chooser,
     Judges,
+    MultipleChoiceScorer,
     Question,
     Sampling,
     Scorer,
+    SupportsValidation,
     find_scorer,
     find_source,
 )
@@ -55,7 +55,7 @@ class OpenTask:
     left_out: Mapping[str, str] = field(default_factory=dict)
     judged_by: str | None = None
     sandbox: bool | None = None
-    patching: Patching | None = None
+    patching: PatchConfig | None = None
     """How the model cuts up the questions' images; None where they have none."""
     prompts: tuple[np.ndarray, ...] = ()
     """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
@@ -159,10 +159,10 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     found = source.read_questions(Path(str(entry.dataset)), prompt=prompt)
     questions = found.questions[: recipe.eval.limit]
     judges = source.open_judges(questions, unsafe=entry.unsafe)
-    asked = tuple(question for question in questions if question.origin not in judges.unscorable)
+    asked = tuple(question for question in questions if question.origin not in judges.ungraded)
     _tell_left_out(name, judges, len(questions))
     if not asked:
-        first, why = next(iter(judges.unscorable.items()))
+        first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
     default = source.SAMPLING
     return OpenTask(
@@ -179,7 +179,7 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         seed=recipe.seed if entry.seed is None else entry.seed,
         max_tokens=entry.max_tokens or recipe.eval.max_tokens,
         prompt=prompt,
-        left_out=dict(judges.unscorable),
+        left_out=dict(judges.ungraded),
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
@@ -192,7 +192,7 @@ def _asked(question: Question) -> tuple[Any, ...]:
 
 
 def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
-    left = list(judges.unscorable)
+    left = list(judges.ungraded)
     if left:
         named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
         open_console().print(
@@ -209,10 +209,10 @@ def _read_rows(run: Run) -> Dataset:
     if not any(images_of(document.messages) for document in documents):
         return dataset
     seen = validate_images(documents, _patching_of(run), bad="error", key="data.eval")
-    return replace(dataset, documents=seen.documents, notices=(*dataset.notices, *seen.notices))
+    return replace(dataset, documents=seen.documents, warnings=(*dataset.warnings, *seen.warnings))
 
 
-def _patching_of(run: Run) -> Patching:
+def _patching_of(run: Run) -> PatchConfig:
     config = read_config(fetch_folder(run.recipe.checkpoint))
     return read_patching(config, run.recipe.data.image_tokens)
 
@@ -234,12 +234,14 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
     """Raises DataError where a scorer cannot judge by a row."""
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
-        if isinstance(scorer, Chooser) and (seen := next((row for row in rows if images_of(row.messages)), None)):
+        if isinstance(scorer, MultipleChoiceScorer) and (
+            seen := next((row for row in rows if images_of(row.messages)), None)
+        ):
             raise RecipeError(
                 f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
                 "image; set eval.scorer to one that reads what is written, such as labels"
             )
-        if isinstance(scorer, ChecksRows):
+        if isinstance(scorer, SupportsValidation):
             for question in rows:
                 scorer.check(question)
 

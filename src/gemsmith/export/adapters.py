@@ -15,18 +15,18 @@ import numpy as np
 
 from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets
 from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
-from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LowRank, check_fit, read_peft_adapter, refuse_broken, some
+from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.steps import (
     check_files,
+    checkpoint_steps,
     checksum,
     compare_checksums,
     is_peft_step,
     read_or_damage,
     read_step_metadata,
-    saved_steps,
 )
-from gemsmith.errors import CheckpointError, DamageError, RunError
+from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, read_record
@@ -40,7 +40,7 @@ def find_step(run: Run, step: int | None = None) -> int:
 
     Raises RunError with the steps that are there.
     """
-    steps, record = saved_steps(run.checkpoints), run.record_file("train")
+    steps, record = checkpoint_steps(run.checkpoints), run.record_file("train")
     if step is None and steps and record.exists():
         step = int(read_record(run, TrainRecord).last_checkpoint.rpartition("/")[2])
         if step not in steps:
@@ -61,9 +61,9 @@ def find_step(run: Run, step: int | None = None) -> int:
     return steps[-1] if step is None else step
 
 
-def good_step(run: Run, *, but: int) -> int | None:
+def latest_restorable_step(run: Run, *, but: int) -> int | None:
     """The last saved step, other than one that is damaged, whose adapter can be exported; it is read to know that."""
-    for step in reversed(saved_steps(run.checkpoints)):
+    for step in reversed(checkpoint_steps(run.checkpoints)):
         with contextlib.suppress(CheckpointError):
             if step != but and read_run_adapter(run, step):
                 return step
@@ -73,8 +73,8 @@ def good_step(run: Run, *, but: int) -> int | None:
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     """The adapter of a run's saved step (default: the last one), float32, read without a model.
 
-    Raises DamageError where the step is not what was saved, RunError or CheckpointError where it does not exist, modules
-    are missing or too many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
+    Raises CorruptCheckpointError where the step is not what was saved, RunError or CheckpointError where it does not
+    exist, modules are missing or too many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
     """
     folder = run.checkpoints / str(find_step(run, step))
     variant, lora = recipe_variant(run.recipe), run.recipe.lora
@@ -86,8 +86,8 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
             adapter = Adapter(
                 modules=_read_orbax(folder, metadata, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora
             )
-    except DamageError as error:
-        raise DamageError(f"{folder}: is damaged ({error})") from None
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
     if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
         raise CheckpointError(
             f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}"
@@ -101,10 +101,10 @@ def _read_peft(folder: Path, metadata: Mapping[str, Any]) -> Adapter:
     try:
         return read_peft_adapter(folder)
     except CheckpointError as error:
-        raise DamageError(str(error)) from None
+        raise CorruptCheckpointError(str(error)) from None
 
 
-def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LowRank]:
+def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LoraPair]:
     stacks, sums = {}, {}
     for path, stack in restore_lora(folder / MODEL):
         stacks[path], sums["/".join(path)] = stack, checksum(stack)
@@ -121,7 +121,7 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
             sides.setdefault(module, {})[side] = contiguous(value.T)
     if halves := [module for module, found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{folder}: has only one of A and B for {some(halves)}; export another step")
-    return {name: LowRank(**found) for name, found in sides.items()}
+    return {name: LoraPair(**found) for name, found in sides.items()}
 
 
 def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
@@ -147,7 +147,7 @@ def check_values(adapter: Adapter, *, source: str) -> None:
         )
 
 
-def delta_norm(pair: LowRank, scale: float) -> float:
+def delta_norm(pair: LoraPair, scale: float) -> float:
     """Frobenius norm of scale * B A without making it: ||BA||² = sum((BᵀB) * (AAᵀ))."""
     a, b = pair.a.astype(np.float64), pair.b.astype(np.float64)
     return abs(scale) * math.sqrt(max(float(((b.T @ b) * (a @ a.T)).sum()), 0.0))
@@ -159,7 +159,7 @@ def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     Nothing else of it is read, and none is kept here.
 
     As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
-    Raises DamageError.
+    Raises CorruptCheckpointError.
     """
     for keys, value in _leaves(read_or_damage(lambda: _restore_lora(folder))):
         if _is_lora(keys):

@@ -33,7 +33,7 @@ import numpy as np
 from gemsmith.checkpoints import Checkpoint, TensorPlace
 from gemsmith.checkpoints.finite import SIZE_BITS, count_nonfinite
 from gemsmith.checkpoints.folder import INDEX
-from gemsmith.checkpoints.peft import Adapter, LowRank, refuse_outside
+from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
@@ -317,7 +317,7 @@ class _Source:
 
 
 def _merged_block(
-    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LowRank | None, scale: float
+    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LoraPair | None, scale: float
 ) -> np.ndarray:
     dtype, width = numpy_dtype(place.dtype), place.shape[-1]
     begin = place.begin + rows.start * width * dtype.itemsize

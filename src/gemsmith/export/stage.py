@@ -26,8 +26,8 @@ from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_confi
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.checkpoints.safetensors import Written
 from gemsmith.checkpoints.steps import has_checksums, is_peft_step, no_checksums, read_step_metadata
-from gemsmith.errors import CheckpointError, DamageError, InputError, RunError
-from gemsmith.export.adapters import find_step, good_step, read_run_adapter
+from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
+from gemsmith.export.adapters import find_step, latest_restorable_step, read_run_adapter
 from gemsmith.export.merge import (
     FileStates,
     check_mergeable,
@@ -38,11 +38,11 @@ from gemsmith.export.merge import (
     unchanged,
     write_merged,
 )
-from gemsmith.runs.provenance import Clock, start_clock, this_machine
+from gemsmith.runs.provenance import Clock, host_info, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, Origin, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from gemsmith.system.console import open_console
-from gemsmith.system.files import expand_home, replacing_folder, sha256_file, write_text
+from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
 from gemsmith.system.version import __version__
 
 PACKAGES = ("ml_dtypes", "numpy")
@@ -64,8 +64,8 @@ def export(run: Run) -> ExportRecord:
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     with (
         no_space_named(run.merged),
-        replacing_folder(run.adapter) as beside,
-        replacing_folder(run.merged) as merged_beside,
+        atomic_replace_dir(run.adapter) as beside,
+        atomic_replace_dir(run.merged) as merged_beside,
     ):
         dtype = run.recipe.train.dtype
         quantized = dtype if dtype in KINDS else None
@@ -87,7 +87,7 @@ def export(run: Run) -> ExportRecord:
     total_bytes = sum(file.bytes for file in merged.files)
     record = ExportRecord(
         origin=make_origin(run, "export", clock, packages=PACKAGES if is_peft_step(saved) else (*PACKAGES, _ORBAX)),
-        notices=() if has_checksums(read_step_metadata(saved)) else (no_checksums(saved),),
+        warnings=() if has_checksums(read_step_metadata(saved)) else (no_checksums(saved),),
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
@@ -111,8 +111,8 @@ def _read_saved(run: Run, step: int) -> Adapter:
     """The adapter of a saved step; one that is damaged is told together with another that is good."""
     try:
         adapter = read_run_adapter(run, step)
-    except DamageError as error:
-        good = good_step(run, but=step)
+    except CorruptCheckpointError as error:
+        good = latest_restorable_step(run, but=step)
         if good is None:
             raise CheckpointError(
                 f"{error}; no other step is good: train again with: gemsmith train {run.path} --force"
@@ -144,7 +144,7 @@ def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:
     """Raises CheckpointError where the run was begun with another base than is there now."""
     if not run.record_file("data").exists():
         return
-    trained_on = read_record(run, DataRecord).origin.made_from.get("checkpoint")
+    trained_on = read_record(run, DataRecord).origin.inputs_sha256.get("checkpoint")
     if trained_on not in (None, fingerprint):
         raise CheckpointError(
             f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint "
@@ -281,8 +281,8 @@ def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None
 def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
     place = out.absolute()
-    for source in (entry for folder in sources for entry in (folder, *_links_in(expand_home(folder)))):
-        read = expand_home(source).resolve()
+    for source in (entry for folder in sources for entry in (folder, *_links_in(expanduser(folder)))):
+        read = expanduser(source).resolve()
         if read.exists() and (
             place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())
         ):
@@ -339,7 +339,7 @@ def _write(
     check_mergeable(base, adapter)
     check_space(out, merged_bytes(base) + adapter.float32_bytes)
     fingerprint = base.fingerprint()
-    with no_space_named(out), replacing_folder(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
+    with no_space_named(out), atomic_replace_dir(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
         check_target()
         known = dataclasses.replace(adapter, base_sha256=fingerprint)
         writing = aside.submit(
@@ -357,10 +357,10 @@ def _write(
         written = writing.result()
         record = ExportRecord(
             origin=make_folder_origin(clock, packages, {"base": fingerprint} | hashing.result()),
-            notices=_other_weights(adapter, source),
+            warnings=_other_weights(adapter, source),
             source=source,
             step=step,
-            base=str(base.folder.absolute()) if expand_home(base.source).is_dir() else base.source,
+            base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
             adapter=_sums(written),
             merged=merged.files,
@@ -389,14 +389,14 @@ def _sums(written: Mapping[str, Written]) -> tuple[FileSum, ...]:
     return tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items()))
 
 
-def make_folder_origin(clock: Clock, packages: tuple[str, ...], made_from: Mapping[str, str]) -> Origin:
+def make_folder_origin(clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Origin:
     """Where a record comes from that no run has."""
     return Origin(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
         versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
-        machine=this_machine(),
+        machine=host_info(),
         seed=0,
-        made_from=dict(made_from),
+        inputs_sha256=dict(inputs_sha256),
     )

@@ -19,9 +19,9 @@ import numpy as np
 
 from gemsmith.arch import Variant
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints.peft import Adapter, LowRank, some
-from gemsmith.checkpoints.steps import ORBAX, read_json, saved_steps
-from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.checkpoints.peft import Adapter, LoraPair, some
+from gemsmith.checkpoints.steps import ORBAX, checkpoint_steps, read_json
+from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.export.adapters import MODEL, check_values, contiguous, restore_lora
 
 # Tunix's name in a layer -> HF's modules.
@@ -90,7 +90,7 @@ def _find_params(folder: Path, step: int | None) -> Path:
         if step is not None and folder.name != str(step):
             raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
         return folder / MODEL
-    steps = saved_steps(folder)
+    steps = checkpoint_steps(folder)
     if not steps:
         raise CheckpointError(
             f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its "
@@ -112,7 +112,7 @@ def _step_metadata(folder: Path) -> dict[str, Any]:
     """What Orbax and the run say of a step; empty where that is missing or damaged."""
     try:
         metadata = read_json(folder / ORBAX)
-    except DamageError:
+    except CorruptCheckpointError:
         return {}
     return metadata if isinstance(metadata, dict) else {}
 
@@ -120,7 +120,7 @@ def _step_metadata(folder: Path) -> dict[str, Any]:
 def _read_leaves(place: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
     try:
         yield from restore_lora(place)
-    except DamageError as error:
+    except CorruptCheckpointError as error:
         raise CheckpointError(f"{place.parent}: {error}; export another step") from None
 
 
@@ -199,18 +199,19 @@ def _check_layers(used: Mapping[tuple[int, str], object], variant: Variant, plac
         )
 
 
-def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LowRank]]:
+def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:
     rank = a.shape[-1]
     shared = contiguous(a.reshape(-1, rank).T)
     modules = _MODULES[name]
     if len(modules) == 1:
-        return [(modules[0], LowRank(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
+        return [(modules[0], LoraPair(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
     if b.ndim != 4 or b.shape[1] != len(modules):
         raise CheckpointError(
             f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected"
         )
     return [
-        (module, LowRank(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T))) for side, module in enumerate(modules)
+        (module, LoraPair(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T)))
+        for side, module in enumerate(modules)
     ]
 
 

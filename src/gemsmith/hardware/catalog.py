@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from gemsmith.errors import RecipeError, nearest
+from gemsmith.errors import RecipeError, suggest
 from gemsmith.system.files import regular_file
 from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
 
@@ -208,7 +208,7 @@ def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     for section, named in values.items():
         if section not in rows:
             raise RecipeError(
-                f"hardware.catalog {path}: unknown key {section}{nearest(str(section), rows)}; allowed: chips, machines"
+                f"hardware.catalog {path}: unknown key {section}{suggest(str(section), rows)}; allowed: chips, machines"
             )
         if not isinstance(named, dict) or not all(isinstance(row, dict) for row in named.values()):
             raise RecipeError(f"hardware.catalog {path}: {section} must map names to rows of key: value")
@@ -247,7 +247,7 @@ def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
 def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
     if row.get("chip") not in chips:
         raise RecipeError(
-            f"{where}.chip: {row.get('chip')!r} is not in the catalog{nearest(str(row.get('chip')), chips)}; "
+            f"{where}.chip: {row.get('chip')!r} is not in the catalog{suggest(str(row.get('chip')), chips)}; "
             f"allowed: {', '.join(chips)}"
         )
     prices = row.get("prices", [])
@@ -285,7 +285,7 @@ def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
     for key in values:
         if key not in known:
             allowed = [name for name in known if name != "name"]
-            raise RecipeError(f"{where}: unknown key {key}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}")
+            raise RecipeError(f"{where}: unknown key {key}{suggest(str(key), allowed)}; allowed: {', '.join(allowed)}")
     for name, item in known.items():
         if name not in values and item.default is MISSING:
             raise RecipeError(f"{where}.{name} is missing; it must be given")

@@ -7,7 +7,7 @@ import numpy as np
 
 from gemsmith.errors import DataError
 from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, read_bytes
-from gemsmith.images.patches import Patching, count_soft_tokens, cut, longest_line
+from gemsmith.images.patches import PatchConfig, count_soft_tokens, cut, longest_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ImageInfo:
     """Whether it has further frames, which are not read."""
 
 
-def validate_image(source: str | bytes, patching: Patching) -> ImageInfo:
+def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
     """The image of a file, by its path, or of bytes, once it was decoded. Raises InvalidImageError."""
     data = read_bytes(source) if isinstance(source, str) else source
     rgb = make_rgb(data)
@@ -43,7 +43,7 @@ def validate_image(source: str | bytes, patching: Patching) -> ImageInfo:
     )
 
 
-def patchify(image: ImageInfo, patching: Patching) -> np.ndarray:
+def patchify(image: ImageInfo, patching: PatchConfig) -> np.ndarray:
     """What `patches.cut` makes of the image's file.
 
     Raises DataError where the file is gone, or holds other bytes than it did when it was looked at.

@@ -15,13 +15,13 @@ from PIL import Image
 from gemsmith.errors import DataError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import InvalidImageError, make_rgb, png_bytes, read_bytes
-from gemsmith.images.patches import Patching, fitted_size, resize
+from gemsmith.images.patches import PatchConfig, fitted_size, resize
 
 _SCHEME = "data:image/png;base64,"
 THUMBNAIL_SIDE, _THUMBNAIL_QUALITY = 96, 80
 
 
-def to_data_url(source: str | bytes, patching: Patching | None, *, sha256: str | None = None) -> str:
+def to_data_url(source: str | bytes, patching: PatchConfig | None, *, sha256: str | None = None) -> str:
     """The data: URL of a file's image, or of that in bytes; without `patching` of its own size.
 
     Raises DataError where it cannot be read, or has not that SHA-256 any more.
@@ -29,12 +29,12 @@ def to_data_url(source: str | bytes, patching: Patching | None, *, sha256: str |
     return _SCHEME + base64.b64encode(png_bytes(sent_rgb(_read(source, sha256), patching))).decode()
 
 
-def sent_rgb(rgb: Image.Image, patching: Patching | None) -> Image.Image:
+def sent_rgb(rgb: Image.Image, patching: PatchConfig | None) -> Image.Image:
     """The image as it is sent: resized as in training, or as it is where the server would resize that again."""
     return resize(rgb, patching) if patching is not None and keeps_size(*rgb.size, patching) else rgb
 
 
-def keeps_size(width: int, height: int, patching: Patching) -> bool:
+def keeps_size(width: int, height: int, patching: PatchConfig) -> bool:
     """Whether a image that was resized for the model would not be resized again.
 
     Rounding down to whole soft tokens can leave room for one more row of them: for 12 by 5 where 11 by 5 came out.
@@ -46,7 +46,7 @@ def keeps_size(width: int, height: int, patching: Patching) -> bool:
     return fitted_size(*size, patching) == size
 
 
-def count_resized_again(images: Iterable[ImageInfo], patching: Patching) -> int:
+def count_resized_again(images: Iterable[ImageInfo], patching: PatchConfig) -> int:
     """How many of the images a server resizes itself, so that its pixels differ a little from the trained ones."""
     return sum(not keeps_size(image.width, image.height, patching) for image in images)
 

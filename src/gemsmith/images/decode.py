@@ -31,7 +31,7 @@ _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
 _CONVERTED = (*_TRANSPARENT, "1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 
 
-class InvalidImageError(Exception):  # noqa: N818 - beside DataError, which also names the row
+class InvalidImageError(Exception):
     """A image that cannot be used: its kind of fault, and one line that says more."""
 
     def __init__(self, reason: Reason, line: str) -> None:
@@ -137,7 +137,7 @@ def keep_bytes(folder: Path, data: bytes) -> str:
     return str(file.absolute())
 
 
-def drop_others(folder: Path, names: Collection[str]) -> None:
+def prune_cache(folder: Path, names: Collection[str]) -> None:
     """Deletes the files in the folder that have none of these names, and the folder where none is left."""
     if not folder.is_dir():
         return

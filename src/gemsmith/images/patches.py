@@ -18,7 +18,7 @@ BUDGETS = (70, 140, 280, 560, 1120)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patching:
+class PatchConfig:
     """How a model cuts images up; the defaults are those of every published Gemma 4."""
 
     budget: int = 280
@@ -69,19 +69,19 @@ class Patches:
         return values, np.pad(positions, ((0, more), (0, 0)), constant_values=-1)
 
 
-def read_patching(config: Mapping[str, Any], budget: int) -> Patching:
+def read_patching(config: Mapping[str, Any], budget: int) -> PatchConfig:
     """How the model of a config.json cuts images up."""
     vision = config.get("vision_config") or {}
-    return Patching(
+    return PatchConfig(
         budget=budget,
-        patch=vision.get("patch_size", Patching.patch),
-        pooling=vision.get("pooling_kernel_size", Patching.pooling),
+        patch=vision.get("patch_size", PatchConfig.patch),
+        pooling=vision.get("pooling_kernel_size", PatchConfig.pooling),
         merged=config.get("model_type") == "gemma4_unified",
         positions=vision.get("position_embedding_size", vision.get("mm_posemb_size")),
     )
 
 
-def fitted_size(width: int, height: int, patching: Patching) -> tuple[int, int]:
+def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, int]:
     """Width and height that the image is resized to: whole soft tokens, as many as the budget and its shape allow.
 
     >>> fitted_size(640, 480, Patching()), fitted_size(8, 8, Patching()), fitted_size(1, 5000, Patching(budget=70))
@@ -99,7 +99,7 @@ def fitted_size(width: int, height: int, patching: Patching) -> tuple[int, int]:
     return wide, tall
 
 
-def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
+def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
     """Soft tokens of a image of so many pixels.
 
     >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
@@ -109,7 +109,7 @@ def count_soft_tokens(width: int, height: int, patching: Patching) -> int:
     return wide * tall // (patching.patch * patching.pooling) ** 2
 
 
-def longest_line(width: int, height: int, patching: Patching) -> int:
+def longest_line(width: int, height: int, patching: PatchConfig) -> int:
     """The model's patches along the longer side of a image of so many pixels.
 
     >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
@@ -118,13 +118,13 @@ def longest_line(width: int, height: int, patching: Patching) -> int:
     return max(fitted_size(width, height, patching)) // patching.side
 
 
-def resize(rgb: Image.Image, patching: Patching) -> Image.Image:
+def resize(rgb: Image.Image, patching: PatchConfig) -> Image.Image:
     """The image in the size that the model takes it in."""
     size = fitted_size(*rgb.size, patching)
     return rgb if rgb.size == size else rgb.resize(size, Image.Resampling.BICUBIC)
 
 
-def cut(rgb: Image.Image, patching: Patching) -> np.ndarray:
+def cut(rgb: Image.Image, patching: PatchConfig) -> np.ndarray:
     """The resized image as uint8 of shape (rows, columns, dimension): the values of Patches, not yet scaled."""
     pixels = np.asarray(resize(rgb, patching))
     side = patching.side
@@ -133,7 +133,7 @@ def cut(rgb: Image.Image, patching: Patching) -> np.ndarray:
     return parts.reshape(rows, columns, patching.dimension)
 
 
-def scale(parts: np.ndarray, patching: Patching) -> Patches:
+def scale(parts: np.ndarray, patching: PatchConfig) -> Patches:
     """What `cut` gave, as the model takes it."""
     rows, columns, dimension = parts.shape
     values = parts.reshape(-1, dimension).astype(np.float32)
@@ -151,6 +151,6 @@ def scale(parts: np.ndarray, patching: Patching) -> Patches:
     )
 
 
-def make_patches(rgb: Image.Image, patching: Patching) -> Patches:
+def make_patches(rgb: Image.Image, patching: PatchConfig) -> Patches:
     """The image as the model takes it."""
     return scale(cut(rgb, patching), patching)

@@ -10,7 +10,7 @@ import numpy as np
 from gemsmith.errors import GemsmithError
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.system.workers import answer_requests
 
 
@@ -18,14 +18,14 @@ class Check(NamedTuple):
     """A image to be looked at, by its path or its bytes."""
 
     source: str | bytes
-    patching: Patching
+    patching: PatchConfig
 
 
 class Cut(NamedTuple):
     """A image to be cut into patches."""
 
     image: ImageInfo
-    patching: Patching
+    patching: PatchConfig
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from gemsmith.errors import DataError, MachineError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import InvalidImageError
-from gemsmith.images.patches import Patches, Patching, scale
+from gemsmith.images.patches import PatchConfig, Patches, scale
 from gemsmith.images.worker import Check, Cut
 from gemsmith.system.workers import Worker, WorkerEndedError, ask, end_worker, start_worker
 
@@ -30,7 +30,7 @@ def count_processes(images: int) -> int:
 
 
 def check_images(
-    sources: Sequence[str | bytes], patching: Patching, *, processes: int
+    sources: Sequence[str | bytes], patching: PatchConfig, *, processes: int
 ) -> Iterator[ImageInfo | InvalidImageError]:
     """What each of the images is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
@@ -44,7 +44,7 @@ def check_images(
 
 
 def decode_ahead(
-    steps: Iterable[tuple[Item, Sequence[ImageInfo]]], patching: Patching, *, processes: int, ahead: int = 2
+    steps: Iterable[tuple[Item, Sequence[ImageInfo]]], patching: PatchConfig, *, processes: int, ahead: int = 2
 ) -> Iterator[tuple[Item, list[Patches]]]:
     """Each step's item, with the patches of its images, which are decoded while `ahead` earlier steps run.
 
@@ -126,5 +126,5 @@ def _found(answer: Future[Any]) -> ImageInfo | InvalidImageError:
         return bad
 
 
-def _decoded(item: Item, answers: list[Future[Any]], patching: Patching) -> tuple[Item, list[Patches]]:
+def _decoded(item: Item, answers: list[Future[Any]], patching: PatchConfig) -> tuple[Item, list[Patches]]:
     return item, [scale(answer.result(), patching) for answer in answers]

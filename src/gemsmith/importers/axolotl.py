@@ -8,9 +8,9 @@ from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, held_out_rule, path_rule, test_path_rule
 from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, images_rule, linear_switch, targets_rule
 from gemsmith.importers.table import (
-    Reading,
     Row,
     Rule,
+    SourceConfig,
     flag,
     idle,
     is_on,
@@ -37,7 +37,7 @@ DEFAULTS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def adapter_rule(key: str, value: Any, reading: Reading) -> Row:
+def adapter_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the kind of adapter: none means that every weight is trained."""
     if value in ("lora", "qlora") or (value is None and reading.adapter_elsewhere):
         return row(reading, key, value, "none", "LoRA, as Gemsmith does")
@@ -45,7 +45,7 @@ def adapter_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", f"{what}; Gemsmith trains LoRA adapters, here its default ones")
 
 
-def targets(key: str, value: Any, reading: Reading) -> Row:
+def targets(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of lora_target_modules, which lora_target_linear overrules."""
     if value is None or is_on(reading.value("lora_target_linear")):
         return row(
@@ -54,7 +54,7 @@ def targets(key: str, value: Any, reading: Reading) -> Row:
     return targets_rule(key, value, reading)
 
 
-def warmup(key: str, value: Any, reading: Reading) -> Row:
+def warmup(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the warm-up; where the file has none, Axolotl takes 3 % of the steps, at most 100."""
     if value is not None or reading.given.get("warmup_ratio") is not None:
         return rules.warmup_rule("lr_scheduler", rounding="down")(key, value, reading)
@@ -68,7 +68,7 @@ def warmup(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def too_long_rule(key: str, value: Any, reading: Reading) -> Row:
+def too_long_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of what happens to a document that is too long; Gemsmith never cuts one."""
     if value in (None, "drop"):
         return row(reading, key, value, "mapped", "", data__too_long="drop")
@@ -76,7 +76,7 @@ def too_long_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped" if value == "raise" else "derived", why, data__too_long="error")
 
 
-def plugins_rule(key: str, value: Any, reading: Reading) -> Row:
+def plugins_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the plugins: kernels change nothing that is learned, others may."""
     kernels = ("cut_cross_entropy", "liger", "kernels")
     others = [
@@ -89,7 +89,7 @@ def plugins_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "none", "faster kernels; the same training")
 
 
-def template_rule(key: str, value: Any, reading: Reading) -> Row:
+def template_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the chat template's name."""
     name = "jinja" if value is None and reading.value("chat_template_jinja") else value
     if name is None or str(name).startswith(("gemma4", "tokenizer_default")):
@@ -99,7 +99,7 @@ def template_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "another model's template; Gemsmith takes the checkpoint's own")
 
 
-def jinja_rule(key: str, value: Any, reading: Reading) -> Row:
+def jinja_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a chat template given as a file, or in full."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -109,7 +109,7 @@ def jinja_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "to do", f"write it to the file {template}", data__template=template)
 
 
-def half_rule(key: str, value: Any, reading: Reading) -> Row:
+def half_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of bf16, whose null is off where its absence is `auto`."""
     return replace(rules.half_rule(key, False if value is None else value, reading), value=value)
 

@@ -24,11 +24,11 @@ from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.datasets import PLACEHOLDER
 from gemsmith.importers.models import find_base
 from gemsmith.importers.reader import Settings, read_settings
-from gemsmith.importers.table import Reading, Row, Rule, is_on, unknown
+from gemsmith.importers.table import Row, Rule, SourceConfig, is_on, unknown
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe, dump_recipe
-from gemsmith.recipe.schema import Derived, Recipe, Train
-from gemsmith.system.characters import spell_out, spell_out_json
+from gemsmith.recipe.schema import Recipe, ResolvedValue, Train
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 from gemsmith.system.console import open_console
 from gemsmith.system.files import write_text
 
@@ -69,7 +69,7 @@ class Ported:
     """The recipe, its values that a source gave or that were derived, and a row for each key of each file."""
 
     recipe: Recipe
-    derived: Sequence[Derived]
+    derived: Sequence[ResolvedValue]
     rows: Sequence[Row]
 
     @property
@@ -116,7 +116,7 @@ def port(
 
 def _readings(
     files: Sequence[Settings], overrides: Sequence[str], devices: int | None, steps: int | None
-) -> list[tuple[Reading, Mapping[str, Rule]]]:
+) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
     projects = [_project(file) for file in files]
     variant, adapters = _variant(files, overrides), sum(project.name == peft.PROJECT for project in projects)
     readings = []
@@ -125,7 +125,7 @@ def _readings(
         defaults = {
             key: value for key, value in project.defaults.items() if not (elsewhere and key in trainer.LORA_DEFAULTS)
         }
-        reading = Reading(
+        reading = SourceConfig(
             file=file.file,
             project=project.name,
             given=file.values,
@@ -192,7 +192,7 @@ def _overridden(overrides: Iterable[str]) -> frozenset[str]:
     return frozenset(".".join(parts[:depth]) for parts in keys for depth in range(min(2, len(parts)), len(parts) + 1))
 
 
-def _row_of(key: str, value: Any, reading: Reading, rules: Mapping[str, Rule]) -> Row:
+def _row_of(key: str, value: Any, reading: SourceConfig, rules: Mapping[str, Rule]) -> Row:
     return (find_rule(key, rules) or unknown)(key, value, reading)
 
 
@@ -208,7 +208,7 @@ def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
     return next((rule for name, rule in rules.items() if name.endswith("_*") and plain.startswith(name[:-1])), None)
 
 
-def _default_rows(readings: Sequence[tuple[Reading, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
+def _default_rows(readings: Sequence[tuple[SourceConfig, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
     """Rows for what a file leaves to its project's defaults.
 
     Those whose value the recipe takes, or without which it would train differently.
@@ -286,7 +286,7 @@ def _as_set(row: Row, overridden: frozenset[str]) -> Row:
     return replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
 
 
-def _derived(rows: Sequence[Row], overrides: Sequence[str]) -> list[Derived]:
+def _derived(rows: Sequence[Row], overrides: Sequence[str]) -> list[ResolvedValue]:
     """The comments behind the recipe's values."""
     reasons: dict[str, tuple[Any, list[str]]] = {}
     for row in rows:
@@ -296,7 +296,9 @@ def _derived(rows: Sequence[Row], overrides: Sequence[str]) -> list[Derived]:
             reasons.setdefault(name, (value, []))[1].append(origin)
     for name in _overridden(overrides):
         reasons[name] = (None, ["--set"])
-    return [Derived(name, value, _one_line("; ".join(dict.fromkeys(why)))) for name, (value, why) in reasons.items()]
+    return [
+        ResolvedValue(name, value, _one_line("; ".join(dict.fromkeys(why)))) for name, (value, why) in reasons.items()
+    ]
 
 
 def _one_line(text: str) -> str:
@@ -326,7 +328,7 @@ def print_table(ported: Ported, console: Console) -> None:
             _recipe_part(row),
             row.why,
         ]
-        table.add_row(*(Text(spell_out(cell), style=style) for cell in cells))
+        table.add_row(*(Text(escape_control_chars(cell), style=style) for cell in cells))
     console.print(table)
     counts = {status: sum(row.status == status for row in ported.rows) for status in _ORDER}
     line = ", ".join(f"{count} {_NAMES.get(status, status)}" for status, count in counts.items() if count)
@@ -382,7 +384,7 @@ def port_files(
     ported = port(sources, overrides=overrides, **known)
     text = dump_recipe(ported.recipe, ported.derived)
     if json:
-        click.echo(spell_out_json(as_json(ported)))
+        click.echo(escape_control_chars_json(as_json(ported)))
     else:
         console = open_console(stderr=out is None, soft_wrap=False)
         if not console.is_terminal:  # wide enough to copy from
@@ -393,7 +395,7 @@ def port_files(
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, text)
-        click.echo(spell_out(f"{out} written; next: gemsmith plan {out}"), err=True)
+        click.echo(escape_control_chars(f"{out} written; next: gemsmith plan {out}"), err=True)
     elif not json:
         click.echo(text, nl=False)
 

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import RecipeError, nearest
-from gemsmith.importers.table import Reading, Row, Rule, idle, is_on, number, plain, read_as, row, to_do
-from gemsmith.system.files import expand_home
+from gemsmith.errors import RecipeError, suggest
+from gemsmith.importers.table import Row, Rule, SourceConfig, idle, is_on, number, plain, read_as, row, to_do
+from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 
 PLACEHOLDER = "rows.jsonl"
 _READABLE = (".jsonl", ".parquet")
 
 
-def hub_rule(key: str, value: Any, reading: Reading) -> Row:
+def hub_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a dataset's name: a local file is taken as it is, one of the hub must be saved first."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -37,7 +37,7 @@ def hub_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def split_rule(key: str, value: Any, reading: Reading) -> Row:
+def split_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the split that is trained on."""
     return row(
         reading,
@@ -50,7 +50,7 @@ def split_rule(key: str, value: Any, reading: Reading) -> Row:
 
 def is_readable(name: str) -> bool:
     """Whether Gemsmith reads a dataset of that name as it is: a file of its kinds, or a folder that is there."""
-    return "://" not in name and (Path(name).suffix in _READABLE or expand_home(name).is_dir())
+    return "://" not in name and (Path(name).suffix in _READABLE or expanduser(name).is_dir())
 
 
 def prepared(name: str, *, part: str = "") -> str:
@@ -63,7 +63,7 @@ def prepared(name: str, *, part: str = "") -> str:
     return f"{stem or 'rows'}{part}.jsonl"
 
 
-def path_rule(key: str, value: Any, reading: Reading) -> Row:
+def path_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of one of several datasets.
 
     What the recipe names is the file itself, or the one that is to be made of all of them.
@@ -88,7 +88,7 @@ def path_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "to do", why, **{"data.train": train}, **known)
 
 
-def test_path_rule(key: str, value: Any, reading: Reading) -> Row:
+def test_path_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a dataset that is held out."""
     if value is None or "data.eval" in reading.overridden:
         return row(
@@ -106,7 +106,7 @@ def test_path_rule(key: str, value: Any, reading: Reading) -> Row:
 def held_out_rule(train_key: str) -> Rule:
     """The rule for a share or number of the rows that is held out of training."""
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if not is_on(value):
             return row(reading, key, value, "none", "nothing held out")
         held_out = read_as(number, key, value, reading)
@@ -126,7 +126,7 @@ def held_out_rule(train_key: str) -> Rule:
     return rule
 
 
-def factory_dataset_rule(key: str, value: Any, reading: Reading) -> Row:
+def factory_dataset_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of LLaMA-Factory's datasets: names in its dataset_info.json, which is read where it is there."""
     if value is None or "data.train" in reading.overridden:
         return row(
@@ -159,12 +159,12 @@ def factory_dataset_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "to do", why, **{"data.train": train, "data.format": form})
 
 
-def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
+def _described(reading: SourceConfig, names: list[str]) -> list[Mapping[str, Any]]:
     """The datasets' entries in dataset_info.json, or none where that does not exist.
 
     Raises RecipeError for a name that is not in it.
     """
-    file = expand_home(str(reading.value("dataset_dir"))) / "dataset_info.json"
+    file = expanduser(str(reading.value("dataset_dir"))) / "dataset_info.json"
     try:
         entries = read_json(file)
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _described(reading: Reading, names: list[str]) -> list[Mapping[str, Any]]:
         raise RecipeError(f"{file}: cannot be read as JSON ({error})") from None
     for name in names:
         if not isinstance(entries, dict) or not isinstance(entries.get(name), dict):
-            raise RecipeError(f"{reading.file}: dataset {name} is not in {file}{nearest(name, entries)}")
+            raise RecipeError(f"{reading.file}: dataset {name} is not in {file}{suggest(name, entries)}")
     return [entries[name] for name in names]
 
 
@@ -197,7 +197,7 @@ def _is_pair(entry: Mapping[str, Any]) -> bool:
     )
 
 
-def factory_eval_rule(key: str, value: Any, reading: Reading) -> Row:
+def factory_eval_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of LLaMA-Factory's datasets that are held out."""
     if not value or "data.eval" in reading.overridden:
         return row(
@@ -219,11 +219,11 @@ def _is_alpaca(value: Any) -> bool:
     return str(value).startswith("alpaca")
 
 
-def _held_out(reading: Reading) -> bool:
+def _held_out(reading: SourceConfig) -> bool:
     return is_on(reading.value("val_set_size"))
 
 
-def _conversions(reading: Reading) -> list[str]:
+def _conversions(reading: SourceConfig) -> list[str]:
     """The keys of Axolotl's datasets that ask for other rows than the file has."""
     rules = {
         key: DATASET_RULES.get(re.sub(r"^datasets\[\d+\]\.", "", key))
@@ -237,7 +237,7 @@ def _conversions(reading: Reading) -> list[str]:
     ]
 
 
-def _kind_rule(key: str, value: Any, reading: Reading) -> Row:
+def _kind_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     if value is None or value in _CHAT_KINDS:
         return row(reading, key, value, "none", "messages, rendered by the chat template, as Gemsmith does")
     if str(value).startswith("sharegpt"):
@@ -263,13 +263,13 @@ def _kind_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def _files_rule(key: str, value: Any, reading: Reading) -> Row:
+def _files_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     if value is None or _only_file(reading) is not None:
         return row(reading, key, value, "none", "the file that path's row names" if value else "not set")
     return row(reading, key, value, "to do", "take the rows of these files")
 
 
-def _only_file(reading: Reading) -> str | None:
+def _only_file(reading: SourceConfig) -> str | None:
     """The one file that the first dataset is."""
     files, path = reading.value("datasets[0].data_files"), str(reading.value("datasets[0].path"))
     if files is None:
@@ -279,7 +279,7 @@ def _only_file(reading: Reading) -> str | None:
 
 
 def _called(name: str, what: str) -> Rule:
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value in (None, name):
             return row(reading, key, value, "none", "as Gemsmith's rows")
         return row(reading, key, value, "to do", f"rename {value} to {name} in {what}")

@@ -10,9 +10,9 @@ from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule, split_rule
 from gemsmith.importers.models import base_rule, targets_rule
 from gemsmith.importers.table import (
-    Reading,
     Row,
     Rule,
+    SourceConfig,
     flag,
     idle,
     is_on,
@@ -48,7 +48,7 @@ LORA_DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def length_rule(key: str, value: Any, reading: Reading) -> Row:
+def length_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the length in tokens.
 
     TRL cuts what is longer; Gemsmith never does, so there it is an error, not left out.
@@ -61,7 +61,7 @@ def length_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", why, data__max_length=length, data__too_long="error")
 
 
-def packing_strategy_rule(key: str, value: Any, reading: Reading) -> Row:
+def packing_strategy_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of how documents are packed; Gemsmith never cuts one."""
     if value in (None, "bfd") or not is_on(reading.value("packing")):
         return row(reading, key, value, "none", "best fit, documents kept apart, as Gemsmith's" if value else "not set")
@@ -70,7 +70,7 @@ def packing_strategy_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def assistant_rule(key: str, value: Any, reading: Reading) -> Row:
+def assistant_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of assistant_only_loss: what Gemsmith always does, and TRL for messages only when told."""
     if is_on(value):
         return row(reading, key, value, "none", "answers only, as Gemsmith does")
@@ -85,7 +85,7 @@ def assistant_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", why)
 
 
-def dtype_rule(key: str, value: Any, reading: Reading) -> Row:
+def dtype_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the dtype that the base is loaded in."""
     name = str(value).removeprefix("torch.")
     if value is None or rules.quantized(reading) or (name == "float32" and is_on(reading.value("bf16"))):
@@ -97,7 +97,7 @@ def dtype_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "Gemsmith has bfloat16 and float32", train__dtype="bfloat16")
 
 
-def use_peft_rule(key: str, value: Any, reading: Reading) -> Row:
+def use_peft_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of use_peft: without an adapter, every weight is trained."""
     if is_on(value) or reading.adapter_elsewhere:
         return row(reading, key, value, "none", "LoRA, as Gemsmith does")
@@ -106,7 +106,7 @@ def use_peft_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def template_rule(key: str, value: Any, reading: Reading) -> Row:
+def template_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a chat template's file."""
     if value is None:
         return row(reading, key, value, "none", "the checkpoint's own, as Gemsmith's default")
@@ -115,7 +115,7 @@ def template_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "another model's template; set data.template to its file")
 
 
-def average_rule(key: str, value: Any, reading: Reading) -> Row:
+def average_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the mean over devices: Gemsmith's is over all tokens of a step."""
     if value is None or is_on(value) or rules.devices_of(reading) == 1:
         return row(reading, key, value, "none", "the mean over all tokens of a step, as Gemsmith's")

@@ -9,9 +9,9 @@ from gemsmith.importers.hf_trainer import DEFAULTS as TRAINER_DEFAULTS
 from gemsmith.importers.hf_trainer import TRAINING_RULES, length_rule
 from gemsmith.importers.models import base_rule, comma_targets, encoders_rule
 from gemsmith.importers.table import (
-    Reading,
     Row,
     Rule,
+    SourceConfig,
     flag,
     idle,
     is_on,
@@ -35,7 +35,7 @@ DEFAULTS: dict[str, Any] = TRAINER_DEFAULTS | {
 }  # fmt: skip
 
 
-def method_rule(key: str, value: Any, reading: Reading) -> Row:
+def method_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of finetuning_type."""
     if value in (None, "lora"):
         return row(reading, key, value, "none", "LoRA, as Gemsmith does")
@@ -45,7 +45,7 @@ def method_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", f"{what}; Gemsmith trains LoRA adapters")
 
 
-def alpha_rule(key: str, value: Any, reading: Reading) -> Row:
+def alpha_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of lora_alpha, by default twice the rank."""
     if value is None:
         alpha = 2.0 * read_as(positive, "lora_rank", reading.value("lora_rank"), reading)
@@ -53,7 +53,7 @@ def alpha_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", "", lora__alpha=read_as(number, key, value, reading))
 
 
-def bits_rule(key: str, value: Any, reading: Reading) -> Row:
+def bits_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of quantization_bit: bitsandbytes' 4 bits as nf4, or 8."""
     if str(reading.value("quantization_method") or "bnb").lower() not in ("bnb", "bitsandbytes"):
         return row(reading, key, value, "differs", "quantized by another method than bitsandbytes'")
@@ -64,7 +64,7 @@ def bits_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "Gemsmith's base has 4 or 8 bits, bfloat16 or float32")
 
 
-def packing_rule(key: str, value: Any, reading: Reading) -> Row:
+def packing_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of packing, in which documents see each other unless neat_packing is on."""
     on = value is not None and read_as(flag, key, value, reading)
     if is_on(reading.value("neat_packing")):
@@ -81,14 +81,14 @@ def packing_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", "", data__packing=False)
 
 
-def neat_rule(key: str, value: Any, reading: Reading) -> Row:
+def neat_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of neat_packing, which switches packing on."""
     if not is_on(value):
         return row(reading, key, value, "none", "packing decides")
     return row(reading, key, value, "mapped", "documents kept apart", data__packing=True)
 
 
-def no_remat_rule(key: str, value: Any, reading: Reading) -> Row:
+def no_remat_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of disable_gradient_checkpointing."""
     off = value is not None and read_as(flag, key, value, reading)
     return row(
@@ -96,14 +96,14 @@ def no_remat_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def template_rule(key: str, value: Any, reading: Reading) -> Row:
+def template_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the template's name."""
     if value is None or str(value).lower().startswith("gemma4"):
         return row(reading, key, value, "none", "Gemma 4's; Gemsmith takes the checkpoint's own")
     return row(reading, key, value, "differs", "another model's template; Gemsmith takes the checkpoint's own")
 
 
-def pure_rule(key: str, value: Any, reading: Reading) -> Row:
+def pure_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of pure_bf16."""
     if not is_on(value):
         return row(reading, key, value, "none", "off")

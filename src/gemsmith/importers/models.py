@@ -10,9 +10,9 @@ from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of
 from gemsmith.arch.tensors import PREFIX, vision_tensors
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
-from gemsmith.importers.table import Reading, Row, Rule, is_on, row
+from gemsmith.importers.table import Row, Rule, SourceConfig, is_on, row
 from gemsmith.recipe.backends import BACKENDS
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.system.patterns import compile_pattern, search
 
 _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
@@ -42,7 +42,7 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     """
     if not isinstance(name, str):
         raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")
-    folder = expand_home(name)
+    folder = expanduser(name)
     if (folder / "config.json").is_file():
         variant = name_variant(read_variant(read_config(folder)))
         return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
@@ -70,7 +70,7 @@ def _plain_id(name: str) -> str:
     return (instructed or ["google/gemma-4-31B-it"])[0]
 
 
-def base_rule(key: str, value: Any, reading: Reading) -> Row:
+def base_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the key that names the base model."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -83,7 +83,7 @@ def base_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", base.why, checkpoint=base.checkpoint)
 
 
-def targets_rule(key: str, value: Any, reading: Reading) -> Row:
+def targets_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of target modules.
 
     They are a list of names, a regular expression of whole names, or a word for all linear layers.
@@ -104,7 +104,7 @@ def targets_rule(key: str, value: Any, reading: Reading) -> Row:
     return _by_names(key, names, reading, value)
 
 
-def comma_targets(key: str, value: Any, reading: Reading) -> Row:
+def comma_targets(key: str, value: Any, reading: SourceConfig) -> Row:
     """As targets_rule, of names with commas between them."""
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) and "," in value else value
     return targets_rule(key, names, reading) if names is value else _by_names(key, names, reading, value)
@@ -113,7 +113,7 @@ def comma_targets(key: str, value: Any, reading: Reading) -> Row:
 def linear_switch(names_key: str) -> Rule:
     """The rule for a switch that targets all linear layers beside what `names_key` lists."""
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if not is_on(value):
             return row(reading, key, value, "none", f"{names_key} says which")
         return _all_linear(key, value, reading)
@@ -121,7 +121,7 @@ def linear_switch(names_key: str) -> Rule:
     return rule
 
 
-def images_rule(key: str, value: Any, reading: Reading) -> Row:
+def images_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the key that says that rows may have images."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -132,7 +132,7 @@ def images_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def encoders_rule(key: str, value: Any, reading: Reading) -> Row:
+def encoders_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a key that keeps the encoders as they are; else which of their modules are trained, --set says."""
     if value is None or is_on(value):
         return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
@@ -142,7 +142,7 @@ def encoders_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", why)
 
 
-def experts_rule(key: str, value: Any, reading: Reading) -> Row:
+def experts_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of whether experts are quantized with the rest."""
     has_experts = reading.variant is None or reading.variant.experts
     if not has_experts or value is None or is_on(value) == BACKENDS[reading.backend].quantises_experts:
@@ -151,7 +151,7 @@ def experts_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", f"experts are {kept} with train.backend {reading.backend}")
 
 
-def _all_linear(key: str, value: Any, reading: Reading) -> Row:
+def _all_linear(key: str, value: Any, reading: SourceConfig) -> Row:
     if BACKENDS[reading.backend].adapts_all_linear:
         return row(reading, key, value, "derived", "every linear layer but the output's", lora__targets=[ALL_LINEAR])
     kinds, variants = list(LORA_KINDS), [reading.variant] if reading.variant else list(VARIANTS.values())
@@ -167,13 +167,13 @@ def _all_linear(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "derived", "every linear layer of the text model", lora__targets=kinds)
 
 
-def _by_names(key: str, names: Sequence[str], reading: Reading, value: Any) -> Row:
+def _by_names(key: str, names: Sequence[str], reading: SourceConfig, value: Any) -> Row:
     found, every = _found(reading, lambda module: any(f".{module}".endswith(f".{name}") for name in names))
     strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in _both_names(every))]
     return _row_of_kinds(key, value, reading, found, strange)
 
 
-def _by_expression(key: str, pattern: str, reading: Reading, value: Any) -> Row:
+def _by_expression(key: str, pattern: str, reading: SourceConfig, value: Any) -> Row:
     try:
         expression = compile_pattern(pattern)
         found, _ = _found(reading, lambda module: search(expression, module, whole=True) is not None)
@@ -184,7 +184,7 @@ def _by_expression(key: str, pattern: str, reading: Reading, value: Any) -> Row:
     return _row_of_kinds(key, value, reading, found, [])
 
 
-def _found(reading: Reading, fits: Callable[[str], bool]) -> tuple[dict[str, float], list[str]]:
+def _found(reading: SourceConfig, fits: Callable[[str], bool]) -> tuple[dict[str, float], list[str]]:
     """The share of each kind's modules that fit, and all modules."""
     variant = reading.variant or find_variant("gemma4-31b")
     modules = {kind: [target.module for target in lora_targets(variant, [kind])] for kind in kinds_of(variant)}
@@ -194,7 +194,7 @@ def _found(reading: Reading, fits: Callable[[str], bool]) -> tuple[dict[str, flo
     return found, [module for names in modules.values() for module in names]
 
 
-def _row_of_kinds(key: str, value: Any, reading: Reading, found: dict[str, float], strange: list[str]) -> Row:
+def _row_of_kinds(key: str, value: Any, reading: SourceConfig, found: dict[str, float], strange: list[str]) -> Row:
     kinds = [kind for kind in found if found[kind]]
     partial = [kind for kind in kinds if found[kind] < 1]
     problems = [f"{', '.join(strange)}: no adapter of Gemsmith's goes there"] if strange else []

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from gemsmith.errors import RecipeError
-from gemsmith.importers.table import Reading, Row, Rule, Status, flag, is_on, number, positive, read_as, row, whole
+from gemsmith.importers.table import Row, Rule, SourceConfig, Status, flag, is_on, number, positive, read_as, row, whole
 
 _SAME_ADAMW = (
     "adamw_torch",
@@ -23,7 +23,7 @@ STEPS_HINT = "give --steps with the updates that its run made or would make (its
 def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) -> Rule:
     """The rule for the keys that make global_batch_size: rows on a device x accumulation x devices."""
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value is None:
             return row(reading, key, value, "none", "not set")
         names = [per_device, accumulation] if total is None or reading.value(total) is None else [total]
@@ -41,7 +41,7 @@ def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) 
     return rule
 
 
-def devices_of(reading: Reading) -> int | None:
+def devices_of(reading: SourceConfig) -> int | None:
     """The devices that each take other rows: --devices, or what the file says of them, over those that share a row."""
     shared = 1
     for key in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
@@ -65,14 +65,14 @@ def devices_of(reading: Reading) -> int | None:
     return None
 
 
-def count_rule(key: str, value: Any, reading: Reading) -> Row:
+def count_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a key that says how many devices, or how many of them share a row."""
     if value is None:
         return row(reading, key, value, "none", "not set")
     return row(reading, key, value, "derived", "counted in train.global_batch_size; train.mesh lays out the machine")
 
 
-def several_devices(key: str, value: Any, reading: Reading) -> Row:
+def several_devices(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a key that only several devices need: without their number global_batch_size would be too few."""
     parent = key.partition(".")[0] + "."
     # Of a section one row says so, the first that is on.
@@ -93,15 +93,15 @@ def _is_set(value: Any) -> bool:
     return value not in (None, "", [], {}, False)
 
 
-def schedule_rule(key: str, value: Any, reading: Reading) -> Row:
+def schedule_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the learning rate's schedule, by the Trainer's names."""
     name = _schedule_name(value)
     if name in _SCHEDULES:
         why = "without warm-up" if name == "constant" else ""
         return row(reading, key, value, "mapped", why, optimizer__schedule=_SCHEDULES[name])
-    nearest = "cosine" if "cosine" in name else "linear" if "linear" in name or name == "polynomial" else "constant"
-    why = f"allowed: {', '.join(_SCHEDULES)}; {nearest} comes nearest"
-    return row(reading, key, value, "differs", why, optimizer__schedule=nearest)
+    suggest = "cosine" if "cosine" in name else "linear" if "linear" in name or name == "polynomial" else "constant"
+    why = f"allowed: {', '.join(_SCHEDULES)}; {suggest} comes nearest"
+    return row(reading, key, value, "differs", why, optimizer__schedule=suggest)
 
 
 def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
@@ -110,7 +110,7 @@ def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
     Of a share the Trainer rounds up as we do, Axolotl down and 1 to 2.
     """
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value is None or _other_decides(key, reading):
             return row(
                 reading, key, value, "none", "not set" if value is None else "the other of steps and ratio decides"
@@ -140,7 +140,7 @@ def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
     return rule
 
 
-def ratio_row(reading: Reading, key: str, value: Any, status: Status, why: str, *, ratio: float) -> Row:
+def ratio_row(reading: SourceConfig, key: str, value: Any, status: Status, why: str, *, ratio: float) -> Row:
     """The row of warm-up as a share of the steps, which steps on the command line overrule."""
     if "optimizer.warmup_steps" in reading.overridden:
         return row(reading, key, value, "set", "--set optimizer.warmup_steps decides")
@@ -169,7 +169,7 @@ def _schedule_name(value: Any) -> str:
     return str(value).lower().removeprefix("schedulertype.")
 
 
-def _other_decides(key: str, reading: Reading) -> bool:
+def _other_decides(key: str, reading: SourceConfig) -> bool:
     """Whether the key is warmup_steps = 0 (or a default) beside a ratio, or a ratio beside steps.
 
     Steps above 0 win in the Trainer.
@@ -181,20 +181,20 @@ def _other_decides(key: str, reading: Reading) -> bool:
     return (key == "warmup_steps" and not steps and ratio > 0) or (key == "warmup_ratio" and steps > 0)
 
 
-def max_steps_of(reading: Reading) -> int | None:
+def max_steps_of(reading: SourceConfig) -> int | None:
     """The updates that the file asks for, or None where epochs decide."""
     value = number_or_none(reading.value("max_steps"))
     return int(value) if value is not None and value >= 1 else None
 
 
-def max_steps_rule(key: str, value: Any, reading: Reading) -> Row:
+def max_steps_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of max_steps; the Trainer's -1 leaves it to the epochs."""
     if value is None or read_as(whole, key, value, reading) <= 0:
         return row(reading, key, value, "none", "epochs decide")
     return row(reading, key, value, "mapped", "", train__optimizer_steps=read_as(positive, key, value, reading))
 
 
-def epochs_rule(key: str, value: Any, reading: Reading) -> Row:
+def epochs_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the number of epochs, which may be a fraction."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -215,7 +215,7 @@ def epochs_rule(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def optimizer_rule(key: str, value: Any, reading: Reading) -> Row:
+def optimizer_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the optimizer's name: those that take AdamW's steps in float32 are one to Gemsmith."""
     name = str(value).lower().removeprefix("optimizernames.")
     if value is None or name in _SAME_ADAMW + _PAGED_ADAMW:
@@ -225,7 +225,7 @@ def optimizer_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "Gemsmith has AdamW only")
 
 
-def clip_rule(key: str, value: Any, reading: Reading) -> Row:
+def clip_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of the gradient's norm; 0 and null switch clipping off in the Trainer."""
     if value is None or read_as(number, key, value, reading) <= 0:
         status: Status = "mapped" if key in reading.given and value is not None else "derived"
@@ -233,7 +233,7 @@ def clip_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", "", optimizer__clip_norm=read_as(number, key, value, reading))
 
 
-def save_steps_rule(key: str, value: Any, reading: Reading) -> Row:
+def save_steps_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of steps between checkpoints, which may be a share of all."""
     steps = None if value is None else read_as(number, key, value, reading)
     if (
@@ -245,7 +245,7 @@ def save_steps_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "none", "when checkpoints are written; train.save_steps does that")
 
 
-def keep_rule(key: str, value: Any, reading: Reading) -> Row:
+def keep_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of how many checkpoints are kept; 0 and below keep all in the Trainer."""
     count = read_as(whole, key, value, reading) if value is not None else 0
     if count < 1:
@@ -259,7 +259,7 @@ def keep_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", "", train__keep_checkpoints=count)
 
 
-def remat_rule(key: str, value: Any, reading: Reading) -> Row:
+def remat_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of gradient checkpointing."""
     if value is None:
         return row(reading, key, value, "none", "not set")
@@ -279,7 +279,7 @@ def four_bits_rule(kind: str, nested: str) -> Rule:
     `kind` names the key of nf4 or fp4, `nested` that of double quantization.
     """
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if not is_on(value):
             return row(reading, key, value, "none", "not quantized")
         if str(reading.value(kind) or "nf4").lower() != "nf4":
@@ -292,7 +292,7 @@ def four_bits_rule(kind: str, nested: str) -> Rule:
     return rule
 
 
-def eight_bits_rule(key: str, value: Any, reading: Reading) -> Row:
+def eight_bits_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a base of bitsandbytes' 8 bits."""
     if not is_on(value):
         return row(reading, key, value, "none", "not quantized")
@@ -300,13 +300,13 @@ def eight_bits_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", why, train__dtype="int8")
 
 
-def quantized(reading: Reading) -> bool:
+def quantized(reading: SourceConfig) -> bool:
     """Whether the base is held in 4 or 8 bits, so that another key decides train.dtype."""
     bits = ("load_in_4bit", "load_in_8bit", "quantization_bit")
     return any(is_on(reading.value(key)) for key in bits)
 
 
-def half_rule(key: str, value: Any, reading: Reading) -> Row:
+def half_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of bf16: true, `auto` or `full`, or false, where float32 is left."""
     auto = isinstance(value, str) and value.lower() in ("auto", "full")
     if value is None:
@@ -329,7 +329,7 @@ def half_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "mapped", why, train__dtype="bfloat16" if on else "float32")
 
 
-def fp16_rule(key: str, value: Any, reading: Reading) -> Row:
+def fp16_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of fp16, which Gemsmith does not have."""
     if not is_on(value):
         return row(reading, key, value, "none", "off")
@@ -337,7 +337,7 @@ def fp16_rule(key: str, value: Any, reading: Reading) -> Row:
     return row(reading, key, value, "differs", "float16; Gemsmith has bfloat16 and float32", **dtype)
 
 
-def start_adapter_rule(key: str, value: Any, reading: Reading) -> Row:
+def start_adapter_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of an adapter whose matrices training starts from."""
     if value is None:
         return row(reading, key, value, "none", "not set")

@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class SourceConfig:
     """One file's settings, its project's defaults beneath, and what is known from elsewhere."""
 
     file: str
@@ -52,10 +52,10 @@ class Reading:
         return self.given.get(key, self.defaults.get(key))
 
 
-Rule = Callable[[str, Any, Reading], Row]
+Rule = Callable[[str, Any, SourceConfig], Row]
 
 
-def row(reading: Reading, key: str, value: Any, status: Status, why: str, **sets: Any) -> Row:
+def row(reading: SourceConfig, key: str, value: Any, status: Status, why: str, **sets: Any) -> Row:
     """A row of the reading's file; `sets` names the recipe's keys with `__` for a dot: lora__rank=8."""
     renamed = {name.replace("__", "."): value for name, value in sets.items()}
     given = key in reading.given
@@ -67,7 +67,7 @@ def row(reading: Reading, key: str, value: Any, status: Status, why: str, **sets
 def to(recipe_key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> Rule:
     """The rule for a key that means the same in the recipe. Raises RecipeError where its value cannot be converted."""
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value is None:
             return row(reading, key, value, "none", "not set")
         return row(reading, key, value, "mapped", why, **{recipe_key: read_as(convert, key, value, reading)})
@@ -78,7 +78,7 @@ def to(recipe_key: str, convert: Callable[[Any], Any] = lambda value: value, why
 def or_default(rule: Rule) -> Rule:
     """The rule, for a key whose null is the project's default, as it is where the key is left out."""
 
-    def with_default(key: str, value: Any, reading: Reading) -> Row:
+    def with_default(key: str, value: Any, reading: SourceConfig) -> Row:
         default = reading.defaults.get(key)
         if value is not None or default is None:
             return rule(key, value, reading)
@@ -100,7 +100,7 @@ def plain(*allowed: Any, otherwise: str) -> Rule:
     Any other value is not.
     """
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value is None or value in ([], {}, ""):
             return row(reading, key, value, "none", "not set")
         if any(_same(value, item) for item in allowed):
@@ -123,7 +123,7 @@ def refuse(*allowed: Any, what: str) -> Rule:
     Raises RecipeError for them.
     """
 
-    def rule(key: str, value: Any, reading: Reading) -> Row:
+    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
         if value is None or any(_same(value, item) for item in allowed):
             return row(reading, key, value, "none", "supervised fine-tuning, as Gemsmith does")
         raise RecipeError(f"{reading.file}: {key} is {value!r}: {what}; Gemsmith does supervised fine-tuning only")
@@ -131,7 +131,7 @@ def refuse(*allowed: Any, what: str) -> Rule:
     return rule
 
 
-def unknown(key: str, value: Any, reading: Reading) -> Row:
+def unknown(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of a key that no rule knows.
 
     Nobody here can say that training does not depend on it, unless it is not set.
@@ -147,7 +147,7 @@ def unknown(key: str, value: Any, reading: Reading) -> Row:
     )
 
 
-def read_as(convert: Callable[[Any], Any], key: str, value: Any, reading: Reading) -> Any:
+def read_as(convert: Callable[[Any], Any], key: str, value: Any, reading: SourceConfig) -> Any:
     """The converted value. Raises RecipeError naming file and key where it is not of that kind."""
     try:
         return convert(value)

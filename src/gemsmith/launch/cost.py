@@ -4,7 +4,7 @@ import math
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine, Price
-from gemsmith.launch.provider import Bill, Chosen
+from gemsmith.launch.provider import LaunchCost, WithReason
 from gemsmith.runs.plan_records import MachinePlan
 
 BEFORE_AND_AFTER_S = 2 * 3600
@@ -14,7 +14,7 @@ SLACK = 1.5
 GCP = "gcp"
 
 
-def make_bill(
+def estimate_cost(
     machine: Machine,
     plan: MachinePlan,
     *,
@@ -23,13 +23,13 @@ def make_bill(
     spot: bool,
     timeout_hours: float | None,
     attempts: int,
-) -> Bill:
+) -> LaunchCost:
     """The bill of a launch. Raises InputError where the price, or how long it takes, is not known."""
     price = find_price(machine, region, spot=spot)
     rate = price_of_hour(price, spot=spot)
     assert rate is not None
     checked = "" if price.checked else ", not checked"
-    return Bill(
+    return LaunchCost(
         usd_per_hour=rate,
         price=f"{price.source}, {price.date}{checked}",
         hours=plan.hours if steps is not None else None,
@@ -77,9 +77,9 @@ def price_of_hour(price: Price, *, spot: bool) -> float | None:
     return price.usd_per_hour_spot if spot else price.usd_per_hour
 
 
-def _timeout(plan: MachinePlan, *, steps: int | None, given: float | None) -> Chosen:
+def _timeout(plan: MachinePlan, *, steps: int | None, given: float | None) -> WithReason:
     if given is not None:
-        return Chosen(math.ceil(given * 3600), f"--timeout-hours {given:g}")
+        return WithReason(math.ceil(given * 3600), f"--timeout-hours {given:g}")
     if steps is None or plan.hours is None:
         raise InputError(
             "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "
@@ -87,7 +87,7 @@ def _timeout(plan: MachinePlan, *, steps: int | None, given: float | None) -> Ch
         )
     hours = plan.hours[1]
     seconds = math.ceil((SLACK * hours * 3600 + BEFORE_AND_AFTER_S) / 600) * 600
-    return Chosen(
+    return WithReason(
         seconds,
         f"{SLACK:g} x the {hours:.3g} h that the plan gives at most, and {BEFORE_AND_AFTER_S // 3600} h for weights, "
         "compilation, export and verify; --timeout-hours sets another",

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 from pydantic import ValidationError
 
 from gemsmith.arch import Variant
-from gemsmith.errors import InputError, nearest
+from gemsmith.errors import InputError, suggest
 from gemsmith.hardware import Machine
 from gemsmith.launch.shards import ImageShards
 from gemsmith.recipe.schema import Recipe
@@ -47,7 +47,7 @@ class LaunchRecord(Part):
     service_account: str
     spot: bool
     usd_per_hour: float
-    greatest_usd: float
+    max_usd: float
     started: str
     """UTC, ISO 8601."""
     gemsmith: str
@@ -74,7 +74,7 @@ def read_launch(name: str) -> LaunchRecord:
     except OSError:
         names = known_launches()
         there = f"there are: {', '.join(names)}" if names else "there are none in this folder"
-        raise InputError(f"launch {name}: {file} does not exist{nearest(name, names)}; {there}") from None
+        raise InputError(f"launch {name}: {file} does not exist{suggest(name, names)}; {there}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise InputError(
@@ -94,7 +94,7 @@ MOUNT = "/mnt/weights"
 """Where a machine sees the bucket with the base, if its target mounts it."""
 
 
-class Chosen(NamedTuple):
+class WithReason(NamedTuple):
     """A value that was chosen, and why; in a rendered file the reason is a comment behind it."""
 
     value: str | int | float | bool
@@ -102,7 +102,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
+class LaunchCost:
     """What a launch costs."""
 
     usd_per_hour: float
@@ -110,7 +110,7 @@ class Bill:
     """Where the price is from."""
     hours: tuple[float, float] | None
     """Of training, by the plan; None where the number of steps is not known."""
-    timeout_s: Chosen
+    timeout_s: WithReason
     """After which one attempt is ended."""
     attempts: int
     uncounted: str = ""
@@ -121,7 +121,7 @@ class Bill:
         return self.hours and (self.hours[0] * self.usd_per_hour, self.hours[1] * self.usd_per_hour)
 
     @property
-    def greatest_usd(self) -> float:
+    def max_usd(self) -> float:
         """Every attempt runs into its timeout."""
         return float(self.timeout_s.value) / 3600 * self.attempts * self.usd_per_hour
 
@@ -147,13 +147,13 @@ class Request:
     variant: Variant
     parameters: int
     trained_parameters: int
-    bill: Bill
+    bill: LaunchCost
     project: str
     region: str
     zone: str | None
     root: str
     """gs://bucket/folder/NAME: all that the launch reads and writes."""
-    image: Chosen
+    image: WithReason
     python: Path | None
     """A folder with Gemsmith's wheel and locks, which uv installs in place of the image."""
     service_account: str
@@ -210,10 +210,10 @@ class Target(Protocol):
     MOUNTS_WEIGHTS: bool
     """Whether a base in a bucket is read in place, below MOUNT."""
 
-    TAKES_ANY: bool
+    SUPPORTS_ANY_MACHINE: bool
     """Whether it takes whichever it gets of several machines that fit."""
 
-    TAKES_WHEEL: bool
+    SUPPORTS_WHEEL: bool
     """Whether Gemsmith's wheel can be installed on it, in place of a container."""
 
     def gives(self, machine: Machine) -> bool:

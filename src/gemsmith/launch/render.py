@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from gemsmith.launch.provider import Chosen, Command
+from gemsmith.launch.provider import Command, WithReason
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -53,7 +53,7 @@ def _lines(value: Any, indent: str) -> Iterator[str]:
 
 
 def _entry(start: str, item: Any, indent: str) -> Iterator[str]:
-    if isinstance(item, Chosen):
+    if isinstance(item, WithReason):
         yield f"{start} {_scalar(item.value)}  # {one_line(item.reason)}"
     elif isinstance(item, Mapping) and item:
         yield start

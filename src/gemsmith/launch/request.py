@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
-from gemsmith.errors import InputError, RecipeError, nearest
+from gemsmith.errors import InputError, RecipeError, suggest
 from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog
-from gemsmith.launch.cost import default_region, find_price, make_bill, price_of_hour
-from gemsmith.launch.provider import MOUNT, Bill, Chosen, Request, Target, check_wheel
+from gemsmith.launch.cost import default_region, estimate_cost, find_price, price_of_hour
+from gemsmith.launch.provider import MOUNT, LaunchCost, Request, Target, WithReason, check_wheel
 from gemsmith.launch.shards import ImageShards, find_images
 from gemsmith.plan import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import dump_recipe, with_values
-from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.stages import SERVED, STAGES
@@ -37,7 +37,7 @@ FOLDER = "inputs"
 class Inputs:
     """What a launch brings along."""
 
-    placed: tuple[Derived, ...] = ()
+    placed: tuple[ResolvedValue, ...] = ()
     """Keys of the recipe that name another place there."""
     copies: Mapping[str, str]
     """A local file or folder -> where it goes."""
@@ -60,7 +60,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
             continue
         if value.startswith("gs://") and key == "checkpoint" and mount is not None:
             weights, _, folder = value.removeprefix("gs://").partition("/")
-            placed.append(Derived(key, f"{mount}/{folder}", f"{value}, mounted read-only"))
+            placed.append(ResolvedValue(key, f"{mount}/{folder}", f"{value}, mounted read-only"))
         elif "://" not in value and Path(value).is_absolute():
             if value not in places:
                 places[value] = f"{FOLDER}/{key.replace('.', '-')}/{Path(value).name}"
@@ -68,7 +68,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
                 images += [found] if found else []
                 if not (found and Path(value).is_dir()):  # of a folder of images there is nothing else to copy
                     copies[value] = f"{root}/launched/{places[value]}"
-            placed.append(Derived(key, places[value], f"{value} of the machine that launched it"))
+            placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
         elif "://" not in value and key not in ("checkpoint", *_ROWS):
             raise RecipeError(f"{key}: {value} does not exist")
         elif "://" not in value and key != "checkpoint":
@@ -152,12 +152,12 @@ def make_request(source: Path, target: Target, on: str, options: Options) -> Req
             request = _request(root, machine, recipe, derived, inputs=inputs, on=on, stages=stages, options=options)
             target.check(request)
             found.append(request)
-            if not target.TAKES_ANY:
+            if not target.SUPPORTS_ANY_MACHINE:
                 break
         except InputError as error:
             (unfit if request is None else refused).append(error)
     if found:
-        return _joined(found) if target.TAKES_ANY else found[0]
+        return _joined(found) if target.SUPPORTS_ANY_MACHINE else found[0]
     # What stands in the way of a machine that fits is the likeliest to be put right.
     problems = refused + unfit
     raise _nothing_fits(on, problems) if len({str(problem) for problem in problems}) > 1 else problems[0]
@@ -177,7 +177,7 @@ def _request(
     root: str,
     machine: Machine,
     recipe: Recipe,
-    derived: Sequence[Derived],
+    derived: Sequence[ResolvedValue],
     *,
     inputs: Inputs,
     on: str,
@@ -185,7 +185,7 @@ def _request(
     options: Options,
 ) -> Request:
     _check_backend(recipe, machine, stages, options)
-    plan = plan_only(with_values(recipe, [Derived("hardware.machines", (machine.name,), "")]))
+    plan = plan_only(with_values(recipe, [ResolvedValue("hardware.machines", (machine.name,), "")]))
     _refuse_unfit(plan)
     region = _region(machine, options)
     placed = [*inputs.placed, *_machine_keys(recipe, machine, root)]
@@ -221,8 +221,8 @@ def _request(
     )
 
 
-def _bill(plan: PlanRecord, machine: Machine, region: str, on: str, options: Options) -> Bill:
-    return make_bill(
+def _bill(plan: PlanRecord, machine: Machine, region: str, on: str, options: Options) -> LaunchCost:
+    return estimate_cost(
         machine,
         plan.machines[0],
         steps=plan.steps,
@@ -234,7 +234,7 @@ def _bill(plan: PlanRecord, machine: Machine, region: str, on: str, options: Opt
     )
 
 
-def _keys(items: Sequence[Derived]) -> set[str]:
+def _keys(items: Sequence[ResolvedValue]) -> set[str]:
     return {item.key for item in items}
 
 
@@ -257,7 +257,7 @@ def _check_words(options: Options) -> None:
 def _check_python(target: Target, on: str, options: Options) -> None:
     if options.python is None:
         return
-    if not target.TAKES_WHEEL:
+    if not target.SUPPORTS_WHEEL:
         raise InputError(f"--python {options.python}: --on {on} runs a container; leave it out, or choose --on tpu-vm")
     if options.image is not None:
         raise InputError("--image, --python: give one of them")
@@ -287,7 +287,7 @@ def _stages(options: Options) -> tuple[str, ...]:
     stages = tuple(filter(None, options.stages.split(",")))
     if unknown := [stage for stage in stages if stage not in STAGES]:
         raise InputError(
-            f"--stages {unknown[0]}: is no stage{nearest(unknown[0], STAGES)}; allowed: {', '.join(STAGES)}"
+            f"--stages {unknown[0]}: is no stage{suggest(unknown[0], STAGES)}; allowed: {', '.join(STAGES)}"
         )
     if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
         raise InputError(
@@ -356,9 +356,9 @@ def _region(machine: Machine, options: Options) -> str:
     return region
 
 
-def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[Derived]:
+def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedValue]:
     """Keys of the recipe that the machine decides."""
-    keys = [Derived("hardware.machines", (machine.name,), "--machine")]
+    keys = [ResolvedValue("hardware.machines", (machine.name,), "--machine")]
     if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
         return keys
     if not BACKENDS[recipe.train.backend].buckets:
@@ -366,15 +366,15 @@ def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[Derived]:
             f"train.backend: {recipe.train.backend} saves to folders only, and {machine.name} has {machine.hosts} "
             "hosts that share none; set it to tunix, or choose a machine of one host"
         )
-    return [*keys, Derived("train.checkpoint_folder", f"{root}/checkpoints", "all hosts must see it")]
+    return [*keys, ResolvedValue("train.checkpoint_folder", f"{root}/checkpoints", "all hosts must see it")]
 
 
-def _image(machine: Machine, region: str, options: Options) -> Chosen:
+def _image(machine: Machine, region: str, options: Options) -> WithReason:
     if options.image is not None:
-        return Chosen(options.image, "--image")
+        return WithReason(options.image, "--image")
     stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
     where = f"{region}-docker.pkg.dev/{options.project}/gemsmith/{stack}:{__version__}"
-    return Chosen(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
+    return WithReason(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
 
 
 GB = 10**9
@@ -388,7 +388,7 @@ SAVED_BYTES = 12
 ADAPTER_BYTES = 4
 
 
-def held_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
+def disk_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
     """What -> bytes. `with_weights`: the base is copied to the machine rather than read in place."""
     train, weights = request.recipe.train, WEIGHT_BYTES * request.parameters
     held = {"the program": PROGRAM_BYTES}
@@ -404,16 +404,16 @@ def held_bytes(request: Request, *, with_weights: bool) -> dict[str, int]:
     return held
 
 
-def downloads_base(request: Request) -> bool:
+def downloads_weights(request: Request) -> bool:
     """Whether the base comes from the Hugging Face hub, or is copied from a bucket that the target does not mount."""
     checkpoint = request.recipe.checkpoint
     return is_hub_id(checkpoint) or checkpoint.startswith("gs://")
 
 
-def say_held(held: dict[str, int]) -> str:
+def format_footprint(held: dict[str, int]) -> str:
     """The items and their sum, largest first.
 
-    >>> say_held({"a": 2_000_000_000, "b": 30_000_000_000})
+    >>> format_footprint({"a": 2_000_000_000, "b": 30_000_000_000})
     '32 GB: b 30, a 2'
     """
     largest: Iterable[tuple[str, int]] = sorted(held.items(), key=lambda item: -item[1])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gemsmith.errors import DataError, RunError, first_line
 from gemsmith.recipe.schema import Data
-from gemsmith.system.files import regular_file, replacing_folder, sha256_file
+from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 from gemsmith.tasks.messages import images_of
 
 PACKED = "images"
@@ -83,7 +83,7 @@ def pack(list_file: Path, folder: Path, out: Path) -> None:
     Raises DataError for a file that is gone, or not what the list says.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_folder(out) as beside:
+    with atomic_replace_dir(out) as beside:
         for number, shard in enumerate(_shards(list_file, folder)):
             with tarfile.open(beside / f"{number:05d}.tar", "w") as tar:
                 for name, content in shard.items():

@@ -138,11 +138,11 @@ def print_files(request: Request, target: Target, folder: Path) -> list[Path]:
 
 
 def submit(
-    request: Request, target: Target, on: str, *, max_usd: float | None, agreed: bool, console: Console
+    request: Request, target: Target, on: str, *, max_usd: float | None, assume_yes: bool, console: Console
 ) -> LaunchRecord:
     """Renders into launches/NAME, asks, runs submit.sh there and returns the launch's record.
 
-    Raises InputError for a name that is taken, a bill above `max_usd`, or where nobody can be asked and `agreed` was
+    Raises InputError for a name that is taken, a bill above `max_usd`, or where nobody can be asked and `assume_yes` was
     not given; MachineError where the preflight fails. Until then nothing is created.
     """
     _refuse_taken(request.name)
@@ -152,7 +152,7 @@ def submit(
     run_preflight(target.preflight(request), console)
     paths = print_files(request, target, launch_folder(request.name))
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
-    _ask(request, agreed=agreed)
+    _ask(request, assume_yes=assume_yes)
     record = _record(request, on, {path.name: sha256_file(path) for path in paths})
     write_launch(record)
     try:
@@ -182,21 +182,21 @@ def _refuse_taken(name: str) -> None:
 
 
 def _refuse_bill(request: Request, max_usd: float | None) -> None:
-    if max_usd is not None and request.bill.greatest_usd > max_usd:
+    if max_usd is not None and request.bill.max_usd > max_usd:
         raise InputError(
-            f"--max-usd {max_usd:g}: this launch can cost {request.bill.greatest_usd:,.2f} USD; lower --timeout-hours "
+            f"--max-usd {max_usd:g}: this launch can cost {request.bill.max_usd:,.2f} USD; lower --timeout-hours "
             "or --retries, or raise it"
         )
 
 
-def _ask(request: Request, *, agreed: bool) -> None:
-    if agreed:
+def _ask(request: Request, *, assume_yes: bool) -> None:
+    if assume_yes:
         return
     if not sys.stdin.isatty():
         raise InputError("--yes: is missing, and there is no terminal to ask at; give it to submit")
     import click
 
-    click.confirm(f"Spend up to {request.bill.greatest_usd:,.2f} USD?", abort=True, err=True)
+    click.confirm(f"Spend up to {request.bill.max_usd:,.2f} USD?", abort=True, err=True)
 
 
 def _record(request: Request, on: str, files: dict[str, str]) -> LaunchRecord:
@@ -216,7 +216,7 @@ def _record(request: Request, on: str, files: dict[str, str]) -> LaunchRecord:
         spot=request.spot,
         cluster=request.cluster,
         usd_per_hour=request.bill.usd_per_hour,
-        greatest_usd=round(request.bill.greatest_usd, 2),
+        max_usd=round(request.bill.max_usd, 2),
         started=start_clock().started,
         gemsmith=__version__,
         files=files,
@@ -231,24 +231,24 @@ def show_logs(record: LaunchRecord, target: Target) -> None:
     show(target.logs(record))
 
 
-def stop(record: LaunchRecord, target: Target, *, agreed: bool, console: Console) -> None:
+def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
     """Ends all that costs money; what is in the bucket stays, so that the run can go on."""
     found = list(_found(target.running(record)))
-    _remove(found, agreed=agreed, console=console, nothing=f"{record.name}: nothing of it runs")
+    _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
 
 
-def clean(record: LaunchRecord, target: Target, *, agreed: bool, console: Console) -> None:
+def clean(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
     """Removes all that the launch created, and says what outlives it. Raises EngineError where something stays."""
     found = list(_found(target.created(record)))
-    _remove(found, agreed=agreed, console=console, nothing=f"{record.name}: nothing of it is there")
+    _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it is there")
     if left := [name for _, name, _ in _found(target.created(record))]:
         raise EngineError(f"{record.name}: still there: {', '.join(left)}; it may be on its way out, run clean again")
     write_launch(record.model_copy(update={"state": "cleaned"}))
-    for line in what_outlives(record):
+    for line in leftover_resources(record):
         console.print(line)
 
 
-def what_outlives(record: LaunchRecord) -> tuple[str, ...]:
+def leftover_resources(record: LaunchRecord) -> tuple[str, ...]:
     """What clean leaves, with the command that removes it."""
     account, project = record.service_account, record.project
     secret, image = record.secret, record.image
@@ -274,13 +274,15 @@ def _found(resources: Iterable[Resource]) -> Iterator[tuple[Resource, str, Comma
             yield resource, name, tuple(part.replace("{}", name) for part in resource.remove)
 
 
-def _remove(found: Sequence[tuple[Resource, str, Command]], *, agreed: bool, console: Console, nothing: str) -> None:
+def _remove(
+    found: Sequence[tuple[Resource, str, Command]], *, assume_yes: bool, console: Console, nothing: str
+) -> None:
     if not found:
         console.print(nothing)
         return
     for resource, name, _ in found:
         console.print(f"{resource.kind} {name}")
-    if not agreed:
+    if not assume_yes:
         if not sys.stdin.isatty():
             raise InputError("--yes: is missing, and there is no terminal to ask at; give it to remove what is listed")
         import click

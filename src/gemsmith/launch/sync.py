@@ -20,7 +20,7 @@ import threading
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from gemsmith.checkpoints.steps import saved_steps
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import GemsmithError, RunError
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.files import sha256_file
@@ -33,7 +33,7 @@ _BETWEEN_LOOKS_S = 5.0
 _State = dict[str, tuple[int, int]]
 
 
-class Mirror:
+class RunSync:
     """One machine's side of the copy; it is the only one that writes, until another takes over."""
 
     def __init__(self, bucket: Bucket, run: Path) -> None:
@@ -43,7 +43,7 @@ class Mirror:
         self._token = secrets.token_hex(8).encode()
         self._sending = threading.Lock()
 
-    def take_over(self) -> None:
+    def acquire_lease(self) -> None:
         """From now on another machine that wrote there refuses to go on, such as one that was given up as lost."""
         self._bucket.write(_WRITER, self._token)
 
@@ -51,7 +51,7 @@ class Mirror:
         """Copies the run from the bucket, but folders in `without`, and the saved steps that are whole."""
         fetched = fetch_run(self._bucket, self._run, without=without)
         self._there = {name: seen for name, seen in _state(self._run).items() if name in fetched}
-        for step in whole_steps(self._bucket):
+        for step in complete_checkpoints(self._bucket):
             fetch_step(self._bucket, step, self._checkpoints)
             self._steps.add(step)
 
@@ -77,7 +77,7 @@ class Mirror:
         """Copies saved steps that are new and whole, and deletes those that training has deleted."""
         # One at a time: a signal that ends the wait for the watching thread does not end that thread.
         with self._sending:
-            steps = set(saved_steps(self._checkpoints))
+            steps = set(checkpoint_steps(self._checkpoints))
             for step in sorted(steps - self._steps):
                 self._refuse_another()
                 if self._send_step(self._checkpoints / str(step), step):
@@ -147,7 +147,7 @@ def fetch_run(bucket: Bucket, run: Path, *, without: Collection[str] = ()) -> li
     return names
 
 
-def whole_steps(bucket: Bucket) -> list[int]:
+def complete_checkpoints(bucket: Bucket) -> list[int]:
     """The saved steps in the bucket that are complete."""
     names = (name.removeprefix(CHECKPOINTS) for name in bucket.names(CHECKPOINTS))
     stems = (name.removesuffix(_WHOLE) for name in names if name.endswith(_WHOLE))

@@ -85,7 +85,7 @@ def say_bytes(count: int) -> str:
     return f"{count / 1000**power:.3g} {('', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
-def here_command(request: Request, *, folder: str) -> Command:
+def worker_command(request: Request, *, folder: str) -> Command:
     """What the machine runs: the stages, with the run directory kept in the bucket."""
     return (
         *("gemsmith", "launch", "here", request.root, "--folder", f"{folder}/{request.name}"),
@@ -96,7 +96,7 @@ def here_command(request: Request, *, folder: str) -> Command:
 def timed_command(request: Request, *, folder: str) -> Command:
     """The same with an end: TERM after the bill's time, which the command's start begins, and 2 minutes later KILL."""
     seconds = str(request.bill.timeout_s.value)
-    return ("timeout", "--signal=TERM", "--kill-after=120", seconds, *here_command(request, folder=folder))
+    return ("timeout", "--signal=TERM", "--kill-after=120", seconds, *worker_command(request, folder=folder))
 
 
 def cost_lines(request: Request) -> list[str]:
@@ -115,6 +115,6 @@ def cost_lines(request: Request) -> list[str]:
         f"{request.zone or request.region}; {'up to ' * (len(machines) > 1)}{bill.usd_per_hour:.2f} USD/h{kind} "
         f"({bill.price}).",
         planned,
-        f"At most {bill.greatest_usd:,.2f} USD for the machine: {hours:.3g} h x {bill.attempts} "
+        f"At most {bill.max_usd:,.2f} USD for the machine: {hours:.3g} h x {bill.attempts} "
         f"attempt{'s' * (bill.attempts > 1)}; {bill.uncounted}bucket, image and network come on top.",
     ]

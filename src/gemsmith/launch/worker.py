@@ -12,7 +12,7 @@ from rich.console import Console
 from gemsmith.errors import GemsmithError, InputError
 from gemsmith.launch.request import FOLDER
 from gemsmith.launch.shards import PACKED, unpack
-from gemsmith.launch.sync import LAUNCHED, Mirror
+from gemsmith.launch.sync import LAUNCHED, RunSync
 from gemsmith.runs.run import Run, open_source
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.locks import locked
@@ -25,7 +25,7 @@ _AT_ONCE = 8
 _READERS_OF_MERGED = {"verify", *SERVED}
 
 
-def run_here(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage, console: Console) -> Run:
+def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage, console: Console) -> Run:
     """The run, once its stages have ended well; what is complete in the bucket is not done again.
 
     Started again, on this machine or another, it goes on from the last stage and saved step in the bucket. Of several
@@ -34,9 +34,9 @@ def run_here(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage
     bucket, first = Bucket(root), not is_later_host()
     launched, path = folder / "launched", folder / "run"
     _fetch_launched(bucket, launched)
-    mirror = Mirror(bucket, path)
+    mirror = RunSync(bucket, path)
     if first:
-        mirror.take_over()
+        mirror.acquire_lease()
     mirror.fetch(without=_unneeded(bucket, stages))
     _say_attempt(console, path)
     with contextlib.chdir(launched), contextlib.ExitStack() as stack:
@@ -57,7 +57,7 @@ def run_here(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage
     return run
 
 
-def _send_report(run: Run, mirror: Mirror, console: Console) -> None:
+def _send_report(run: Run, mirror: RunSync, console: Console) -> None:
     """The report comes home with the records; an image of one's own may lack what draws it."""
     try:
         importlib.import_module("gemsmith.report.stage").report(run)
@@ -66,7 +66,7 @@ def _send_report(run: Run, mirror: Mirror, console: Console) -> None:
     mirror.send()
 
 
-def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: Mirror, console: Console) -> None:
+def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, console: Console) -> None:
     try:
         with mirror.watching() if stage == "train" else contextlib.nullcontext():
             run_stage(run, stage)

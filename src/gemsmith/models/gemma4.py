@@ -18,12 +18,12 @@ from jax.sharding import Mesh
 
 from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
-from gemsmith.models.layers import Engine, KeyValue, Layer, RMSNorm, linear, stacked
+from gemsmith.models.layers import KeyValue, Layer, RMSNorm, VllmEnvironment, linear, stacked
 from gemsmith.models.quantization import dequantise_state, holds_quantized
 from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, ImageTokens, PatchProjector, Tower, blocks_of
-from gemsmith.recipe.backends import TUNED, Levers, Remat, chains_layers
+from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
 
 
 def rematerialized(
@@ -70,7 +70,7 @@ def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
 
 KeyValues = dict[bool, KeyValue]
 """By kind of layer: those of the latest global (True) and the latest sliding (False) layer."""
-Engines = dict[bool, Engine]
+Engines = dict[bool, VllmEnvironment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Execution:
     """
 
     attention: str = "dense"
-    levers: Levers = TUNED
+    optimizations: Optimizations = TUNED
     remat: Remat = "none"
     offload: tuple[str, ...] = ()
     mesh: Mesh | None = None
@@ -178,7 +178,9 @@ class Gemma4(nnx.Module):
         )
 
     def _new_layer(self, number: int) -> Layer:
-        return Layer(self.variant, number, dtype=self.dtype, isolates_matmuls=self.execution.levers.isolates_matmuls)
+        return Layer(
+            self.variant, number, dtype=self.dtype, isolates_matmuls=self.execution.optimizations.isolates_matmuls
+        )
 
     def _embed(self, tokens: jax.Array, images: ImageTokens | None) -> tuple[jax.Array, jax.Array]:
         """Each token's embedding, (B, L, E), and the id of its per-layer input, (B, L), which is 0 at images."""
@@ -211,7 +213,7 @@ class Gemma4(nnx.Module):
 
         def engine(
             *, head_dim: int, theta: float, fraction: float, window: int | None, images: ImageTokens | None
-        ) -> Engine:
+        ) -> VllmEnvironment:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
             dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
             dense |= {"platform": platform_of(self.execution.mesh)}
@@ -221,7 +223,7 @@ class Gemma4(nnx.Module):
                 return DenseAttention(**dense)
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
-            heads_kernel = self.execution.levers.heads_kernel
+            heads_kernel = self.execution.optimizations.heads_kernel
             return SplashAttention(
                 angles=angles, segments=segments, kernel=kernel, heads_kernel=heads_kernel, **options
             )
@@ -293,7 +295,7 @@ class _LayerScan:
     def _chains(self) -> bool:
         """Whether a block is recomputed as one, from its first layer's input: see chains_layers."""
         how = self.model.execution
-        return chains_layers(how.levers, self.model.variant, how.remat, dequantizes=holds_quantized(self.states))
+        return chains_layers(how.optimizations, self.model.variant, how.remat, dequantizes=holds_quantized(self.states))
 
     def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
         how = self.model.execution
@@ -308,7 +310,7 @@ class _LayerScan:
         (hidden, left), (states, per_layer) = carry, of_repeat
         for place in range(self.blocks.period):
             run: Callable[..., Any] = partial(self._run_layer, place)
-            run = run if self._chains else self._rerun(run, in_turn=self.model.execution.levers.in_turn)
+            run = run if self._chains else self._rerun(run, in_turn=self.model.execution.optimizations.in_turn)
             is_global = self.model.variant.is_global(self.blocks.first + place)
             taken = self.shared[is_global] if self._takes_key_values and self.shared else None
             hidden, key_value = run(states[place], hidden, taken, None if per_layer is None else per_layer[place])
@@ -330,7 +332,7 @@ class _LayerScan:
         """Zeros of the shapes that the layers' keys and values have: what the scan begins with."""
         variant = self.model.variant
 
-        def zeros(engine: Engine, kv_heads: int, head_dim: int) -> KeyValue:
+        def zeros(engine: VllmEnvironment, kv_heads: int, head_dim: int) -> KeyValue:
             projected = jax.ShapeDtypeStruct((*hidden.shape[:2], kv_heads * head_dim), hidden.dtype)  # (B, L, K·D)
             heads = jax.eval_shape(lambda x: engine.heads(x, head_dim, eps=variant.rms_eps), projected)
             zero = jnp.zeros(heads.shape, heads.dtype)  # (B, L, K, D), or (B, K, L, D) for splash

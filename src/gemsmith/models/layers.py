@@ -21,7 +21,7 @@ from gemsmith.models.splash import SplashAttention
 from gemsmith.recipe.backends import Projection
 
 KeyValue = tuple[jax.Array, jax.Array]
-Engine = DenseAttention | SplashAttention
+VllmEnvironment = DenseAttention | SplashAttention
 _Module = TypeVar("_Module", bound=nnx.Module)
 
 
@@ -53,7 +53,7 @@ class Layer(nnx.Module):
         self,
         hidden: jax.Array,
         *,
-        engine: Engine,
+        engine: VllmEnvironment,
         shared: KeyValue | None,
         per_layer_input: jax.Array | None,
         mesh: Mesh | None = None,
@@ -95,14 +95,14 @@ class Attention(nnx.Module):
             self.v_proj = linear(variant.embed_dim, kv_width, dtype=dtype)  # (E, K·D)
         self.o_proj = linear(query_width, variant.embed_dim, dtype=dtype)  # (H·D, E)
 
-    def __call__(self, x: jax.Array, *, engine: Engine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
+    def __call__(self, x: jax.Array, *, engine: VllmEnvironment, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
         query = engine.heads(_project(self, "q", x), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
         key, value = self._keys_and_values(x, engine) if shared is None else shared
         attended = engine.attend(query, key, value)  # (B, L, H·D)
         return _project(self, "o", attended), (key, value)  # (B, L, E)
 
-    def _keys_and_values(self, x: jax.Array, engine: Engine) -> KeyValue:
+    def _keys_and_values(self, x: jax.Array, engine: VllmEnvironment) -> KeyValue:
         """Where K = V, the value is K's projection, before K's norm and RoPE."""
         key = _project(self, "k", x)  # (B, L, K·D)
         value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)

@@ -27,12 +27,12 @@ def token_nll(
     as many logits as `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
     """
     mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...]  # (V, E)
-    levers = model.execution.levers
+    optimizations = model.execution.optimizations
     head = _Head(
         softcap=model.variant.softcap,
         mesh=mesh,
-        splits_vocabulary=levers.splits_vocabulary and _splits_vocabulary(embedding, hidden, mesh),
-        isolates_matmuls=levers.isolates_matmuls,
+        splits_vocabulary=optimizations.splits_vocabulary and _splits_vocabulary(embedding, hidden, mesh),
+        isolates_matmuls=optimizations.isolates_matmuls,
     )
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))  # (B, L)
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.

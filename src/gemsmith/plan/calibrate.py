@@ -11,13 +11,13 @@ import yaml
 from gemsmith.errors import RunError
 from gemsmith.hardware import Machine, load_catalog, machines_with
 from gemsmith.hardware.catalog import read_rows
-from gemsmith.hardware.model import on_chips, work_of
+from gemsmith.hardware.model import on_chips, step_cost
 from gemsmith.hardware.model.step_time import share_reached
 from gemsmith.plan.serving import read_shares
 from gemsmith.recipe.backends import Remat
 from gemsmith.recipe.schema import Mesh, Recipe
 from gemsmith.runs.bench_records import BenchRecord
-from gemsmith.runs.provenance import this_machine
+from gemsmith.runs.provenance import host_info
 from gemsmith.runs.records import Machine as Computer
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.resolve import recipe_variant
@@ -205,7 +205,7 @@ def _vllm(record: BenchRecord) -> str:
 
 def _machines(run: Run, there: Computer, what: str) -> list[Machine]:
     """Those of the catalog with the devices of the run; `cpu` is this computer. Raises RunError of none."""
-    here, devices = this_machine(), there.accelerators
+    here, devices = host_info(), there.accelerators
     machines = machines_with(load_catalog(run.recipe.hardware.catalog), devices)
     if not machines:
         raise RunError(
@@ -222,7 +222,7 @@ def _machines(run: Run, there: Computer, what: str) -> list[Machine]:
 
 def _share(folder: Path, recipe: Recipe, record: TrainRecord, machine: Machine, step_s: float) -> float:
     work = replace(
-        on_chips(work_of(recipe, recipe_variant(recipe)), machine.chip.kind, recipe), remat=cast(Remat, record.remat)
+        on_chips(step_cost(recipe, recipe_variant(recipe)), machine.chip.kind, recipe), remat=cast(Remat, record.remat)
     )
     share = share_reached(work, machine, Mesh(**record.mesh), step_s)
     if share is None or share > 1:

@@ -17,9 +17,9 @@ from gemsmith.hardware.model import ImageWork
 from gemsmith.plan.cost import rounded
 from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import CompiledStep
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import write_text
 
 SLOWEST = 1.84
@@ -102,7 +102,7 @@ def compile_chosen(
     """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
     if any(not problem.startswith("needs ") for problem in choice.problems):
         return None  # it cannot be laid out there
-    step = compile_step(with_values(recipe, [Derived("train.mesh", choice.mesh, "")]), machine, images)
+    step = compile_step(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images)
     if step is None:
         return None
     formula_step_s = (rounded(choice.time.low_s), rounded(choice.time.high_s))
@@ -138,7 +138,10 @@ def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
-    print(spell_out(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."), file=sys.stderr)
+    print(
+        escape_control_chars(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."),
+        file=sys.stderr,
+    )
     try:
         step = _compile(recipe, machine, images, limits)
     except MachineError as error:
@@ -184,7 +187,7 @@ def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits:
         },
         unpriced=costs.unpriced,
         cpu_s=round(facts["trace_cpu_s"] + facts["compile_cpu_s"], 1),
-        held_bytes=facts["peak_rss_bytes"],
+        disk_bytes=facts["peak_rss_bytes"],
     )
 
 

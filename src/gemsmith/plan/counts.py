@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from gemsmith.arch import Variant
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.backends import bucket_of
-from gemsmith.recipe.schema import Made, Recipe
+from gemsmith.recipe.schema import GeneratedData, Recipe
 from gemsmith.runs.records import DataRecord
-from gemsmith.system.files import expand_home, regular_file
+from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json
-from gemsmith.tasks import find_row_maker, is_task_file
+from gemsmith.tasks import find_generator, is_task_file
 
 PRICED_STEPS = 1000
 """What hours and dollars are for where the number of steps cannot be told."""
@@ -44,7 +44,7 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
             data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
         )
     source = recipe.data.train
-    return _from_made(recipe, source) if isinstance(source, Made) else _from_file(recipe, source)
+    return _from_made(recipe, source) if isinstance(source, GeneratedData) else _from_file(recipe, source)
 
 
 class RealTokens(NamedTuple):
@@ -69,19 +69,19 @@ def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTok
     )
 
 
-def _from_made(recipe: Recipe, made: Made) -> StepCount:
+def _from_made(recipe: Recipe, made: GeneratedData) -> StepCount:
     how = f"{made.rows:,} rows to make, one document each"
     if not recipe.data.packing:
         return _from_rows(recipe, made.rows, how)
     if is_task_file(made.task):
         return _unknown(f"the rows that {made.task} makes are counted by the data stage")
-    rows = find_row_maker(made.task).generate_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
+    rows = find_generator(made.task).generate_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
     lines = [json.dumps(row).encode() for row in rows]
     return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
 
 
 def _from_file(recipe: Recipe, source: str) -> StepCount:
-    path = expand_home(source)
+    path = expanduser(source)
     if path.suffix != ".jsonl":
         return _unknown(f"the rows of data.train {source} are counted by the data stage")
     try:
@@ -112,7 +112,7 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
 
 def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int, how: str) -> StepCount:
     each, told = BYTES_PER_TOKEN, f"an assumed {BYTES_PER_TOKEN} bytes a token"
-    folder = expand_home(recipe.checkpoint)
+    folder = expanduser(recipe.checkpoint)
     if (folder / "tokenizer.json").is_file():
         from gemsmith.data.tokenize import open_tokenizer  # here: planning loads numpy for this alone
 
@@ -178,7 +178,7 @@ def _in_prompt(recipe: Recipe) -> tuple[int, str]:
     source = recipe.data.train
     if recipe.data.format == "image-folder":
         return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
-    if not isinstance(source, str) or (seen := _seen(expand_home(source))) == 0:
+    if not isinstance(source, str) or (seen := _seen(expanduser(source))) == 0:
         return 0, ""
     if seen is not None:
         return seen, f"as in the first rows of {Path(source).name}"

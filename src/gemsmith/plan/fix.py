@@ -11,13 +11,13 @@ from typing import Any
 from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import Work, on_chips
+from gemsmith.hardware.model import StepCost, on_chips
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.plan.mesh import USABLE_SHARE, Choice, choose_mesh
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.checks import check_recipe
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.recipe.schema import Recipe, ResolvedValue
 
 DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """Of the base, from the largest to the smallest."""
@@ -32,7 +32,7 @@ class Fix:
     choice: Choice
 
 
-def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], Work]) -> Fix | None:
+def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], StepCost]) -> Fix | None:
     """The first change that fits, or None where none does; `work_in(dtype)` is the work with the base in that dtype."""
     backend = BACKENDS[recipe.train.backend]
     if machine.chip.kind not in backend.chips:
@@ -66,14 +66,14 @@ def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
 
 
 def _try(
-    recipe: Recipe, changed: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], Work]
+    recipe: Recipe, changed: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], StepCost]
 ) -> Fix | None:
     """The fix, where the changed recipe is one that can be trained, fits the machine and is not the one it was."""
     choice = _choose(changed, work_in, machine)
     if choice.problems or not _trains(changed, variant):
         return None
     if choice.mesh.tp > 1 and changed.train.mesh == "auto":  # which training does not choose by itself
-        changed = with_values(changed, [Derived("train.mesh", choice.mesh, "")])
+        changed = with_values(changed, [ResolvedValue("train.mesh", choice.mesh, "")])
     before, after = (each.train.model_dump(mode="json") for each in (recipe, changed))
     changes = {key: after[name] for key in KEYS if after[name := key.removeprefix("train.")] != before[name]}
     return Fix(recipe=changed, changes=changes, choice=choice) if changes else None
@@ -88,13 +88,13 @@ def _trains(recipe: Recipe, variant: Variant) -> bool:
     return True
 
 
-def _fits_at_best(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) -> bool:
+def _fits_at_best(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine) -> bool:
     """Whether the memory is enough with everything that saves it, which spares trying it with less."""
     held = _choose(recipe, work_in, machine).hbm_bytes_per_chip
     return held <= USABLE_SHARE * machine.chip.hbm_bytes
 
 
-def _choose(recipe: Recipe, work_in: Callable[[str], Work], machine: Machine) -> Choice:
+def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine) -> Choice:
     train = recipe.train
     work = replace(
         work_in(train.dtype),
@@ -114,7 +114,7 @@ def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat:
         "remat": remat,
         "mesh": mesh,
     }
-    return with_values(recipe, [Derived(f"train.{name}", value, "") for name, value in values.items()])
+    return with_values(recipe, [ResolvedValue(f"train.{name}", value, "") for name, value in values.items()])
 
 
 def _halved(rows: int) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemsmith.arch import Variant
 from gemsmith.hardware import Machine, doubts_of
-from gemsmith.hardware.model import Work, memory_of, on_chips, parts_of
+from gemsmith.hardware.model import StepCost, memory_breakdown, memory_of, on_chips
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
 from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
@@ -31,7 +31,7 @@ class Asked:
 
     recipe: Recipe
     variant: Variant
-    work_in: Callable[[str], Work]
+    work_in: Callable[[str], StepCost]
     """One step with the base in a dtype."""
     steps: int
     tokens: float | None
@@ -40,7 +40,7 @@ class Asked:
     compile: Compile | None = None
 
     @property
-    def work(self) -> Work:
+    def work(self) -> StepCost:
         return self.work_in(self.recipe.train.dtype)
 
 
@@ -124,9 +124,9 @@ def _fixed_plan(asked: Asked, fix: Fix, machine: Machine) -> PlanFix:
     )
 
 
-def _parts(work: Work, choice: Choice, machine: Machine) -> dict[str, int]:
+def _parts(work: StepCost, choice: Choice, machine: Machine) -> dict[str, int]:
     """Bytes a chip by part; the runtime's is what is set aside, so that what fits adds up to no more than there is."""
-    held = parts_of(replace(work, remat=choice.remat), choice.memory)
+    held = memory_breakdown(replace(work, remat=choice.remat), choice.memory)
     chip = machine.chip
     return {
         **{name: size * chip.devices for name, size in held.items()},
@@ -161,7 +161,7 @@ def _in_yaml(value: Any) -> str:
     return str(value)
 
 
-def _rows_note(work: Work) -> tuple[str, ...]:
+def _rows_note(work: StepCost) -> tuple[str, ...]:
     return (
         ("rows are trained one after the other there, with or without train.gradient_accumulation_steps",)
         if work.one_by_one and work.rows > 1
@@ -169,7 +169,7 @@ def _rows_note(work: Work) -> tuple[str, ...]:
     )
 
 
-def _images_note(work: Work, choice: Choice, machine: Machine) -> tuple[str, ...]:
+def _images_note(work: StepCost, choice: Choice, machine: Machine) -> tuple[str, ...]:
     """What rows with images cost more than as long ones of text, by formula."""
     if work.images is None or choice.problems:
         return ()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from gemsmith.arch import Variant
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import Memory, Work, choose_remat, held_on_cpu, memory_of
+from gemsmith.hardware.model import Memory, StepCost, choose_remat, held_on_cpu, memory_of
 from gemsmith.hardware.model.step_time import StepTime, step_time
 from gemsmith.recipe.backends import BACKENDS, Remat
 from gemsmith.recipe.schema import Mesh
@@ -41,7 +41,7 @@ def allowed_tp(variant: Variant) -> list[int]:
 
 
 def choose_mesh(
-    work: Work,
+    work: StepCost,
     machine: Machine,
     wanted: Mesh | Literal["auto"],
     *,
@@ -68,7 +68,7 @@ def choose_mesh(
     return min(choices, key=lambda choice: (len(choice.problems), choice.hbm_bytes_per_chip))
 
 
-def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
+def _missing_in_trl(work: StepCost, machine: Machine, mesh: Mesh) -> Iterator[str]:
     backend = BACKENDS["trl"]
     if machine.chip.kind not in backend.chips:
         yield f"train.backend trl runs on {' and '.join(kind.upper() for kind in backend.chips)}; set it to tunix"
@@ -78,7 +78,7 @@ def _missing_in_trl(work: Work, machine: Machine, mesh: Mesh) -> Iterator[str]:
         yield "train.dtype: with train.backend trl a quantized base trains on one device"
 
 
-def _rows_first(work: Work, slices: int, devices: int, tp: int) -> Mesh:
+def _rows_first(work: StepCost, slices: int, devices: int, tp: int) -> Mesh:
     """As training's auto does.
 
     Replica over slices, fsdp over as many of a slice's devices as divide its rows, the rest over each row's positions.
@@ -87,7 +87,9 @@ def _rows_first(work: Work, slices: int, devices: int, tp: int) -> Mesh:
     return Mesh(replica=slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
 
 
-def _weigh(work: Work, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"], backend: str = "tunix") -> Choice:
+def _weigh(
+    work: StepCost, machine: Machine, mesh: Mesh, remat: Remat | Literal["auto"], backend: str = "tunix"
+) -> Choice:
     chip = machine.chip
     if remat == "auto":
         remat = choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices)

@@ -217,7 +217,7 @@ def read_served(recipe: Recipe, bench: BenchRecord, machine: Machine) -> Served:
     )
 
 
-def shares_reached(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:
+def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:
     """What share of the roofline prompts and decode steps came to in each cell that tells.
 
     A prompt alone takes the TTFT of loads with at most ALONE requests under way. A request takes requests * prefill +
@@ -252,7 +252,9 @@ def shares_reached(served: Served, cells: Sequence[BenchCell], *, copies: int = 
 def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machine) -> Shares:
     """The same of a run's load test. Raises RunError where it says too little, or more than the machine can."""
     served = read_served(recipe, bench, machine)
-    found = shares_reached(served, bench.cells, copies=(bench.server.data_parallel if bench.server else None) or 1)
+    found = roofline_utilization(
+        served, bench.cells, copies=(bench.server.data_parallel if bench.server else None) or 1
+    )
     if not found.decode or not found.prefill:
         raise RunError(
             f"--calibrate {folder}: bench.json has no load with at most {ALONE:g} requests under way, which tells what "

@@ -13,7 +13,7 @@ from typing import Literal
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError
 from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
-from gemsmith.hardware.model import ImageWork, Work, work_of
+from gemsmith.hardware.model import ImageWork, StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
@@ -30,16 +30,16 @@ from gemsmith.plan.machine import Asked, plan_machine
 from gemsmith.plan.serving import plan_serving
 from gemsmith.recipe.backends import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
 from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
-from gemsmith.recipe.schema import Derived, Recipe
+from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import DataRecord, Origin
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, is_complete, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_origin, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
 
 
-def _at_once(work: Work) -> str:
+def _at_once(work: StepCost) -> str:
     return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
 
 
@@ -53,7 +53,7 @@ def _recomputed(recipe: Recipe) -> str:
     return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
 
 
-def assumptions_of(work: Work, recipe: Recipe) -> tuple[str, ...]:
+def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
     """What the numbers of a plan rest on, a sentence each."""
     sentences = [
         "Everything here is estimated by formula; nothing was measured on these machines, unless a machine says so.",
@@ -104,7 +104,7 @@ def plan_run(run: Run, on: str | None = None, by: By | None = None, limits: Limi
     Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named. With
     limits the step is compiled within them for each TPU.
     """
-    data: DataRecord | None = read_record(run, DataRecord) if is_complete(run, "data") else None
+    data: DataRecord | None = read_record(run, DataRecord) if is_up_to_date(run, "data") else None
     return _plan(run, data, on, by, limits)
 
 
@@ -159,12 +159,12 @@ def plan_recipe(
     )
 
 
-def _works(recipe: Recipe, variant: Variant, images: ImageWork | None) -> Callable[[str], Work]:
+def _works(recipe: Recipe, variant: Variant, images: ImageWork | None) -> Callable[[str], StepCost]:
     """The work of a step with the base in a dtype, reckoned once for each."""
 
     @functools.cache
-    def work_in(dtype: str) -> Work:
-        return work_of(with_values(recipe, [Derived("train.dtype", dtype, "")]), variant, images=images)
+    def work_in(dtype: str) -> StepCost:
+        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=images)
 
     return work_in
 
@@ -206,7 +206,7 @@ def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     reason = f"gemsmith plan --fix: to fit {machine.name}"
-    write_text(path, dump_recipe(fixed, [Derived(key, value, reason) for key, value in changes.items()]))
+    write_text(path, dump_recipe(fixed, [ResolvedValue(key, value, reason) for key, value in changes.items()]))
 
 
 def check_fix(path: Path) -> None:

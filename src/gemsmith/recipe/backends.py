@@ -23,7 +23,7 @@ Attention = Literal["blocked", "flash", "dense"]
 """`flash` is the splash kernel on TPU; `blocked` the JAX model's own, a block of queries at a time against the keys in
 its reach; `dense` compares all pairs of a row."""
 
-Tuned = Literal["auto", "off"]
+OptimizationSwitch = Literal["auto", "off"]
 
 LANES = 128
 """Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
@@ -102,7 +102,7 @@ BACKENDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Levers:
+class Optimizations:
     """What a step of the JAX backend does to be faster or smaller; `train.optimizations: off` does without all of it.
 
     The gains are those of XLA's cycle estimates for TPUs (docs/log): no TPU has confirmed one. What is computed does
@@ -123,15 +123,15 @@ class Levers:
     """Each device makes the logits of its part of the vocabulary, where that moves fewer bytes."""
 
 
-PLAIN = Levers(heads_kernel=False, chains=False, in_turn=False, isolates_matmuls=False, splits_vocabulary=False)
+PLAIN = Optimizations(heads_kernel=False, chains=False, in_turn=False, isolates_matmuls=False, splits_vocabulary=False)
 
 
-TUNED = Levers()
+TUNED = Optimizations()
 
 
-def levers_on(kind: str, tuned: Tuned) -> Levers:
+def default_optimizations(kind: str, tuned: OptimizationSwitch) -> Optimizations:
     """What a step does on devices of a kind, such as "tpu": elsewhere the fused matmul would copy the weights."""
-    return PLAIN if tuned == "off" else Levers(fuses_lora=kind == "tpu")
+    return PLAIN if tuned == "off" else Optimizations(fuses_lora=kind == "tpu")
 
 
 def splits_vocabulary(*, tokens: int, vocabulary: int, dtype_bytes: int, shards: int, tp: int) -> bool:
@@ -207,7 +207,7 @@ def goes_row_by_row(kind: str, backend: str) -> bool:
     return kind == "cpu" and backend == "tunix"
 
 
-def chains_layers(levers: Levers, variant: Variant, remat: Remat, *, dequantizes: bool) -> bool:
+def chains_layers(optimizations: Optimizations, variant: Variant, remat: Remat, *, dequantizes: bool) -> bool:
     """Whether the backward pass recomputes layers' inputs from what earlier layers of the block saved, without matmuls.
 
     The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls
@@ -215,4 +215,4 @@ def chains_layers(levers: Levers, variant: Variant, remat: Remat, *, dequantizes
     would hold too many.
     """
     adds_matmuls = variant.experts or variant.per_layer_input or dequantizes
-    return levers.chains and not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls
+    return optimizations.chains and not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls

@@ -6,7 +6,7 @@ from typing import Any
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
-from gemsmith.recipe.schema import Bench, Data, EvalTask, Made, Optimizer, Recipe, Train
+from gemsmith.recipe.schema import Bench, Data, EvalTask, GeneratedData, Optimizer, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
 
 
@@ -44,7 +44,7 @@ def _check_image_folder(data: Data) -> None:
         return
     if data.prompt is None:
         raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
-    if isinstance(data.train, Made) or isinstance(data.eval, Made):
+    if isinstance(data.train, GeneratedData) or isinstance(data.eval, GeneratedData):
         raise RecipeError("data.train: rows to make were given; data.format image-folder needs a folder")
     if data.held_out and data.eval != data.train:
         raise RecipeError(
@@ -60,7 +60,7 @@ def _check_bench_images(recipe: Recipe) -> None:
     bench = recipe.bench
     if not bench.images:
         return
-    if recipe.data.eval is None or isinstance(recipe.data.eval, Made):
+    if recipe.data.eval is None or isinstance(recipe.data.eval, GeneratedData):
         raise RecipeError(
             "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
         )

@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from gemsmith.errors import RecipeError, nearest
+from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import check_recipe
-from gemsmith.recipe.schema import ADDED_LATER, TASK_KEYS, Data, Derived, Made, Mesh, Recipe
+from gemsmith.recipe.schema import ADDED_LATER, TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
-from gemsmith.system.files import expand_home, regular_file
+from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
 from gemsmith.tasks import is_task_file
 
@@ -55,7 +55,7 @@ def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def with_values(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
+def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
     """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
     for item in derived:
         recipe = _with_value(recipe, item.key.split("."), item.value)
@@ -116,15 +116,15 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     return recipe
 
 
-def dump_recipe(recipe: Recipe, derived: Sequence[Derived] = ()) -> str:
+def dump_recipe(recipe: Recipe, derived: Sequence[ResolvedValue] = ()) -> str:
     """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
     reasons = {item.key: item.reason for item in derived}
     return "\n".join(_yaml_lines(recipe.model_dump(mode="json"), reasons)) + "\n"
 
 
-def read_reasons(text: str) -> list[Derived]:
+def read_reasons(text: str) -> list[ResolvedValue]:
     """The derived values of a dumped recipe, from the comments behind them."""
-    derived: list[Derived] = []
+    derived: list[ResolvedValue] = []
     path: list[str] = []
     for line in text.splitlines():
         key, _, rest = line.strip().partition(":")
@@ -132,7 +132,7 @@ def read_reasons(text: str) -> list[Derived]:
         path[depth:] = [key]
         value, mark, reason = rest.rpartition("  # ")
         if mark:
-            derived.append(Derived(".".join(path), parse_yaml(value, key), reason))
+            derived.append(ResolvedValue(".".join(path), parse_yaml(value, key), reason))
     return derived
 
 
@@ -169,7 +169,7 @@ def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
 
 def _find_task_file(place: Any, key: str, folder: Path) -> None:
     if isinstance(place, dict) and is_task_file(place.get(key)):
-        place[key] = os.path.abspath(folder / expand_home(place[key]))
+        place[key] = os.path.abspath(folder / expanduser(place[key]))
 
 
 def _forget(values: dict[str, Any], key: str) -> None:
@@ -197,12 +197,12 @@ def _first_problem(error: ValidationError) -> str:
     problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("Made", "Mesh"))
-        return f"unknown key {key}{nearest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
+        return f"unknown key {key}{suggest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
     key = ".".join(
         part
         for part in place
-        if part not in ("Made", "Mesh", "str", "constrained-str", "int", "float", "bool")
+        if part not in ("GeneratedData", "Mesh", "str", "constrained-str", "int", "float", "bool")
         and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":
@@ -220,12 +220,12 @@ def _first_problem(error: ValidationError) -> str:
 
 def _near_match(given: Any, allowed: str) -> str:
     """The name that was meant, of those that pydantic quotes."""
-    return nearest(str(given), re.findall("'([^']*)'", allowed))
+    return suggest(str(given), re.findall("'([^']*)'", allowed))
 
 
 def _keys_at(place: Sequence[str]) -> list[str]:
     model: Any = Recipe
-    named = {"Made": Made, "Mesh": Mesh}
+    named = {"GeneratedData": GeneratedData, "Mesh": Mesh}
     for part in place:
         # A number is the place in a list, whose items are all of one kind.
         model = named.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)

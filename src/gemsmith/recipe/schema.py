@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
-from gemsmith.recipe.backends import Saved, Tuned
+from gemsmith.recipe.backends import OptimizationSwitch, Saved
 from gemsmith.recipe.load_grids import BURST, GRIDS, Grid, Load, describe_grids
-from gemsmith.tasks import MADE, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
+from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
 
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
     TaskName: TypeAlias = str
 else:  # the names of the tasks that there are, or a Python file of the user's own
     _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
-    MadeTask, ScorerName = Literal[MADE] | _OwnFile, Literal[SCORERS] | _OwnFile
+    MadeTask, ScorerName = Literal[GENERATORS] | _OwnFile, Literal[SCORERS] | _OwnFile
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1, which PyYAML reads, takes a bare off for false.
-AutoOrOff = Annotated[Tuned, BeforeValidator(lambda value: "off" if value is False else value)]
+AutoOrOff = Annotated[OptimizationSwitch, BeforeValidator(lambda value: "off" if value is False else value)]
 
 ADDED_LATER = frozenset(
     "bench.grid bench.max_concurrency bench.images bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
-    "data.on_bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options eval.tasks "
-    "export.merge_into serve.container_image serve.kv_cache_dtype serve.images serve.weights train.optimizations".split()
+    "data.on_bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options "
+    "eval.tasks export.merge_into serve.container_image serve.kv_cache_dtype serve.images serve.weights "
+    "train.optimizations".split()
 )
 """Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
 so that what those versions made stays complete and can be gone on with."""
@@ -44,7 +45,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
 
 
-class Made(Section):
+class GeneratedData(Section):
     """Rows made by a seeded generator, instead of a file."""
 
     task: MadeTask = Field(
@@ -55,8 +56,10 @@ class Made(Section):
 
 
 class Data(Section):
-    train: str | Made = Field(description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make.")
-    eval: str | Made | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
+    train: str | GeneratedData = Field(
+        description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make."
+    )
+    eval: str | GeneratedData | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
     format: Literal["auto", "messages", "prompt-response", "image-folder"] = Field(
         "auto", description="`auto` looks at the columns; image-folder: a sub-folder of images for each class."
     )
@@ -372,7 +375,7 @@ class Recipe(Section):
     hardware: Hardware = Hardware()
 
 
-class Derived(NamedTuple):
+class ResolvedValue(NamedTuple):
     """A value that the user did not write, and why it is what it is."""
 
     key: str

@@ -3,13 +3,13 @@
 from typing import Any
 
 from gemsmith.analysis.compare import Comparison, Pair
-from gemsmith.analysis.published import Redrawn
+from gemsmith.analysis.published import Reanalysis
 from gemsmith.report import comparison_words as words
 from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
 
 
-def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
+def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
     environment = open_environment()
     from gemsmith.report import bench_charts as charts
@@ -25,7 +25,7 @@ def render_comparison(comparison: Comparison, redrawn: Redrawn | None = None) ->
         comparison=comparison,
         names=names,
         title=words.title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
-        lede=words.lede(comparison),
+        summary_line=words.summary_line(comparison),
         redrawn=redrawn,
         bearing=[each for each in comparison.differences if each.confounds or each.about],
         others=[each for each in comparison.differences if not each.confounds and not each.about],

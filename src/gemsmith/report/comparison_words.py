@@ -75,7 +75,7 @@ def title(comparison: Comparison) -> str:
     return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
 
 
-def lede(comparison: Comparison) -> str:
+def summary_line(comparison: Comparison) -> str:
     """What the table of differences comes to."""
     bearing = sum(1 for each in comparison.differences if each.confounds)
     about = f"What is compared is {' and '.join(comparison.about)}. " if comparison.about else ""

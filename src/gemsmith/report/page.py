@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith.analysis.cost import Spent, spent
+from gemsmith.analysis.cost import ActualCost, actual_cost
 from gemsmith.analysis.summary import (
-    Findings,
+    RunRecords,
     cheapest_machine,
     count_checks,
     fastest_cell,
@@ -31,7 +31,7 @@ from gemsmith.system import format as numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headline:
+class SummaryTile:
     """A question with its answer; `answer` None: no record says, and `lines` tell which is missing."""
 
     question: str
@@ -45,22 +45,22 @@ class Headline:
     estimated: bool = False
 
 
-def headlines(findings: Findings) -> list[Headline]:
+def headlines(findings: RunRecords) -> list[SummaryTile]:
     """The four, in the order in which a stranger asks."""
     return [_worked(findings), _good(findings), _fast(findings), _cost(findings)]
 
 
-def _worked(findings: Findings) -> Headline:
+def _worked(findings: RunRecords) -> SummaryTile:
     critical = any(notice.critical for notice in find_notices(findings))
     whole = not findings.problems and not findings.stale
     undone = findings.verify is not None and any(check.passed is None for check in findings.verify.checks)
     answer, mood = ("✕ no", "bad") if critical else ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
     if not findings.records():
         answer, mood = "– not begun", "mild"
-    return Headline(question="Did it work?", answer=answer, mood=mood, lines=tuple(_work_lines(findings)))
+    return SummaryTile(question="Did it work?", answer=answer, mood=mood, lines=tuple(_work_lines(findings)))
 
 
-def _work_lines(findings: Findings) -> Iterator[str]:
+def _work_lines(findings: RunRecords) -> Iterator[str]:
     asked = [stage for stage in STAGES if stage not in findings.left_out]
     yield f"{len(findings.records())} of {len(asked)} stages have a record"
     if findings.verify:
@@ -73,13 +73,13 @@ def _work_lines(findings: Findings) -> Iterator[str]:
         yield "no train record"
 
 
-def _good(findings: Findings) -> Headline:
+def _good(findings: RunRecords) -> SummaryTile:
     scores, question = findings.eval, "How good?"
     if scores is None:
-        return Headline(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
+        return SummaryTile(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
     base, tuned = scores.base, scores.tuned
     ranges = [f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}" for score in (base, tuned)]
-    return Headline(
+    return SummaryTile(
         question=question,
         answer=numbers.fraction(tuned.score),
         before=numbers.fraction(base.score),
@@ -107,9 +107,9 @@ def _sampled(scores: EvalRecord) -> bool:
     return bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
 
 
-def _fast(findings: Findings) -> Headline:
+def _fast(findings: RunRecords) -> SummaryTile:
     train = findings.train
-    return Headline(
+    return SummaryTile(
         question="How fast?",
         answer=numbers.decimal(train.real_tokens_per_s) if train else None,
         unit="real tokens/s" if train else "",
@@ -117,7 +117,7 @@ def _fast(findings: Findings) -> Headline:
     )
 
 
-def _speed_lines(findings: Findings) -> Iterator[str]:
+def _speed_lines(findings: RunRecords) -> Iterator[str]:
     if findings.train is None:
         yield "no train record"
     fastest, middle = (fastest_cell(findings.bench), middle_cell(findings.bench)) if findings.bench else (None, None)
@@ -137,17 +137,19 @@ def _speed_lines(findings: Findings) -> Iterator[str]:
         yield f"{numbers.duration(total_s(findings))} for all stages"
 
 
-def _cost(findings: Findings) -> Headline:
-    question, found = "What did it cost?", spent(findings)
+def _cost(findings: RunRecords) -> SummaryTile:
+    question, found = "What did it cost?", actual_cost(findings)
     if found is not None:
-        return Headline(
+        return SummaryTile(
             question=question, answer=numbers.usd(found.total), estimated=True, lines=tuple(_cost_lines(found))
         )
     if findings.plan is None:
-        return Headline(question=question, answer=None, estimated=True, lines=("no plan record, which has the prices",))
+        return SummaryTile(
+            question=question, answer=None, estimated=True, lines=("no plan record, which has the prices",)
+        )
     machine = cheapest_machine(findings.plan)
     if machine is None or machine.usd is None:
-        return Headline(
+        return SummaryTile(
             question=question, answer=None, estimated=True, lines=("no machine that fits has a price in the plan",)
         )
     steps = f"{findings.plan.priced} on {machine.name}, the cheapest that fits"
@@ -155,7 +157,7 @@ def _cost(findings: Findings) -> Headline:
     trained_on = findings.train.machine if findings.train else None
     why = f"the plan has no price of {trained_on}" if trained_on else "which of the plan’s machines trained is not told"
     why = "no train record" if findings.train is None else why
-    return Headline(
+    return SummaryTile(
         question=question,
         answer=numbers.span(numbers.usd(low), numbers.usd(high)),
         estimated=True,
@@ -163,7 +165,7 @@ def _cost(findings: Findings) -> Headline:
     )
 
 
-def _cost_lines(found: Spent) -> Iterator[str]:
+def _cost_lines(found: ActualCost) -> Iterator[str]:
     price = found.price
     if not price.usd_per_hour:
         yield f"on {price.machine}, for which no rent is paid"
@@ -241,7 +243,7 @@ def open_environment() -> Any:
     return environment
 
 
-def _frame(run: Run, findings: Findings) -> dict[str, Any]:
+def _frame(run: Run, findings: RunRecords) -> dict[str, Any]:
     """What stands around the sections."""
     records = findings.records()
     return {
@@ -250,7 +252,7 @@ def _frame(run: Run, findings: Findings) -> dict[str, Any]:
         "stages": len(records),
         "started": min((record.origin.started for record in records.values()), default=None),
         "total_s": total_s(findings),
-        "notices": find_notices(findings),
+        "warnings": find_notices(findings),
         "headlines": headlines(findings),
     }
 

@@ -9,7 +9,7 @@ from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 
 GIB = 2**30
 HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
@@ -38,7 +38,7 @@ _WORDS = 4  # columns of words stand to the left, those of numbers to the right
 
 def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
     """Prints the machines, then what the numbers rest on, to stdout or a file."""
-    print(spell_out("\n".join(plan_lines(record))), file=file or sys.stdout)
+    print(escape_control_chars("\n".join(plan_lines(record))), file=file or sys.stdout)
 
 
 def plan_lines(record: PlanRecord) -> list[str]:
@@ -71,7 +71,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
 
 def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
     """Prints what serving comes to on each machine, by length of prompts; those that it does not fit come last."""
-    print(spell_out("\n".join(serving_lines(record))), file=file or sys.stdout)
+    print(escape_control_chars("\n".join(serving_lines(record))), file=file or sys.stdout)
 
 
 def serving_lines(record: PlanRecord) -> list[str]:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gemsmith.analysis.sides import side_of_run
-from gemsmith.analysis.summary import Findings, read_findings
-from gemsmith.errors import InputError, RecipeError, nearest
+from gemsmith.analysis.summary import RunRecords, read_findings
+from gemsmith.errors import InputError, RecipeError, suggest
 from gemsmith.runs.run import Run, find_run
 from gemsmith.system import format as numbers
 from gemsmith.system.console import open_console
@@ -31,7 +31,7 @@ STATES: dict[State, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
+class RunRow:
     """One run; None where its records do not say."""
 
     name: str
@@ -67,11 +67,11 @@ def find_runs(
     name: str | None = None,
     sort: str = "started",
     reverse: bool = False,
-) -> list[Listed]:
+) -> list[RunRow]:
     """The runs in the folder, or the one that it is. Raises InputError for a folder that is none, or another state."""
     for state in states:
         if state not in STATES:
-            raise InputError(f"--state {state}: is none{nearest(state, STATES)}; allowed: {', '.join(STATES)}")
+            raise InputError(f"--state {state}: is none{suggest(state, STATES)}; allowed: {', '.join(STATES)}")
     if not folder.is_dir():
         raise InputError(f"{folder}: is not a folder; give the one that holds the run directories")
     folders = [folder] if (folder / "recipe.yaml").is_file() else [file.parent for file in folder.glob("*/recipe.yaml")]
@@ -83,18 +83,18 @@ def find_runs(
     ]
 
 
-def read_listed(folder: Path) -> Listed:
+def read_listed(folder: Path) -> RunRow:
     """A run's line, whatever is in its records."""
     name = folder.resolve().name
     try:
         run = Run(path=folder, recipe=find_run(folder))
     except RecipeError as error:
-        return Listed(name=name, path=folder, state="damaged", stage=None, problem=str(error))
+        return RunRow(name=name, path=folder, state="damaged", stage=None, problem=str(error))
     findings = read_findings(run)
     records = findings.records()
     state, problem = _state(run, findings)
     side = side_of_run(name, str(folder), run.recipe, records)
-    return Listed(
+    return RunRow(
         name=name,
         path=folder,
         state=state,
@@ -108,7 +108,7 @@ def read_listed(folder: Path) -> Listed:
     )
 
 
-def _state(run: Run, findings: Findings) -> tuple[State, str | None]:
+def _state(run: Run, findings: RunRecords) -> tuple[State, str | None]:
     damaged = [line for stage, line in findings.problems.items() if run.record_file(stage).exists()]
     if is_locked(run.path):
         return "running", None
@@ -122,7 +122,7 @@ def _state(run: Run, findings: Findings) -> tuple[State, str | None]:
     return ("stopped" if findings.problems else "complete"), None
 
 
-def print_runs(listed: Sequence[Listed], folder: Path) -> None:
+def print_runs(listed: Sequence[RunRow], folder: Path) -> None:
     """The table on stdout, and why runs are damaged or failed."""
     console = open_console(stderr=False, soft_wrap=False)
     if not listed:

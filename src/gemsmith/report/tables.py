@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gemsmith.analysis.compare import Comparison, Pair
-from gemsmith.analysis.published import Redrawn
+from gemsmith.analysis.published import Reanalysis
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.analysis.summary import (
-    Findings,
+    RunRecords,
     cheapest_machine,
     count_checks,
     fastest_cell,
@@ -72,7 +72,7 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def _plan_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _plan_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.plan
     fits = ", ".join(machine.name for machine in findings.plan.machines if machine.fits) or "none"
     yield "fits, estimated", fits, ""
@@ -82,7 +82,7 @@ def _plan_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield "cost, estimated", f"{cost}: {findings.plan.priced} on {cheapest.name}", ""
 
 
-def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _data_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.data
     dropped = sum(findings.data.dropped.values())
     yield "rows", f"{numbers.count(findings.data.rows)}, {numbers.count(dropped)} dropped", ""
@@ -91,7 +91,7 @@ def _data_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "packing efficiency", numbers.percent(findings.data.packing_efficiency), ""
 
 
-def _train_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _train_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.train
     train = findings.train
     if train.steps:
@@ -106,7 +106,7 @@ def _train_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "adapted modules", f"{numbers.count(sum(train.adapted.values()))} ({adapted})", ""
 
 
-def _export_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _export_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.export
     export = findings.export
     total = numbers.size(sum(file.bytes for file in export.merged))
@@ -118,7 +118,7 @@ def _export_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     )
 
 
-def _verify_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _verify_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.verify
     verify = findings.verify
     failed = [check.name for check in verify.checks if check.passed is False]
@@ -126,12 +126,12 @@ def _verify_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
     yield "checks", value, "green" if verify.passed else "bold red"
 
 
-def _serve_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _serve_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.serve
     yield "vLLM", f"{findings.serve.vllm}, ready after {numbers.duration(findings.serve.start_s)}", ""
 
 
-def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _bench_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.bench
     middle, fastest = middle_cell(findings.bench), fastest_cell(findings.bench)
     if middle is None or fastest is None:
@@ -153,12 +153,12 @@ def _bench_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield "requests that ended early", numbers.count(cut), "bold red"
 
 
-def _eval_lines(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _eval_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
     assert findings.eval
     for name, score in (("base", findings.eval.base), ("tuned", findings.eval.tuned)):
         interval = f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}"
         yield f"{name} score, 95 %", f"{numbers.fraction(score.score)} ({interval}, n = {numbers.count(score.n)})", ""
-        for what, rows in (("without answer", score.failed), ("without verdict", score.unscored)):
+        for what, rows in (("without answer", score.failed), ("without verdict", score.ungraded)):
             if rows:
                 reasons = ", ".join(f"{numbers.count(count)} {reason}" for reason, count in rows.items())
                 yield f"{name} rows {what}", f"{numbers.count(sum(rows.values()))} ({reasons})", "bold red"
@@ -208,7 +208,7 @@ def print_comparison(comparison: Comparison) -> None:
     """Differences, ratios and curves on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
     names = [side.name for side in comparison.sides]
-    console.print(Text(words.lede(comparison)), soft_wrap=True)
+    console.print(Text(words.summary_line(comparison)), soft_wrap=True)
     rows = [
         (each.condition, *map(words.condition_value, each.values), words.effect(each))
         for each in comparison.differences
@@ -223,11 +223,11 @@ def print_comparison(comparison: Comparison) -> None:
                 console.print(Text(f"confounded by {', '.join(group.confounded_by)}", style="yellow"), soft_wrap=True)
         for line in (*pair.refused, *curve_lines(pair)):
             console.print(Text(line), soft_wrap=True)
-    for notice in comparison.notices:
+    for notice in comparison.warnings:
         console.print(Text.assemble(("notice: ", "yellow"), notice), soft_wrap=True)
 
 
-def print_verdicts(redrawn: Redrawn) -> None:
+def print_verdicts(redrawn: Reanalysis) -> None:
     """What its claims come to, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
     console.print(_table(f"What {redrawn.title} says, and what its own figures say", VERDICTS, _verdict_rows(redrawn)))
@@ -242,10 +242,10 @@ def curve_lines(pair: Pair) -> list[str]:
     return [f"Training and serving, {curve.way}: {curve.say(pair.first, pair.other)}" for curve in pair.curves]
 
 
-def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
+def markdown_of(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The same as Markdown, for an issue or a README."""
     names = [side.name for side in comparison.sides]
-    lines = [f"# {words.title(comparison)}", "", words.lede(comparison), ""]
+    lines = [f"# {words.title(comparison)}", "", words.summary_line(comparison), ""]
     rows = [
         (f"`{each.condition}`", *map(words.condition_value, each.values), words.effect(each))
         for each in comparison.differences
@@ -266,7 +266,7 @@ def markdown_of(comparison: Comparison, redrawn: Redrawn | None = None) -> str:
         lines += _markdown_list(
             [f"At the catalog's prices, {way.way}: {way.say(*names[:2])}" for way in redrawn.at_catalog]
         )
-    lines += _markdown_list(comparison.notices)
+    lines += _markdown_list(comparison.warnings)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -325,11 +325,11 @@ def _cells(ratio: Ratio) -> tuple[str, ...]:
     )
 
 
-def _verdict_rows(redrawn: Redrawn) -> list[tuple[str, ...]]:
+def _verdict_rows(redrawn: Reanalysis) -> list[tuple[str, ...]]:
     return [("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts]
 
 
-def _figure_rows(redrawn: Redrawn) -> list[tuple[str, ...]]:
+def _figure_rows(redrawn: Reanalysis) -> list[tuple[str, ...]]:
     return [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
 
 

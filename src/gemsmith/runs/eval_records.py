@@ -26,7 +26,7 @@ class Score(Part):
     """Answers that reached eval.max_tokens before they had ended."""
     failed: dict[str, int] = Field(default_factory=dict)
     """Requests that were not answered, by reason, such as `http 500`; each counts as not right."""
-    unscored: dict[str, int] = Field(default_factory=dict)
+    ungraded: dict[str, int] = Field(default_factory=dict)
     """Answers that the scorer could not judge, by reason; each counts as not right."""
     others: dict[str, Share] = Field(default_factory=dict)
     """The scorer's other measures of the same answers, such as `length-normalized`."""
@@ -61,7 +61,7 @@ class ProblemScore(Part):
     """Of the samples that did not pass, by why: no module, compile error, wrong output, timeout, forged, sandbox."""
     details: tuple[str, ...] = ()
     """What was said of them, each once."""
-    unscorable: str | None = None
+    ungraded: str | None = None
     """Why no answer to it can be judged here: the problem does not count."""
 
 
@@ -103,11 +103,11 @@ class Difference(Part):
     p_value: float
     """Of a sign-flip test: how likely chance alone makes a mean at least as far from 0. Of rows that are right or wrong
     it is McNemar's."""
-    told_apart: bool
+    significant: bool
     questions: int
     better: int
     worse: int
-    questions_for_2_points: int | None
+    sample_size_for_2pp: int | None
     """How many it would take to tell a difference of 0.02, four times in five; None where no question differs."""
     summary: str
 
@@ -226,7 +226,7 @@ class AnswersRecord(Part):
     sandbox: bool
     problems: tuple[ProblemScore, ...]
     left_out: int = 0
-    """Problems with answers that can be judged none of here (`unscorable` says why), which do not count."""
+    """Problems with answers that can be judged none of here (`ungraded` says why), which do not count."""
     unanswered: int
     """Problems of the dataset without an answer, which do not count."""
     pass_at: tuple[PassAt, ...]

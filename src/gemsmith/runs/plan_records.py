@@ -40,7 +40,7 @@ class CompiledStep(Part):
     unpriced: tuple[str, ...] = ()
     """Operations that no time is known of."""
     cpu_s: float = 0.0
-    held_bytes: int = 0
+    disk_bytes: int = 0
     """By the compiler's process at most."""
     cached: bool = False
     """Whether it was compiled for an earlier plan."""

@@ -28,7 +28,7 @@ def start_clock() -> Clock:
     return Clock(started=datetime.now(UTC).isoformat(timespec="seconds"), _begin_s=time.monotonic())
 
 
-def this_machine() -> Machine:
+def host_info() -> Machine:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as file:

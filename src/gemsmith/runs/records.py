@@ -50,7 +50,7 @@ class Origin(Part):
     versions: dict[str, str]
     machine: Machine
     seed: int
-    made_from: dict[str, str]
+    inputs_sha256: dict[str, str]
     """What the stage read -> its SHA-256."""
 
 
@@ -61,7 +61,7 @@ class Record(Part):
     schema_version: int = SCHEMA_VERSION
     status: Literal["complete"] = "complete"
     origin: Origin
-    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
     its top."""
     critical_warnings: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class ImageBucket(Part):
     soft_tokens: int
     """Of each of these at most."""
     steps: int
-    padded_patches: float | None = None
+    padding_fraction: float | None = None
     """Of the patches that went through the model in these steps, the share that is padding; None before training."""
 
 
@@ -165,7 +165,7 @@ class TrainImages(Part):
     soft_tokens: int
     per_s: float
     """Over the steps but the first, which compiles."""
-    padded_patches: float
+    padding_fraction: float
     """Of the patches that went through the model, the share that is padding."""
     buckets: tuple[ImageBucket, ...] = ()
     """Those of the steps that were run, the smallest first; each is a compiled program. None with another backend."""
@@ -283,7 +283,7 @@ class VerifyRecord(Record):
     """The most that merged differs from base + adapter as it is, without the rounding to the base's dtype."""
     losses: Losses | None = None
     """None: not measured."""
-    rounded_away: float | None = None
+    rounding_loss: float | None = None
     """Norm of what that rounding took from the adapter's changes over theirs: 0 nothing, 1 all; None: not computed."""
 
 

@@ -18,9 +18,9 @@ from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter
 from gemsmith.recipe.load import default_values, flatten, load_recipe, read_reasons, task_files, with_values
-from gemsmith.recipe.schema import TASK_KEYS, Derived, Recipe, eval_tasks, longest_answer
+from gemsmith.recipe.schema import TASK_KEYS, Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 
 _FIRST_REQUEST = 128
 """What the stage `serve` asks first: a prompt of 40 tokens, a chat template's dozen, and an answer of 64."""
@@ -28,7 +28,7 @@ _PROMPT_ROOM = 64
 """With less than this left for the prompt, the default of eval.max_tokens is taken to be too much."""
 
 
-def derive_lengths(recipe: Recipe, variant: Variant) -> list[Derived]:
+def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:
     """The lengths that the recipe does not give and whose default there is no room for.
 
     Room is what the model, or a given serve.max_model_len, has. serve.max_model_len is among them wherever it is not
@@ -104,13 +104,15 @@ def check_answer(recipe: Recipe, variant: Variant) -> None:
         )
 
 
-def _row(recipe: Recipe, variant: Variant) -> Iterator[Derived]:
+def _row(recipe: Recipe, variant: Variant) -> Iterator[ResolvedValue]:
     length = recipe.data.max_length
     if "max_length" not in recipe.data.model_fields_set and length > variant.context:
-        yield Derived("data.max_length", variant.context, f"the default is {length}, {variant.name} reads at most this")
+        yield ResolvedValue(
+            "data.max_length", variant.context, f"the default is {length}, {variant.name} reads at most this"
+        )
 
 
-def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
+def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]:
     """Inputs are cut to what the output leaves.
 
     The output, where inputs are given, to what they leave, and else to half of all.
@@ -119,7 +121,9 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     if recipe.bench.images:
         longest = min(recipe.data.max_length, max(1, limit - output))
         if "input_tokens" not in given and inputs != (longest,):
-            yield Derived("bench.input_tokens", (longest,), "bench.images: a request is a row, no longer than this")
+            yield ResolvedValue(
+                "bench.input_tokens", (longest,), "bench.images: a request is a row, no longer than this"
+            )
         return
     if recipe.bench.grid != "own" or max(inputs) + output <= limit:
         return
@@ -128,7 +132,7 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
         if room < 1:
             return
         if room < output:
-            yield Derived(
+            yield ResolvedValue(
                 "bench.output_tokens",
                 room,
                 f"the default is {output}, which leaves too little of {of_limit}, for prompts",
@@ -137,26 +141,26 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
     if "input_tokens" not in given and output < limit:
         fitting = tuple(dict.fromkeys(min(length, limit - output) for length in inputs))
         lengths = " and ".join(map(str, inputs))
-        yield Derived(
+        yield ResolvedValue(
             "bench.input_tokens",
             fitting,
             f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}",
         )
 
 
-def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[Derived]:
+def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]:
     answer = recipe.eval.max_tokens
     if eval_tasks(recipe) and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
-        yield Derived(
+        yield ResolvedValue(
             "eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts"
         )
 
 
-def _served(recipe: Recipe, variant: Variant) -> Derived:
+def _served(recipe: Recipe, variant: Variant) -> ResolvedValue:
     evaluated = recipe.data.max_length + longest_answer(recipe)
     wanted = max(_FIRST_REQUEST, evaluated, _longest_cell(recipe))
     reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
-    return Derived("serve.max_model_len", min(wanted, variant.context), reason)
+    return ResolvedValue("serve.max_model_len", min(wanted, variant.context), reason)
 
 
 def _longest_cell(recipe: Recipe) -> int:
@@ -188,20 +192,20 @@ _DERIVED_AGAIN = (
 )
 
 
-def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
+def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     """The recipe with every derivable value written out, and the list of those values with their reasons.
 
     A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
     contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
-    derived: list[Derived] = []
+    derived: list[ResolvedValue] = []
     for key in (*_FILES, *_task_files(recipe)):
         _make_absolute(recipe, key, derived)
     _make_folder_absolute(recipe, derived)
     _make_datasets_absolute(recipe, derived)
     variant, reason = _find_model(recipe)
     if recipe.model is None:
-        derived.append(Derived("model", variant.name, reason))
+        derived.append(ResolvedValue("model", variant.name, reason))
     lora_targets(variant, recipe.lora.targets)
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
@@ -210,7 +214,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Derived]]:
     return with_values(recipe, rest), derived + rest
 
 
-def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[Derived]]:
+def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[ResolvedValue]]:
     """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
     if not path.exists():
         raise RecipeError(
@@ -223,7 +227,7 @@ def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, lis
 
 def resolve_again(
     there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]
-) -> tuple[Recipe, list[Derived]]:
+) -> tuple[Recipe, list[ResolvedValue]]:
     """What `resolve` makes of the resolved recipe that is in a file, with other values for some keys.
 
     Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is
@@ -264,7 +268,7 @@ def recipe_variant(recipe: Recipe) -> Variant:
 
 def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     check_scheme(recipe.checkpoint)
-    folder = expand_home(recipe.checkpoint)
+    folder = expanduser(recipe.checkpoint)
     given = None if recipe.model in (None, "custom") else find_variant(recipe.model)
     if folder.is_dir():
         found = name_variant(read_variant(read_config(folder)))
@@ -294,32 +298,34 @@ def _task_files(recipe: Recipe) -> list[str]:
     return [key for key in named if key in TASK_KEYS]
 
 
-def _make_absolute(recipe: Recipe, key: str, derived: list[Derived]) -> None:
+def _make_absolute(recipe: Recipe, key: str, derived: list[ResolvedValue]) -> None:
     value = _value_at(recipe, key)
     if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
         return
-    path = expand_home(value)
+    path = expanduser(value)
     if path.exists():
-        derived.append(Derived(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in"))
+        derived.append(
+            ResolvedValue(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in")
+        )
 
 
-def _make_folder_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+def _make_folder_absolute(recipe: Recipe, derived: list[ResolvedValue]) -> None:
     folder = recipe.train.checkpoint_folder
     if folder is not None and "://" not in folder and not Path(folder).is_absolute():
         reason = f"{folder}, seen from the folder the run was started in"
-        derived.append(Derived("train.checkpoint_folder", str(expand_home(folder).resolve()), reason))
+        derived.append(ResolvedValue("train.checkpoint_folder", str(expanduser(folder).resolve()), reason))
 
 
-def _make_datasets_absolute(recipe: Recipe, derived: list[Derived]) -> None:
+def _make_datasets_absolute(recipe: Recipe, derived: list[ResolvedValue]) -> None:
     tasks = tuple(
-        task.model_copy(update={"dataset": str(expand_home(task.dataset).resolve())}) if task.dataset else task
+        task.model_copy(update={"dataset": str(expanduser(task.dataset).resolve())}) if task.dataset else task
         for task in recipe.eval.tasks
     )
     if tasks != recipe.eval.tasks:
-        derived.append(Derived("eval.tasks", tasks, "datasets seen from the folder the run was started in"))
+        derived.append(ResolvedValue("eval.tasks", tasks, "datasets seen from the folder the run was started in"))
 
 
-def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
+def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
     """Rows from train.tokens_per_step, where it is given.
 
     Raises RecipeError where it is not a whole number of rows, or rows say otherwise.
@@ -340,13 +346,13 @@ def _rows_per_step(recipe: Recipe) -> Iterator[Derived]:
             "set one of them"
         )
     if train.global_batch_size != rows:
-        yield Derived("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")
+        yield ResolvedValue("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")
 
 
-def _warmup(recipe: Recipe) -> Iterator[Derived]:
+def _warmup(recipe: Recipe) -> Iterator[ResolvedValue]:
     """The reason for warm-up that is left open; its number is known once the data stage has counted the steps."""
     if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
-        yield Derived("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")
+        yield ResolvedValue("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")
 
 
 def _value_at(recipe: Recipe, key: str) -> Any:

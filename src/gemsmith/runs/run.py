@@ -27,8 +27,8 @@ from gemsmith.recipe.load import (
     read_reasons,
     task_files,
 )
-from gemsmith.recipe.schema import Derived, Recipe
-from gemsmith.runs.provenance import Clock, this_machine
+from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES
@@ -92,16 +92,16 @@ class Run:
         return self.path / f"{stage}.json"
 
 
-def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, redo: str | None = None) -> Run:
+def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, force: str | None = None) -> Run:
     """A run directory for a resolved recipe, made if it does not exist.
 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
-    `redo`, which is about to be run again, or one that depends on it.
+    `force`, which is about to be run again, or one that depends on it.
     """
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)
-        _refuse_another_recipe(run, there, redo)
+        _refuse_another_recipe(run, there, force)
         derived = _joined_reasons(run, there, derived)
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
@@ -109,8 +109,8 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[Derived] = (), *, red
     values = dict(flatten(recipe.model_dump(mode="json")))
     # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
     # place.
-    pending = redo is not None and has_begun(run, redo)
-    if redo and not pending:
+    pending = force is not None and has_outputs(run, force)
+    if force and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)
     file = _next_recipe_file(run) if pending else run.recipe_file
     write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.plain_value]))
@@ -122,7 +122,7 @@ def open_source(
     path: Path | None = None,
     overrides: Sequence[str] = (),
     *,
-    redo: str | None = None,
+    force: str | None = None,
     claim: Callable[[Path], Any],
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
@@ -133,15 +133,15 @@ def open_source(
         folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
         _refuse_foreign(folder)
         claim(folder)
-        return open_run(folder, *resolved, redo=redo)
+        return open_run(folder, *resolved, force=force)
     if path is not None and path.resolve() != source.resolve():
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
     _refuse_no_run(source)
     claim(source)
-    return open_run(source, *_resolve_again(source, overrides, redo), redo=redo)
+    return open_run(source, *_resolve_again(source, overrides, force), force=force)
 
 
-def confirm_recipe(run: Run) -> None:
+def commit_recipe(run: Run) -> None:
     """Puts the recipe in place that open_run held back, since the stage that it is for has replaced what was there."""
     with contextlib.suppress(FileNotFoundError):
         _next_recipe_file(run).replace(run.recipe_file)
@@ -153,7 +153,7 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(path / "recipe.yaml", overrides)
 
 
-def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
+def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
     """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
 
     Raises RunError where a key outside the section differs.
@@ -167,7 +167,7 @@ def borrow_run(path: Path, overrides: Sequence[str] = (), *, section: str) -> Ru
     return Run(path=path, recipe=recipe)
 
 
-def is_complete(run: Run, stage: str) -> bool:
+def is_up_to_date(run: Run, stage: str) -> bool:
     """Whether the stage's record is there, was made from what is there now, and does not say that a check failed.
 
     Raises VersionError where another version of Gemsmith wrote it.
@@ -178,12 +178,12 @@ def is_complete(run: Run, stage: str) -> bool:
         raise
     except RunError:
         return False
-    return getattr(record, "passed", True) and record.origin.made_from == made_from(run, stage) | _own_sources(
+    return getattr(record, "passed", True) and record.origin.inputs_sha256 == inputs_sha256(run, stage) | _own_sources(
         record, run, stage
     )
 
 
-def has_begun(run: Run, stage: str) -> bool:
+def has_outputs(run: Run, stage: str) -> bool:
     """Whether the stage left anything that another recipe's run must not be mixed with."""
     if stage == "train" and run.checkpoints.exists() and any(entry.name != LOCK for entry in run.checkpoints.iterdir()):
         return True
@@ -214,13 +214,13 @@ def make_origin(
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
         versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
-        machine=this_machine(),
+        machine=host_info(),
         seed=run.recipe.seed,
-        made_from=made_from(run, stage) | dict(sources or {}),
+        inputs_sha256=inputs_sha256(run, stage) | dict(sources or {}),
     )
 
 
-def made_from(run: Run, stage: str) -> dict[str, str]:
+def inputs_sha256(run: Run, stage: str) -> dict[str, str]:
     """What the stage depends on -> SHA-256: its keys of the recipe, the tasks' files in them, the records before it."""
     keys = stage_keys(run.recipe, stage)
     hashes = {"recipe": hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()}
@@ -234,7 +234,11 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
 
     They are all that its stage reads, where the hash of these in the record is not that of the recipe there now.
     """
-    edited = [one.stage for one in records if one.origin.made_from.get("recipe") != made_from(run, one.stage)["recipe"]]
+    edited = [
+        one.stage
+        for one in records
+        if one.origin.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
+    ]
     keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
     return {key for key in keys if any(_reads(stage, key) for stage in edited)}
 
@@ -253,7 +257,7 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
     return {key: value for key, value in read.items() if not (key in later and value == later[key])}
 
 
-def refused_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that training cannot go on with, with both values.
 
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
@@ -283,23 +287,23 @@ def _is_in(key: str, names: Iterable[str]) -> bool:
 
 
 def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
-    """What the stage itself added to made_from: files that it hashed when it ran."""
-    known = made_from(run, stage)
-    return {name: value for name, value in record.origin.made_from.items() if name not in known}
+    """What the stage itself added to inputs_sha256: files that it hashed when it ran."""
+    known = inputs_sha256(run, stage)
+    return {name: value for name, value in record.origin.inputs_sha256.items() if name not in known}
 
 
-def _readers(run: Run, key: str, redo: str | None) -> list[str]:
+def _readers(run: Run, key: str, force: str | None) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
-    readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_begun(run, stage)]
-    return [stage for stage in readers if redo is None or not _depends_on(stage, redo)]
+    readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_outputs(run, stage)]
+    return [stage for stage in readers if force is None or not _depends_on(stage, force)]
 
 
-def _resolve_again(path: Path, overrides: Sequence[str], redo: str | None) -> tuple[Recipe, list[Derived]]:
+def _resolve_again(path: Path, overrides: Sequence[str], force: str | None) -> tuple[Recipe, list[ResolvedValue]]:
     run = Run(path=path, recipe=find_run(path))
-    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, redo)))
+    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
 
 
-def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[Derived]) -> list[Derived]:
+def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[ResolvedValue]) -> list[ResolvedValue]:
     """The reasons in the run's recipe and the new ones; none for a value that was there without and is the same."""
     earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
     there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
@@ -323,13 +327,13 @@ def _refuse_foreign(path: Path) -> None:
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
 
 
-def _refuse_another_recipe(run: Run, there: Recipe, redo: str | None) -> None:
+def _refuse_another_recipe(run: Run, there: Recipe, force: str | None) -> None:
     for key, (old, new) in differing_keys(there, run.recipe).items():
         if key in _STOPS and old == "stop" and not run.record_file("train").exists():
             continue
         if key == _WARMUP and old is None and not run.record_file("train").exists():
             continue  # how far the steps so far had it, training finds in their learning rates
-        if readers := _readers(run, key, redo):
+        if readers := _readers(run, key, force):
             raise RunError(
                 f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
                 f"{json.dumps(new)} here, "

@@ -24,9 +24,9 @@ from gemsmith.serve.container import Choice, Deployment, Mount, as_command, refu
 from gemsmith.serve.parallelism import BATCHED, UTILISATION, Split, choose_split, memory_choice, tensor_parallel_choice
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
-    Engine,
     ServedAdapter,
     ServeSettings,
+    VllmEnvironment,
     clean_environment,
     encoder_arguments,
     has_key,
@@ -58,7 +58,7 @@ from gemsmith.serve.vllm_issues import (
 from gemsmith.system.console import open_console
 
 
-def server_command(engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
+def server_command(engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
     """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
 
     Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
@@ -210,10 +210,10 @@ def deploy(
     )
 
 
-def image_engine(settings: ServeSettings) -> Engine:
+def image_engine(settings: ServeSettings) -> VllmEnvironment:
     """The vLLM of an image, which runs no Python of this machine; its version is what it says of itself."""
     assert settings.machine is not None
-    return Engine(python=Path("docker"), package=image_of(settings.machine, settings), version="")
+    return VllmEnvironment(python=Path("docker"), package=image_of(settings.machine, settings), version="")
 
 
 def image_of(machine: Machine, settings: ServeSettings) -> str:
@@ -222,7 +222,7 @@ def image_of(machine: Machine, settings: ServeSettings) -> str:
 
 
 def deployed_command(
-    engine: Engine, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
+    engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
 ) -> tuple[list[str], dict[str, str]]:
     """The command line that serves a folder on settings.machine, which this is, and its environment."""
     assert settings.machine is not None

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemsmith.errors import MachineError, RecipeError, nearest
+from gemsmith.errors import MachineError, RecipeError, suggest
 from gemsmith.hardware import Machine, load_catalog
 from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Arguments that would be printed and recorded, or go round what is checked here.
@@ -150,7 +150,7 @@ def _absolute(part: _Part) -> str:
     if isinstance(part, str):
         return part
     # Not resolved: a link may be meant, as that of an environment's Python is.
-    return f"{expand_home(part.path).absolute() if os.sep in part.path else part.path}{part.rest}"
+    return f"{expanduser(part.path).absolute() if os.sep in part.path else part.path}{part.rest}"
 
 
 def _quoted(part: _Part) -> str:
@@ -177,7 +177,7 @@ def machine_named(name: str, catalog: str | None) -> Machine:
     machines = load_catalog(catalog).machines
     if name not in machines:
         raise RecipeError(
-            f"--on {name}: is not in the catalog{nearest(name, machines)}; allowed: {', '.join(machines)}; add "
+            f"--on {name}: is not in the catalog{suggest(name, machines)}; allowed: {', '.join(machines)}; add "
             "others in hardware.catalog"
         )
     if machines[name].hosts > 1:

@@ -27,7 +27,7 @@ def new_nonce() -> str:
     return f"gemsmith-{secrets.token_hex(8)}"
 
 
-def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
+def with_nonce(command: Sequence[str], instance_id: str) -> list[str]:
     """A command line of vLLM with the nonce as one more name, behind those of the last --served-model-name.
 
     vLLM lists and takes all of them, and calls itself by the first.
@@ -37,7 +37,7 @@ def with_nonce(command: Sequence[str], nonce: str) -> list[str]:
     option, equals, value = words[last].partition("=")
     words[last : last + 1] = [option, value] if equals else [option]
     end = next((place for place in range(last + 1, len(words)) if words[place].startswith("-")), len(words))
-    return [*words[:end], nonce, *words[end:]]
+    return [*words[:end], instance_id, *words[end:]]
 
 
 def ask_models(url: str, *, timeout_s: float) -> bytes | None:
@@ -71,8 +71,8 @@ def ask(url: str, path: str, *, timeout_s: float) -> bytes | None:
     return answer
 
 
-def has_nonce(answer: bytes, nonce: str) -> bool:
-    return f'"{nonce}"'.encode() in answer
+def has_nonce(answer: bytes, instance_id: str) -> bool:
+    return f'"{instance_id}"'.encode() in answer
 
 
 def describe_answer(answer: bytes) -> str:

@@ -28,16 +28,16 @@ from gemsmith.serve.container import refuse_open_server, remove_container
 from gemsmith.serve.facts import ask_facts, ask_models, describe_answer, has_nonce, new_nonce, with_nonce
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
-    Engine,
     ServeSettings,
+    VllmEnvironment,
     api_headers,
-    find_engine,
+    find_vllm,
     has_key,
     server_environment,
 )
 from gemsmith.serve.vllm_checks import ADAPTER_IGNORED, refuse_engine
 from gemsmith.system.console import open_console
-from gemsmith.system.process import guarded, last_lines, refuse_full_disk, stop
+from gemsmith.system.process import last_lines, refuse_full_disk, stop, supervised
 
 POLL_S = 0.2
 START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
@@ -67,7 +67,7 @@ class Server:
     pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
-    nonce: str = field(repr=False, compare=False)
+    instance_id: str = field(repr=False, compare=False)
     facts: ServerFacts = field(default_factory=ServerFacts)
     """What it says of itself; of a server that is not asked, nothing."""
 
@@ -85,7 +85,7 @@ class Server:
         answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
         if not answer:
             raise EngineError(f"vLLM at {self.url} does not answer; the end of {self.log}:\n{last_lines(self.log)}")
-        if not has_nonce(answer, self.nonce):
+        if not has_nonce(answer, self.instance_id):
             raise _port_taken(self.url, answer)
 
 
@@ -99,7 +99,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     """
     refuse_open_server(settings, has_key=has_key())
     console = open_console()
-    engine = image_engine(settings) if settings.in_docker else find_engine(settings.python)
+    engine = image_engine(settings) if settings.in_docker else find_vllm(settings.python)
     refuse_engine(engine)
     tries = 1 if settings.port else FREE_PORT_TRIES
     for left in reversed(range(tries)):
@@ -117,9 +117,9 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
 
 @contextlib.contextmanager
 def _one_server(
-    engine: Engine, model_folder: Path, *, name: str, settings: ServeSettings, log: Path
+    engine: VllmEnvironment, model_folder: Path, *, name: str, settings: ServeSettings, log: Path
 ) -> Iterator[Server]:
-    nonce = new_nonce()
+    instance_id = new_nonce()
     with contextlib.ExitStack() as stack:
         holder = stack.enter_context(_listener(settings.host, settings.port or 0))
         port = int(holder.getsockname()[1])
@@ -131,21 +131,21 @@ def _one_server(
                 server_environment(engine),
             )
         else:
-            command, environment = deployed_command(engine, model_folder, name, port, settings, container=nonce)
+            command, environment = deployed_command(engine, model_folder, name, port, settings, container=instance_id)
         if settings.in_docker:
-            stack.callback(remove_container, nonce)
-        process = stack.enter_context(guarded(with_nonce(command, nonce), environment=environment, log=log))
+            stack.callback(remove_container, instance_id)
+        process = stack.enter_context(supervised(with_nonce(command, instance_id), environment=environment, log=log))
         server = Server(
             url=f"http://{_reachable(settings.host)}:{port}",
             model=name,
             folder=model_folder,
-            command=tuple(word for word in command if word != nonce),
+            command=tuple(word for word in command if word != instance_id),
             vllm=f"{engine.package} {engine.version}",
             python=engine.python,
             pid=process.pid,
             log=log,
             process=process,
-            nonce=nonce,
+            instance_id=instance_id,
         )
         try:
             start_s, answer = _wait_until_ours(server, settings.start_timeout_s)
@@ -170,7 +170,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
                 server.process.poll()
             )  # before asking: where vLLM died of a taken port, the other program answers by now
             answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
-            if answer and has_nonce(answer, server.nonce):
+            if answer and has_nonce(answer, server.instance_id):
                 break
             if answer or (answer is not None and code is not None):
                 raise _port_taken(server.url, answer)
@@ -247,7 +247,7 @@ _ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
 _TIMEOUT_S = 600.0
 
 
-def measure_effect(base: Server, tuned: Server, *, expected: float | None) -> float:
+def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None) -> float:
     """The most that the adapter changes a first token's log-probability over a few prompts.
 
     Raises EngineError where that is no more than rounding makes: vLLM has ignored the adapter; and where the base

@@ -26,7 +26,7 @@ from gemsmith.serve.vllm_issues import (
     cpu_environment,
     text_only,
 )
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 
 # vLLM takes adapters up to one of these ranks.
@@ -77,7 +77,7 @@ KEY_VARIABLE = "VLLM_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class VllmEnvironment:
     """An environment that holds vLLM."""
 
     python: Path
@@ -119,7 +119,7 @@ class ServeSettings:
     in_docker: bool = False
 
 
-def find_engine(given: str | None = None) -> Engine:
+def find_vllm(given: str | None = None) -> VllmEnvironment:
     """The vLLM of serve.python, else of $GEMSMITH_SERVE_PYTHON, else of .venv-serve beside our own environment.
 
     Raises MachineError where there is no such Python, or no vLLM in it.
@@ -149,16 +149,18 @@ def find_engine(given: str | None = None) -> Engine:
     package, version, transformers, torchvision = (*answer.stdout.split(), "", "", "", "")[:4]
     if not version:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
-    return Engine(python=python, package=package, version=version, transformers=transformers, torchvision=torchvision)
+    return VllmEnvironment(
+        python=python, package=package, version=version, transformers=transformers, torchvision=torchvision
+    )
 
 
 def engine_python(given: str | None = None) -> Path:
-    """The Python that `find_engine` asks, whether or not it is there."""
+    """The Python that `find_vllm` asks, whether or not it is there."""
     beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
-    return expand_home(given or os.environ.get(PYTHON_VARIABLE) or beside)
+    return expanduser(given or os.environ.get(PYTHON_VARIABLE) or beside)
 
 
-def server_environment(engine: Engine) -> dict[str, str]:
+def server_environment(engine: VllmEnvironment) -> dict[str, str]:
     """The environment of vLLM's processes; on a CPU, what is set already is kept."""
     fixed = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
     if not engine.is_cpu:
@@ -233,7 +235,7 @@ def refuse_on_cpu(variant: Variant) -> None:
         )
 
 
-def refuse_engine_without_torchvision(engine: Engine, config: Mapping[str, Any]) -> None:
+def refuse_engine_without_torchvision(engine: VllmEnvironment, config: Mapping[str, Any]) -> None:
     """Raises MachineError where images are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
     if not engine.is_cpu:
         return

@@ -29,7 +29,7 @@ from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from gemsmith.serve.client.chat import Failure, read_chat, read_object
-from gemsmith.serve.server import Server, measure_effect, running_server
+from gemsmith.serve.server import Server, check_adapter_applied, running_server
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServedAdapter,
@@ -39,7 +39,7 @@ from gemsmith.serve.settings import (
     has_chat_template,
     refuse_vision,
 )
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
 
@@ -49,14 +49,14 @@ _LISTED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubt:
+class VerificationIssue:
     """Why weights do not count as verified, and the command that changes it."""
 
     reason: str
     remedy: str
 
 
-def find_doubt(run: Run, *, adapter: bool = False) -> Doubt | None:
+def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationIssue | None:
     """What speaks against serving the run's merged/, or its base with adapter/; None where nothing does.
 
     Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
@@ -67,19 +67,19 @@ def find_doubt(run: Run, *, adapter: bool = False) -> Doubt | None:
         f"gemsmith export {run.path} --force && gemsmith verify {run.path}",
     )
     if not run.record_file("verify").exists():
-        return Doubt(reason="they were never verified", remedy=verify)
+        return VerificationIssue(reason="they were never verified", remedy=verify)
     try:
         record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
-        return Doubt(reason="verify.json is unreadable", remedy=verify)
-    if record.origin.made_from.get("export.json") != sha256_file(run.record_file("export")):
-        return Doubt(reason="they were exported again after they were verified", remedy=verify)
+        return VerificationIssue(reason="verify.json is unreadable", remedy=verify)
+    if record.origin.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
+        return VerificationIssue(reason="they were exported again after they were verified", remedy=verify)
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
-        return Doubt(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
+        return VerificationIssue(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
     if problems := _changed_adapter(run, exported) if adapter else _changed_files(run, exported):
         more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        return Doubt(
+        return VerificationIssue(
             reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again
         )
     return None
@@ -152,7 +152,7 @@ class Servers:
         self.stop()
 
     @property
-    def notices(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What a record of the tuned model's answers must say of its weights."""
         return self._notices
 
@@ -174,7 +174,7 @@ class Servers:
     def tuned(self) -> Server:
         """A server of the tuned weights, under the run directory's name.
 
-        Raises RunError where they are not what verify has passed, unless that is insisted on; then `notices` says so.
+        Raises RunError where they are not what verify has passed, unless that is insisted on; then `warnings` says so.
         Raises EngineError where an adapter is loaded and not applied.
         """
         read_record(self._run, ExportRecord)
@@ -208,10 +208,10 @@ class Servers:
         return self._run.recipe.checkpoint if is_hub_id(self._run.recipe.checkpoint) else None
 
     def check_verified(self) -> None:
-        """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `notices`."""
+        """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `warnings`."""
         if self._checked or (self._current is not None and self._current[0] == self._tuned_folder):
             return
-        doubt = find_doubt(self._run, adapter=self.serves_adapter)
+        doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
         if doubt is not None and not self._unverified:
             raise RunError(
                 f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
@@ -249,7 +249,7 @@ class Servers:
         tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=self._run.logs / log))
         first = tuned if base is None else replace(tuned, model=base_name(name))
         if base is not None:
-            self._effect = measure_effect(first, tuned, expected=_verified_effect(self._run))
+            self._effect = check_adapter_applied(first, tuned, expected=_verified_effect(self._run))
         self._current, self._checked = (weights, first, tuned), False
         return first, tuned
 
@@ -316,7 +316,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     server = servers.tuned()
     record = ServeRecord(
         origin=origin_with_engine(run, "serve", clock, server.vllm),
-        notices=servers.notices,
+        warnings=servers.warnings,
         url=server.url,
         model=server.model,
         command=server.command,
@@ -345,7 +345,7 @@ def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None
             serve(run, servers)
         server = servers.tuned()
         ready()
-        for notice in servers.notices:
+        for notice in servers.warnings:
             open_console().print(f"serve: notice: {notice}", style="yellow")
         wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
 
@@ -356,7 +356,7 @@ def wait_for_the_end(server: Server, *, beside: str | None = None) -> None:
     if beside is not None:
         console.print(f"one server, two models: {server.model}, and the base as {beside}")
     console.print("Ctrl-C stops it. Try:")
-    print(spell_out(curl_line(server)), flush=True)
+    print(escape_control_chars(curl_line(server)), flush=True)
     try:
         server.process.wait()
     except KeyboardInterrupt:

@@ -21,9 +21,9 @@ from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, engine_python, has_chat_template, has_key
 from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 
 THIS_MACHINE = "cpu"
 _OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalog", "model")
@@ -31,7 +31,7 @@ _OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalog", "mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class ServeTarget:
     """What was named: its weights, the recipe that says how to serve them, and what the server is to call them."""
 
     weights: Weights
@@ -48,7 +48,7 @@ def is_checkpoint(source: str) -> bool:
     return not path.exists() and ("://" in source or is_hub_id(source)) and path.suffix not in (".yaml", ".yml")
 
 
-def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> Named:
+def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> ServeTarget:
     """What is named, without weights or network: a run or a recipe need not have been trained, a hub id not fetched."""
     if is_checkpoint(source):
         return _checkpoint(source, overrides)
@@ -66,17 +66,17 @@ def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str
     console = open_console()
     for line in comments(deployment, named):
         console.print(f"# {line}")
-    print(spell_out(as_shell(deployment)), flush=True)
+    print(escape_control_chars(as_shell(deployment)), flush=True)
 
 
-def describe(named: Named, machine: Machine) -> Deployment:
+def describe(named: ServeTarget, machine: Machine) -> Deployment:
     """The deployment of what was named: on a CPU in vLLM's own Python, else in Docker."""
     program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
     settings = replace(named.settings, prefix_caching=True)
     return deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
 
 
-def comments(deployment: Deployment, named: Named) -> list[str]:
+def comments(deployment: Deployment, named: ServeTarget) -> list[str]:
     """What a reader of the command must know, a line each."""
     lines = [f"{named.name} on {deployment.machine}; estimated, where it says so"]
     if deployment.runtime is not None:
@@ -128,9 +128,9 @@ def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
     return {"machine": machine, "in_docker": docker_answers()}
 
 
-def _run(run: Run) -> Named:
+def _run(run: Run) -> ServeTarget:
     recipe, variant = run.recipe, recipe_variant(run.recipe)
-    base = expand_home(recipe.checkpoint)
+    base = expanduser(recipe.checkpoint)
     if recipe.serve.weights == "adapter":
         weights = Weights(
             source=recipe.checkpoint,
@@ -142,10 +142,10 @@ def _run(run: Run) -> Named:
     else:
         config = _config(run.merged if (run.merged / "config.json").exists() else base, variant)
         weights = Weights(source=str(run.merged), is_folder=True, variant=variant, config=config)
-    return Named(weights=weights, recipe=recipe, settings=make_settings(run), name=run.path.resolve().name)
+    return ServeTarget(weights=weights, recipe=recipe, settings=make_settings(run), name=run.path.resolve().name)
 
 
-def _checkpoint(source: str, overrides: Sequence[str]) -> Named:
+def _checkpoint(source: str, overrides: Sequence[str]) -> ServeTarget:
     recipe, folder = _recipe_of(source, overrides), _checkpoint_folder(source)
     if folder is not None:
         config: Mapping[str, Any] = read_config(folder)
@@ -160,7 +160,7 @@ def _checkpoint(source: str, overrides: Sequence[str]) -> Named:
         variant, config = known, published_config(known)
     weights = Weights(source=str(folder or source), is_folder=folder is not None, variant=variant, config=config)
     settings = make_settings(Run(path=Path(source), recipe=recipe))
-    return Named(weights=weights, recipe=recipe, settings=settings, name=_name_of(source))
+    return ServeTarget(weights=weights, recipe=recipe, settings=settings, name=_name_of(source))
 
 
 def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
@@ -182,7 +182,7 @@ def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
 
 def _checkpoint_folder(source: str) -> Path | None:
     """The local folder that holds the weights: the one named, or merged/ of one that gemsmith export --out wrote."""
-    folder = expand_home(source)
+    folder = expanduser(source)
     if not folder.is_dir():
         return None
     if (folder / "config.json").is_file():

@@ -46,7 +46,7 @@ from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.container import Choice
-from gemsmith.serve.settings import Engine, ServeSettings
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 
 Version = tuple[int, ...]
 _VLLM, _TPU = "https://github.com/vllm-project/vllm/issues/", "https://github.com/vllm-project/tpu-inference/issues/"
@@ -58,26 +58,26 @@ BATCHED_TOKENS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class KnownIssue:
     """A fault, from `since` up to but not including `until`; None: from the first, or not mended yet."""
 
     link: str
     since: Version | None = None
     until: Version | None = None
 
-    def may_hold(self, version: Version | None) -> bool:
+    def affects(self, version: Version | None) -> bool:
         """Whether a version has it; one that is not known may."""
         if version is None:
             return True
         return (self.since is None or version >= self.since) and (self.until is None or version < self.until)
 
 
-MM_BUDGET = Known(link=f"{_VLLM}42687", until=(0, 32))
-ADAPTER_IGNORED = Known(link=f"{_VLLM}41754")
-TRANSFORMERS_5_15 = Known(link=f"{_VLLM}51744", since=(0, 27), until=(0, 28))
-TRITON_ATTENTION = Known(link=f"{_VLLM}38887", until=(0, 32))
-TPU_ADAPTER = Known(link=f"{_TPU}2207")
-TPU_CACHE = Known(link=f"{_TPU}606")
+MM_BUDGET = KnownIssue(link=f"{_VLLM}42687", until=(0, 32))
+ADAPTER_IGNORED = KnownIssue(link=f"{_VLLM}41754")
+TRANSFORMERS_5_15 = KnownIssue(link=f"{_VLLM}51744", since=(0, 27), until=(0, 28))
+TRITON_ATTENTION = KnownIssue(link=f"{_VLLM}38887", until=(0, 32))
+TPU_ADAPTER = KnownIssue(link=f"{_TPU}2207")
+TPU_CACHE = KnownIssue(link=f"{_TPU}606")
 WARNING = "warning"
 """What a Choice is called that warns."""
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
@@ -97,17 +97,17 @@ def read_version(text: str) -> Version | None:
 def refuse_image(image: str) -> None:
     """Raises RecipeError for an image that cannot start a Gemma 4."""
     version = read_version(image)
-    if version is not None and TRANSFORMERS_5_15.may_hold(version):
+    if version is not None and TRANSFORMERS_5_15.affects(version):
         raise RecipeError(
             f"serve.container_image: {image} has transformers 5.15, with which vLLM 0.27 dies at the start of a Gemma "
             f"4 ({TRANSFORMERS_5_15.link}); take 0.28 or later"
         )
 
 
-def refuse_engine(engine: Engine) -> None:
+def refuse_engine(engine: VllmEnvironment) -> None:
     """Raises MachineError for an environment whose vLLM cannot start a Gemma 4."""
     version, transformers = read_version(engine.version), read_version(engine.transformers)
-    if version and transformers and TRANSFORMERS_5_15.may_hold(version) and transformers >= (5, 15):
+    if version and transformers and TRANSFORMERS_5_15.affects(version) and transformers >= (5, 15):
         raise MachineError(
             f"serve.python: {engine.python} has vLLM {engine.version} with transformers {engine.transformers}, and "
             f"dies at the start of a Gemma 4 ({TRANSFORMERS_5_15.link}); install vLLM 0.28 or later there, or "
@@ -132,7 +132,7 @@ def image_budget(
                 f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
             )
         return (), ()
-    if not MM_BUDGET.may_hold(version):
+    if not MM_BUDGET.affects(version):
         return (), ()
     why = f"a image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
     argument = ("--max-num-batched-tokens", str(BATCHED_TOKENS))
@@ -181,7 +181,7 @@ def tpu_warnings(
 
 
 def attention_choice(variant: Variant, version: Version | None) -> tuple[Choice, ...]:
-    if version is None or not TRITON_ATTENTION.may_hold(version):
+    if version is None or not TRITON_ATTENTION.affects(version):
         return ()
     heads = f"{variant.head_dim} and {variant.global_head_dim}"
     why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"

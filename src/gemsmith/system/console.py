@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 
 Item = TypeVar("Item")
 
@@ -47,11 +47,11 @@ def track(items: Sequence[Item], description: str, console: Console) -> Iterator
 class _LiteralConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         # Before Rich makes a Text of it, which drops some of these characters in silence.
-        return super().render_str(spell_out(text), **options)
+        return super().render_str(escape_control_chars(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=spell_out(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_control_chars(segment.text))
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         return _LiteralStatus(_literal(status), console=self, **options)
@@ -59,7 +59,7 @@ class _LiteralConsole(Console):
 
 class _LiteralColumn(TextColumn):
     def render(self, task: Task) -> Text:
-        return Text(spell_out(self.text_format.format(task=task)), style=self.style, justify=self.justify)
+        return Text(escape_control_chars(self.text_format.format(task=task)), style=self.style, justify=self.justify)
 
 
 class _LiteralStatus(Status):
@@ -68,4 +68,4 @@ class _LiteralStatus(Status):
 
 
 def _literal(shown: RenderableType) -> RenderableType:
-    return Text(spell_out(shown)) if isinstance(shown, str) else shown
+    return Text(escape_control_chars(shown)) if isinstance(shown, str) else shown

@@ -3,7 +3,7 @@
 What each needs of the file system, which a bucket mounted by gcsfuse does not give in full:
 
     replacing         rename over a file, atomic; fsync
-    replacing_folder  rename of a folder, atomic; flock, which is done without where there is none
+    atomic_replace_dir  rename of a folder, atomic; flock, which is done without where there is none
     lock.locked       POSIX record locks, which are done without where there are none
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from gemsmith.errors import MachineError, RunError
-from gemsmith.system.locks import explain_missing_locks
+from gemsmith.system.locks import warn_no_locks
 
 
 def sha256_file(path: Path) -> str:
@@ -41,12 +41,12 @@ def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
     return path
 
 
-def expand_home(path: str | Path) -> Path:
+def expanduser(path: str | Path) -> Path:
     """The path with a leading ~ or ~user as that home; as it is where there is no such user.
 
     Path.expanduser raises RuntimeError there, and a file may well be called ~a.jpg.
 
-    >>> expand_home("~no one/a.jpg")
+    >>> expanduser("~no one/a.jpg")
     PosixPath('~no one/a.jpg')
     """
     return Path(os.path.expanduser(path))
@@ -54,12 +54,12 @@ def expand_home(path: str | Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Writes beside the file and renames, so that a reader never sees half of it."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text)
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[str]]:
+def atomic_write(path: Path) -> Iterator[IO[str]]:
     """A text file that takes the place of `path` once it is complete and on disk.
 
     On any error `path` stays as it was.
@@ -76,7 +76,7 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def atomic_replace_dir(path: Path) -> Iterator[Path]:
     """An empty folder beside `path` that takes its place once the block has ended well.
 
     On any error `path` stays as it was.
@@ -119,7 +119,7 @@ def _locked_folder(path: Path) -> Iterator[None]:
         except BlockingIOError:
             raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
         except OSError as error:
-            explain_missing_locks(str(path), error)
+            warn_no_locks(str(path), error)
         # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
         if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
             raise RunError(f"{path}: another process has just written there; run the same command again")

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gemsmith.errors import RunError
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 
 LOCK = ".lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
@@ -86,7 +86,7 @@ def _is_held(descriptor: int) -> bool:
     return int(struct.unpack(f"{layout}4x", answer)[place]) != fcntl.F_UNLCK
 
 
-def explain_missing_locks(place: str, error: OSError) -> None:
+def warn_no_locks(place: str, error: OSError) -> None:
     """Says on stderr that the file system of `place` has no locks, where that is what the error means.
 
     Else raises it again.
@@ -95,7 +95,7 @@ def explain_missing_locks(place: str, error: OSError) -> None:
         raise error
     reason = os.strerror(error.errno).lower()
     print(
-        spell_out(
+        escape_control_chars(
             f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"
         ),
         file=sys.stderr,
@@ -144,7 +144,7 @@ def _lock(descriptor: int, place: str) -> None:
             raise RunError(
                 f"{place}: is in use by {_holder(descriptor)}; wait until it has ended, or stop it"
             ) from None
-        explain_missing_locks(place, error)
+        warn_no_locks(place, error)
 
 
 def _write_holder(descriptor: int) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from gemsmith.errors import MachineError
 
-GUARD = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 15.0
 _ROOM_TO_SAY_SO_BYTES = 16 * 1024
 
 
 @contextlib.contextmanager
-def guarded(
+def supervised(
     command: Sequence[str], *, environment: Mapping[str, str], log: Path, grace_s: float | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A running command with its output in `log`; it and all its children are gone when the block ends.
@@ -28,7 +28,14 @@ def guarded(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # a server that another command keeps up may still write the old one
-    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(GRACE_S if grace_s is None else grace_s)]
+    guard = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(SUPERVISOR),
+        str(os.getpid()),
+        str(GRACE_S if grace_s is None else grace_s),
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*guard, *command],

@@ -60,7 +60,7 @@ class QuestionSet:
     sha256: str
 
 
-class RowMaker(Protocol):
+class DataGenerator(Protocol):
     """A task whose rows `data.train` and `data.eval` can ask for."""
 
     def generate_rows(self, rows: int, split: str, seed: int) -> Iterable[Mapping[str, Any]]:
@@ -89,7 +89,7 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class TakesOptions(Protocol):
+class SupportsOptions(Protocol):
     """A scorer that reads further columns where they are given."""
 
     OPTIONAL_COLUMNS: tuple[str, ...]
@@ -97,7 +97,7 @@ class TakesOptions(Protocol):
 
 
 @runtime_checkable
-class ChecksRows(Protocol):
+class SupportsValidation(Protocol):
     """A scorer that looks at every row before any model is asked."""
 
     def check(self, question: Question) -> None:
@@ -105,7 +105,7 @@ class ChecksRows(Protocol):
 
 
 @runtime_checkable
-class Chooser(Protocol):
+class MultipleChoiceScorer(Protocol):
     """A scorer that asks how likely given answers are, instead of what the model writes.
 
     What `score` gets as an answer is then a JSON list in the choices' order, such as
@@ -131,7 +131,7 @@ class Judges(Protocol):
     """What judges answers to a task's own questions, once it has looked at what it needs for that."""
 
     @property
-    def unscorable(self) -> Mapping[str, str]:
+    def ungraded(self) -> Mapping[str, str]:
         """Questions that no answer can be judged for here, by origin, and why: they are not asked."""
 
     @property
@@ -146,7 +146,7 @@ class Judges(Protocol):
         """See Scorer."""
 
 
-class QuestionSource(Protocol):
+class Benchmark(Protocol):
     """A task that `eval.tasks` can name with a `dataset`: it brings its own questions."""
 
     SAMPLING: Sampling

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gemsmith.errors import GemsmithError, Preempted, RecipeError, first_line
+from gemsmith.errors import GemsmithError, RecipeError, Terminated, first_line
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks.base import Question, RowMaker, Scorer
+from gemsmith.tasks.base import DataGenerator, Question, Scorer
 
 _FUNCTIONS = {
     "score": ("question", "answers"),
@@ -49,7 +49,7 @@ class OwnRows:
         try:
             made: Iterable[Mapping[str, Any]] = self.module.generate_rows(rows, split, seed)
             yield from made
-        except (GemsmithError, Preempted):
+        except (GemsmithError, Terminated):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
             raise RecipeError(f"task: {self.file}: generate_rows fails: {_explain(error)}; mend the file") from None
@@ -78,7 +78,7 @@ def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> 
     def call(question: Question) -> Any:
         try:
             found = function(question)
-        except (GemsmithError, Preempted):
+        except (GemsmithError, Terminated):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
             raise RecipeError(f"{where}: {name} fails at {question.origin}: {_explain(error)}; mend the file") from None
@@ -93,7 +93,7 @@ def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> 
     return call
 
 
-def load_row_maker(file: str) -> RowMaker:
+def load_generator(file: str) -> DataGenerator:
     """The maker of rows in a file. Raises RecipeError where there is none."""
     module = _load(file, "task")
     _check_functions(module, f"task: {file}", "generate_rows")
@@ -120,7 +120,7 @@ def _run(path: Path, code: bytes, key: str) -> ModuleType:
         exec(compile(code, str(path), "exec"), module.__dict__)  # noqa: S102 - what the recipe asks for
     except SyntaxError as error:
         raise RecipeError(f"{key}: {path} line {error.lineno}: is not Python ({error.msg}); mend it") from None
-    except Preempted:
+    except Terminated:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
         raise RecipeError(f"{key}: {path} cannot be loaded: {_explain(error)}; mend it") from None

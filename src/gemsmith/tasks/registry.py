@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from gemsmith.tasks.base import QuestionSource, RowMaker, Scorer
+from gemsmith.tasks.base import Benchmark, DataGenerator, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ TASKS = (
         asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers",
     ),
 )
-MADE = tuple(task.rows for task in TASKS if task.rows)
+GENERATORS = tuple(task.rows for task in TASKS if task.rows)
 """What `data.train: {task: …}` may name."""
 SCORERS = tuple(task.scorer for task in TASKS if task.scorer)
 """What `eval.scorer` may name."""
@@ -61,13 +61,13 @@ def is_task_file(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".py")
 
 
-def find_row_maker(name: str) -> RowMaker:
+def find_generator(name: str) -> DataGenerator:
     """The task that makes the rows of this name, one of MADE or the user's own file."""
     if is_task_file(name):
-        from gemsmith.tasks.custom import load_row_maker  # here: planning needs no terminal
+        from gemsmith.tasks.custom import load_generator  # here: planning needs no terminal
 
-        return load_row_maker(name)
-    maker: RowMaker = _load(next(task for task in TASKS if task.rows == name))
+        return load_generator(name)
+    maker: DataGenerator = _load(next(task for task in TASKS if task.rows == name))
     return maker
 
 
@@ -81,9 +81,9 @@ def find_scorer(name: str) -> Scorer:
     return scorer
 
 
-def find_source(name: str) -> QuestionSource:
+def find_source(name: str) -> Benchmark:
     """The task that brings its own questions under this name, one of SOURCES."""
-    source: QuestionSource = _load(next(task for task in TASKS if task.questions == name))
+    source: Benchmark = _load(next(task for task in TASKS if task.questions == name))
     return source
 
 

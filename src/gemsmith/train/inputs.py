@@ -14,11 +14,11 @@ import numpy as np
 
 from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, Vision, lora_targets, vision_targets
 from gemsmith.checkpoints import Checkpoint
-from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LowRank, check_finite, check_fit, read_peft_adapter
+from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
 from gemsmith.data import Batches
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.patches import Patching, longest_line, read_patching
+from gemsmith.images.patches import PatchConfig, longest_line, read_patching
 from gemsmith.recipe.schema import Data, Lora, Recipe
 from gemsmith.system.files import sha256_file
 
@@ -28,7 +28,7 @@ def name_number(tensor: Tensor) -> int:
     return zlib.crc32(tensor.name.encode())
 
 
-def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = None) -> LowRank:
+def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = None) -> LoraPair:
     """The A (R, in) and B (out, R) that the tensor's adapter starts from: those of the given adapter, or new ones.
 
     New, A is uniform in ±1/sqrt(in), float32, a function of the seed and the tensor's name, and B is zero.
@@ -38,10 +38,10 @@ def first_pair(tensor: Tensor, rank: int, seed: int, adapter: Adapter | None = N
     outputs, inputs = tensor.shape
     random = np.random.Generator(np.random.Philox(key=[seed % 2**64, name_number(tensor)]))
     a = ((random.random((inputs, rank), dtype=np.float32) * 2 - 1) * (1.0 / np.sqrt(inputs))).astype(np.float32)
-    return LowRank(a=a.T, b=np.zeros((outputs, rank), np.float32))
+    return LoraPair(a=a.T, b=np.zeros((outputs, rank), np.float32))
 
 
-def read_start_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
+def load_init_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     """The adapter of train.init_adapter, None where the recipe names none.
 
     Raises RecipeError for another rank or scale than lora says, CheckpointError for modules or shapes that are not
@@ -78,7 +78,7 @@ def _plain(value: float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")
 
 
-def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> Patching | None:
+def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PatchConfig | None:
     """How the rows' images are cut up; None where no row has any.
 
     Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
@@ -103,7 +103,9 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     return patching
 
 
-def _check_positions(checkpoint: Checkpoint, images: Iterable[ImageInfo], patching: Patching, vision: Vision) -> None:
+def _check_positions(
+    checkpoint: Checkpoint, images: Iterable[ImageInfo], patching: PatchConfig, vision: Vision
+) -> None:
     for image in images:
         longest = longest_line(image.width, image.height, patching)
         if longest > vision.positions:

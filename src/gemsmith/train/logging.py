@@ -17,7 +17,7 @@ from gemsmith.errors import GemsmithError
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
-from gemsmith.runs.run import Run, is_complete, read_record
+from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.system.console import open_console, open_progress, text_column
 from gemsmith.system.files import write_text
 
@@ -235,6 +235,6 @@ def describe(found: AgainstPlan) -> str:
 
 def _is_planned(run: Run) -> bool:
     try:
-        return is_complete(run, "plan")
+        return is_up_to_date(run, "plan")
     except GemsmithError:  # of another version, or damaged: training does not need it
         return False

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from gemsmith.checkpoints.steps import has_checksums, no_checksums
-from gemsmith.errors import DamageError
+from gemsmith.errors import CorruptCheckpointError
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import ImageBucket, Origin, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, make_origin, write_record
@@ -30,13 +30,13 @@ from gemsmith.train.logging import (
     machine_of,
     timed_steps,
 )
-from gemsmith.train.loss_checks import risen_notices, spike_limit, unfallen_notices
+from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
 from gemsmith.train.resume import (
     Stop,
     checkpoint_metadata,
-    damaged_step,
+    corrupt_checkpoint_error,
+    delete_previous_run,
     earlier_steps,
-    forget_earlier,
     is_spike,
     refuse_no_targets,
     refuse_to_go_on,
@@ -67,7 +67,7 @@ class Outcome:
     real_tokens: int
     targets: int
     skipped: bool
-    told_to_stop: bool
+    should_stop: bool
     """Whether any process was told to stop."""
     images: int = 0
     """Of the step's rows, over all processes."""
@@ -76,7 +76,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class BackendInfo:
     """What a record says of the backend; all but `accelerators` and the last two are fields of TrainRecord."""
 
     accelerators: tuple[str, ...]
@@ -89,7 +89,7 @@ class Facts:
     peak_memory_bytes: int
     compile_s: float = 0.0
     compiled_from_cache: bool = False
-    padded_patches: float = 0.0
+    padding_fraction: float = 0.0
     """Of the patches that the images of all steps took, the share that is padding."""
     buckets: tuple[ImageBucket, ...] = ()
     """What images were padded to, where that is one of a few sizes."""
@@ -108,15 +108,15 @@ class Backend(Protocol):
         """The last saved step. Raises RunError where another backend's steps are in the way."""
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `Session.metadata` gave when the step was saved, and checksums. Raises DamageError."""
+        """What `Session.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
     def prepare(self, session: "Session") -> None:
         """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
 
     def restore(self, step: int) -> None:
-        """Gives model and optimizer their values after a saved step. Raises DamageError."""
+        """Gives model and optimizer their values after a saved step. Raises CorruptCheckpointError."""
 
-    def is_good(self, step: int) -> bool:
+    def can_restore(self, step: int) -> bool:
         """Whether a saved step could be restored."""
 
     def run(self) -> None:
@@ -125,11 +125,11 @@ class Backend(Protocol):
         Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`.
         """
 
-    def saved_steps(self) -> list[int]: ...
+    def checkpoint_steps(self) -> list[int]: ...
 
     def delete_saved(self) -> None: ...
 
-    def facts(self) -> Facts: ...
+    def facts(self) -> BackendInfo: ...
 
 
 class Session:
@@ -137,7 +137,7 @@ class Session:
 
     def __init__(self, run: Run, backend: Backend, *, steps: int, fresh: bool) -> None:
         self.run, self.steps, self.fresh = run, steps, fresh
-        self.stopping, self.told_to_stop = Stop(), False
+        self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._notices: tuple[str, ...] = ()
@@ -175,11 +175,13 @@ class Session:
     def _one_line_damage(self) -> Iterator[None]:
         try:
             yield
-        except (DamageError, ValueError, KeyError, TypeError) as error:
-            raise damaged_step(self.run, self._backend.saved_steps(), error, self._backend.is_good) from None
+        except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
+            raise corrupt_checkpoint_error(
+                self.run, self._backend.checkpoint_steps(), error, self._backend.can_restore
+            ) from None
 
     def train(self) -> None:
-        """Trains what is left. Raises Preempted, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
+        """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
         try:
             if self.done < self.steps:
                 with self.log:
@@ -214,7 +216,7 @@ class Session:
         plan = outcome.plan
         refuse_no_targets(self.run, plan.step, outcome.targets)
         if self.fresh:
-            self.forget_earlier()
+            self.delete_previous_run()
         now_s = time.monotonic()
         step_s, self._mark_s = now_s - self._mark_s, now_s
         step = TrainStep(
@@ -231,14 +233,14 @@ class Session:
             skipped=outcome.skipped,
         )
         refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self._last_saved())
-        self.told_to_stop |= outcome.told_to_stop
+        self.should_stop |= outcome.should_stop
         self.log.add(step)
 
-    def forget_earlier(self) -> None:
+    def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.delete_saved()
         if self._backend.writes:
-            forget_earlier(self.run)
+            delete_previous_run(self.run)
         self.fresh = False
 
     def metadata(self) -> dict[str, Any]:
@@ -299,15 +301,15 @@ class Session:
             peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,
-            notices=(
+            warnings=(
                 *self._notices,
                 *schedule_notices(run.recipe.optimizer, self.steps),
-                *unfallen_notices(steps, run.recipe),
+                *loss_plateau_warnings(steps, run.recipe),
             ),
-            critical_warnings=risen_notices(steps, run.recipe),
+            critical_warnings=loss_increase_warnings(steps, run.recipe),
         )
 
-    def _images(self, facts: Facts) -> TrainImages | None:
+    def _images(self, facts: BackendInfo) -> TrainImages | None:
         steps = self.log.steps
         if not any(step.images for step in steps):
             return None
@@ -315,7 +317,7 @@ class Session:
             seen=sum(step.images for step in steps),
             soft_tokens=sum(step.soft_tokens for step in steps),
             per_s=_per_s("images", steps, self.resumed_at),
-            padded_patches=facts.padded_patches,
+            padding_fraction=facts.padding_fraction,
             buckets=facts.buckets,
         )
 
@@ -327,7 +329,7 @@ class Session:
         return origin.model_copy(update={"machine": machine})
 
     def _last_saved(self) -> int | None:
-        return max(self._backend.saved_steps(), default=None)
+        return max(self._backend.checkpoint_steps(), default=None)
 
 
 def train_session(
@@ -336,7 +338,7 @@ def train_session(
     """The record of a training of so many steps, written to train.json by the process that writes.
 
     `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
-    last step is saved Preempted after SIGTERM, KeyboardInterrupt after Ctrl-C.
+    last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
     session = Session(run, backend, steps=steps, fresh=fresh)
     with stop_on_signals(session.stopping):

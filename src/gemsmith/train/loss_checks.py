@@ -89,7 +89,7 @@ class Change:
         return self.last > _LOW_LOSS and self.fall < -_SMALL_SHARE and self.sigmas < -_RISE_SIGMAS
 
 
-def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+def loss_plateau_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
     """That the loss hardly fell, and a likely reason; empty where it fell, rose, or steps are too few to tell."""
     change = _change(steps)
     if change is None or change.fell or change.rose:
@@ -108,7 +108,7 @@ def unfallen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, .
     return (f"The loss {how}: {_describe(change)}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
 
 
-def risen_notices(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+def loss_increase_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
     """That the loss clearly rose over the training; empty where it did not, or the steps are too few to tell."""
     change = _change(steps)
     if change is None or not change.rose:

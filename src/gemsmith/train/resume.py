@@ -15,10 +15,10 @@ from typing import Any
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.finite import refuse_nonfinite_base
-from gemsmith.errors import DataError, EngineError, MachineError, Preempted, RunError, last_line
+from gemsmith.errors import DataError, EngineError, MachineError, RunError, Terminated, last_line
 from gemsmith.recipe.schema import Optimizer, Train
 from gemsmith.runs.records import DataRecord, TrainStep
-from gemsmith.runs.run import Run, confirm_recipe, read_record, refused_changes, stage_keys
+from gemsmith.runs.run import Run, commit_recipe, incompatible_changes, read_record, stage_keys
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave, listening
 from gemsmith.train.loss_checks import reason_to_stop
@@ -30,13 +30,13 @@ _UNHEARD_S = 2.0
 _OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.init_adapter")
 
 
-def same_everywhere(run: Run, versions: Sequence[str]) -> dict[str, Any]:
+def consistency_fingerprint(run: Run, versions: Sequence[str]) -> dict[str, Any]:
     """What all processes that train together must have the same of."""
     keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
     return {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, "versions": list(versions)}
 
 
-def disagreement(run: Run, what: str, *, number: int, count: int, kind: str) -> RunError:
+def mismatch_error(run: Run, what: str, *, number: int, count: int, kind: str) -> RunError:
     """What to raise where a `kind`, host or process, has another `what` than the first."""
     article = "" if what.endswith("s") else "a "
     plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
@@ -66,7 +66,7 @@ def earlier_steps(
 
     Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
     """
-    if changes := refused_changes(metadata["recipe"], stage_keys(run.recipe, "train")):
+    if changes := incompatible_changes(metadata["recipe"], stage_keys(run.recipe, "train")):
         key, (old, new) = next(iter(changes.items()))
         raise RunError(
             f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
@@ -118,10 +118,12 @@ def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) 
     )
 
 
-def damaged_step(run: Run, steps: Iterable[int], reason: BaseException, is_good: Callable[[int], bool]) -> RunError:
+def corrupt_checkpoint_error(
+    run: Run, steps: Iterable[int], reason: BaseException, can_restore: Callable[[int], bool]
+) -> RunError:
     """What to raise where the last saved step cannot be gone on from; names the last one that can."""
     last, *earlier = sorted(steps, reverse=True)
-    bad = list(itertools.takewhile(lambda step: not is_good(step), earlier))
+    bad = list(itertools.takewhile(lambda step: not can_restore(step), earlier))
     places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
     what = f"{run.checkpoints}/{last}: is damaged ({last_line(reason)})"
     if len(bad) == len(earlier):
@@ -178,16 +180,16 @@ def full_disk(run: Run) -> MachineError:
     )
 
 
-def forget_earlier(run: Run) -> None:
+def delete_previous_run(run: Run) -> None:
     """Deletes what an earlier training left beside its checkpoints, and puts the recipe of this one in place."""
     run.record_file("train").unlink(missing_ok=True)
     shutil.rmtree(run.tensorboard, ignore_errors=True)
-    confirm_recipe(run)
+    commit_recipe(run)
 
 
 def stopped(run: Run, number: int, last: int | None) -> BaseException:
     """What to raise where SIGTERM or Ctrl-C, a signal's `number`, ended the attempt; `last`: the last saved step."""
-    kind, by = (KeyboardInterrupt, "Ctrl-C") if number == signal.SIGINT else (Preempted, "SIGTERM")
+    kind, by = (KeyboardInterrupt, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
     saved = f"step {last} is saved" if last else "no step is saved yet"
     return kind(f"stopped by {by}: {saved}; continue with: gemsmith train {run.path}")
 
@@ -214,7 +216,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
     """
     again, ended = threading.Event(), threading.Event()
 
-    def hear(number: int) -> None:
+    def on_response(number: int) -> None:
         if number not in STOPS or again.is_set():
             return
         if number == signal.SIGTERM or not stop.is_set():
@@ -233,7 +235,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
         if again.is_set():
             raise KeyboardInterrupt
 
-    with listening(hear), handling(dict.fromkeys(STOPS, interrupt)):
+    with listening(on_response), handling(dict.fromkeys(STOPS, interrupt)):
         try:
             yield
         finally:

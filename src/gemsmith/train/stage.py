@@ -65,12 +65,12 @@ def check_training(run: Run) -> None:
     That is a backend that is not installed, an adapter to start from or a folder for checkpoints that cannot be used,
     and an export.step that will not be saved, where the recipe tells the steps.
     """
-    from gemsmith.train.inputs import read_start_adapter
+    from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
         raise _not_installed(backend, missing[0])
-    read_start_adapter(recipe, recipe_variant(recipe))
+    load_init_adapter(recipe, recipe_variant(recipe))
     _ = run.checkpoints  # looks for what a bucket needs
     if recipe.train.max_steps is not None:
         check_export_step(run, recipe.train.max_steps)

@@ -16,7 +16,7 @@ from gemsmith.checkpoints import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.runs.records import Check, Losses
-from gemsmith.verify.offload import read_adapters, round_merged, vision_bytes, window_bytes, windowed_model
+from gemsmith.verify.offload import layerwise_offloaded_model, read_adapters, round_merged, vision_bytes, window_bytes
 from gemsmith.verify.prompts import Prompt
 
 # Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
@@ -131,7 +131,7 @@ def load_model(folder: Path) -> Any:
 def load_streamed(checkpoint: Checkpoint) -> Any:
     """The same model with a layer's weights in memory at a time. Raises CheckpointError as load_model does."""
     with _load_errors(checkpoint.folder):
-        return windowed_model(checkpoint, *_find_class(checkpoint.folder))
+        return layerwise_offloaded_model(checkpoint, *_find_class(checkpoint.folder))
 
 
 def _find_class(folder: Path) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from gemsmith.arch import name_in_files
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint, TensorPlace
-from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.checkpoints.peft import Adapter, LoraPair
 from gemsmith.errors import CheckpointError
 
 _LAYERS = f"{PREFIX}layers."
@@ -25,7 +25,7 @@ _TABLES = ("embed_tokens", "embed_tokens_per_layer")
 _WORDS = 8192
 
 
-def windowed_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
+def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
     """A model of the transformers class that reads each layer as it is reached.
 
     It computes in float32 what the whole one does. Raises CheckpointError where the checkpoint lacks a weight that the
@@ -126,7 +126,7 @@ def _adapter_reader(prefix: str, adapter: Adapter) -> Callable[..., None]:
     return read
 
 
-def _put_pair(module: Any, pair: LowRank) -> None:
+def _put_pair(module: Any, pair: LoraPair) -> None:
     import torch
 
     _put(module, "lora_A.default.weight", torch.from_numpy(pair.a))

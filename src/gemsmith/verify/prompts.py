@@ -19,7 +19,7 @@ from gemsmith.data.batches import open_rows
 from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
 from gemsmith.images.check import patchify
-from gemsmith.images.patches import Patches, Patching, fitted_size, read_patching, scale
+from gemsmith.images.patches import PatchConfig, Patches, fitted_size, read_patching, scale
 from gemsmith.runs.run import Run
 
 PROMPTS = 3
@@ -46,7 +46,7 @@ class Prompt:
 
 
 def make_prompts(
-    base: Checkpoint, rows: Rows | None, adapter: Adapter, *, image_tokens: int = Patching.budget, seed: int = 0
+    base: Checkpoint, rows: Rows | None, adapter: Adapter, *, image_tokens: int = PatchConfig.budget, seed: int = 0
 ) -> list[Prompt]:
     """Prompts of text, and one with a image where rows have some, or the adapter lies on what embeds them."""
     found = text_prompts(rows, base.variant.vocabulary, seed)
@@ -125,7 +125,7 @@ def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> 
     return random.integers(108, min(vocabulary, 250_000), count)
 
 
-def _random_image(random: np.random.Generator, patching: Patching, columns: int, rows: int) -> Patches:
+def _random_image(random: np.random.Generator, patching: PatchConfig, columns: int, rows: int) -> Patches:
     """Of so many soft tokens."""
     sides = (columns, rows) if patching.merged else (columns * patching.pooling, rows * patching.pooling)
     y, x = np.divmod(np.arange(sides[0] * sides[1], dtype=np.int32), np.int32(sides[0]))

@@ -14,10 +14,10 @@ import numpy as np
 from rich.text import Text
 
 from gemsmith.checkpoints import Checkpoint, TensorPlace, open_checkpoint
-from gemsmith.checkpoints.peft import Adapter, LowRank, read_peft_adapter, some
+from gemsmith.checkpoints.peft import Adapter, LoraPair, read_peft_adapter, some
 from gemsmith.checkpoints.quantized import as_trained
-from gemsmith.checkpoints.steps import saved_steps
-from gemsmith.errors import CheckpointError, DamageError, RunError, VerifyError
+from gemsmith.checkpoints.steps import checkpoint_steps
+from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError, VerifyError
 from gemsmith.export.adapters import delta_norm, read_run_adapter
 from gemsmith.export.merge import DTYPES, Rounding, rounding_notices, row_blocks
 from gemsmith.export.stage import ADAPTER, MERGED, RECORD, VERIFIED, make_folder_origin
@@ -65,7 +65,7 @@ class Recomputed:
     """
 
     problems: tuple[str, ...]
-    rounded_away: float | None
+    rounding_loss: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +104,8 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     exported = read_export(out)
     base = open_checkpoint(base_source or exported.base)
     found = _run_checks(exported, base, out / ADAPTER, out / MERGED)
-    made_from = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
-    record = VerifyRecord(origin=make_folder_origin(clock, PACKAGES, made_from), **found)
+    inputs_sha256 = {RECORD: sha256_file(out / RECORD), "base": base.fingerprint()}
+    record = VerifyRecord(origin=make_folder_origin(clock, PACKAGES, inputs_sha256), **found)
     write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
     _finish(record, out)
     return record
@@ -175,7 +175,7 @@ def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> Recompu
         if wrong := sum(block.wrong for block in blocks):
             problems.append(f"{name} has {wrong} values that are not W + scale * B A")
         lost, added = lost + sum(block.lost for block in blocks), added + sum(block.added for block in blocks)
-    return Recomputed(problems=tuple(problems), rounded_away=math.sqrt(lost / added) if added else None)
+    return Recomputed(problems=tuple(problems), rounding_loss=math.sqrt(lost / added) if added else None)
 
 
 def relative_deltas(base: Checkpoint, adapter: Adapter) -> dict[str, float]:
@@ -237,21 +237,21 @@ def _run_checks(
     prompts = make_prompts(base, trained_rows(run) if run else None, adapter, **of_run)
     logits = compare_logits(into, adapter_folder, merged_folder, adapter, prompts, trained_on=trained_on)
     dtypes = sorted({base.places[f"{module}.weight"].dtype for module in adapter.modules})
-    rounding = Rounding(dtypes=dtypes, away=recomputed.rounded_away, effect=logits.effect, moved=logits.rounding)
+    rounding = Rounding(dtypes=dtypes, away=recomputed.rounding_loss, effect=logits.effect, moved=logits.rounding)
     checks.append(logits.check)
-    notices = rounding_notices(rounding)
+    warnings = rounding_notices(rounding)
     if logits.losses and run:
         check, told = check_losses(logits.losses, dtype=run.recipe.train.dtype, original=into is not trained_on)
         checks.append(check)
-        notices += told
+        warnings += told
     return found(
         changed_tensors=len(difference.changed),
         logits_max_abs_difference=logits.max_abs_difference,
         logits_effect=logits.effect,
         logits_rounding=logits.rounding,
-        rounded_away=recomputed.rounded_away,
+        rounding_loss=recomputed.rounding_loss,
         losses=logits.losses,
-        notices=notices,
+        warnings=warnings,
     )
 
 
@@ -272,13 +272,13 @@ def _check_base(exported: ExportRecord, base: Checkpoint) -> list[Check]:
 
 def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
     """adapter/ is what training saved at that step, bit for bit; training may since have deleted the step."""
-    if exported.step not in saved_steps(run.checkpoints):
+    if exported.step not in checkpoint_steps(run.checkpoints):
         return Check(
             name="adapter", passed=None, detail=f"not compared: step {exported.step} is no longer among the checkpoints"
         )
     try:
         saved = read_run_adapter(run, exported.step)
-    except DamageError as error:
+    except CorruptCheckpointError as error:
         return Check(name="adapter", passed=None, detail=f"not compared: {error}")
     except (CheckpointError, RunError) as error:
         return Check(name="adapter", passed=False, detail=str(error))
@@ -332,7 +332,7 @@ def _same_values(one: TensorPlace, other: TensorPlace) -> bool:
     return True
 
 
-def _fits(pair: LowRank, place: TensorPlace) -> bool:
+def _fits(pair: LoraPair, place: TensorPlace) -> bool:
     return (len(pair.b), pair.a.shape[1]) == place.shape
 
 
@@ -345,7 +345,7 @@ def _sample(place: TensorPlace) -> Iterator[slice]:
     return (blocks[number] for number in sorted(set(chosen.tolist())))
 
 
-def _compare_block(base: TensorPlace, merged: TensorPlace, pair: LowRank, scale: float, rows: slice) -> Block:
+def _compare_block(base: TensorPlace, merged: TensorPlace, pair: LoraPair, scale: float, rows: slice) -> Block:
     a, b = pair.a.astype(np.float64), pair.b[rows].astype(np.float64)
     weight, found = base.rows(rows).astype(np.float64), merged.rows(rows).astype(np.float64)
     delta = scale * (b @ a)

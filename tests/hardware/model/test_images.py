@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.arch import LORA_KINDS, find_variant
-from gemsmith.hardware.model import images_of, memory_of, on_chips, work_of
+from gemsmith.hardware.model import images_of, memory_of, on_chips, step_cost
 from gemsmith.hardware.model.step_time import attention_flops, matmul_flops
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
@@ -20,7 +20,7 @@ def make_recipe(**lora):
 def make_work(name="gemma4-31b", *, images=3, chips="tpu", **lora):
     recipe, variant = make_recipe(**lora), find_variant(name)
     load = images_of(recipe, variant, images=images, soft_tokens=288) if images else None
-    return on_chips(work_of(recipe, variant, images=load), chips, recipe)
+    return on_chips(step_cost(recipe, variant, images=load), chips, recipe)
 
 
 def test_the_large_tower_is_counted_from_its_tensors():
@@ -82,7 +82,7 @@ def read_case(name):
     recipe = build_recipe({"checkpoint": "x", "data": data, "lora": settings["lora"], "train": train})
     variant = find_variant(settings["variant"])
     images = images_of(recipe, variant, **settings["images"]) if settings["images"] else None
-    work = on_chips(work_of(recipe, variant, images=images), "tpu", recipe)
+    work = on_chips(step_cost(recipe, variant, images=images), "tpu", recipe)
     return record["memory_per_chip"], memory_of(work, recipe.train.mesh)
 
 

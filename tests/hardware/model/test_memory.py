@@ -8,7 +8,7 @@ from flax import nnx
 from gemsmith.arch import find_variant
 from gemsmith.hardware.model import on_chips
 from gemsmith.hardware.model.memory import memory_of
-from gemsmith.hardware.model.work import work_of
+from gemsmith.hardware.model.work import step_cost
 from gemsmith.models import abstract_model, base_kinds
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
@@ -22,7 +22,7 @@ def work(model="gemma4-31b", *, rows=8, length=4096, attention="blocked", **trai
         "data": {"train": "x", "max_length": length},
         "train": {"global_batch_size": rows, **train},
     }
-    return work_of(build_recipe(values), find_variant(model), attention=attention)
+    return step_cost(build_recipe(values), find_variant(model), attention=attention)
 
 
 def test_keeping_every_activation_is_an_upper_bound_of_keeping_every_matmul():
@@ -104,6 +104,6 @@ def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
         "train": train,
     }
     recipe = build_recipe(values)
-    ours = on_chips(work_of(recipe, find_variant(settings["variant"])), "tpu", recipe)
+    ours = on_chips(step_cost(recipe, find_variant(settings["variant"])), "tpu", recipe)
     most = 1.06 if "held-out" in case else 1.05
     assert 0.95 < memory_of(ours, recipe.train.mesh).total / record["memory_per_chip"]["peak_bytes"] < most

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.hardware.model import choose_remat, memory_of, work_of
+from gemsmith.hardware.model import choose_remat, memory_of, step_cost
 from gemsmith.hardware.model.memory import ORDER
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
@@ -17,7 +17,7 @@ def work(rows=4, model="gemma4-31b", **train):
         "data": {"train": "x", "max_length": 4096},
         "train": {"global_batch_size": rows, **train},
     }
-    return work_of(build_recipe(values), find_variant(model), attention="flash")
+    return step_cost(build_recipe(values), find_variant(model), attention="flash")
 
 
 def choose(gib, rows=4, fsdp=4, **train):

@@ -10,7 +10,7 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalog
-from gemsmith.hardware.model import work_of
+from gemsmith.hardware.model import step_cost
 from gemsmith.plan.aot.compile import ENVIRONMENT, check_compiler, model_flops
 from gemsmith.plan.aot.timeline import walk
 from gemsmith.recipe.load import build_recipe
@@ -101,7 +101,7 @@ def test_model_flops_are_those_that_no_recomputing_adds_to():
         "train": {"global_batch_size": 4},
         "lora": {"rank": 64},
     }
-    flops = model_flops(work_of(build_recipe(values), find_variant("gemma4-31b")))
+    flops = model_flops(step_cost(build_recipe(values), find_variant("gemma4-31b")))
     # 4 for each of the 30.7e9 weights and a token; adapters and attention add a tenth.
     assert 1.0 < flops / (4 * 30.7e9 * 4 * 4096) < 1.15
 

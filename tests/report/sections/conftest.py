@@ -149,11 +149,11 @@ def task_result(name: str, base: ModelResult, tuned: ModelResult) -> TaskResult:
         low=mean - 0.07,
         high=mean + 0.07,
         p_value=0.0004,
-        told_apart=True,
+        significant=True,
         questions=len(tuned.problems) or 200,
         better=61,
         worse=12,
-        questions_for_2_points=4_100,
+        sample_size_for_2pp=4_100,
         summary=f"The tuned model scores higher on {name}.",
     )
     return TaskResult(

@@ -65,7 +65,7 @@ def test_every_cell_s_numbers_are_on_the_page(large_run, section_words):
         row = f"{ttft} {tpot} {itl} {decimal(cell.output_tokens_per_s)} {decimal(cell.requests_per_s)}"
         assert row in words, row
         assert f"{decimal(cell.server.running_mean)} {decimal(cell.server.running_max)}" in words
-    assert "Preempted" not in words and "preempted" in words and "2 timeout" in words
+    assert "Terminated" not in words and "preempted" in words and "2 timeout" in words
 
 
 def test_many_cells_are_shut_away_and_few_are_open(large_run, make_run, undrawn):

@@ -75,8 +75,8 @@ def classified(make_run: Callable[..., Run], undrawn: None) -> Run:
     outside = row.model_copy(update={"images": ("https://example.com/a.jpg",), "row": 5})
     counts = {("sphynx", "great dane"): 5, ("great dane", "great dane"): 6, ("sphynx", None): 1}
     difference = Difference(
-        mean=0, low=0, high=0, p_value=1, told_apart=False, questions=12, better=0, worse=0,
-        questions_for_2_points=None, summary="Alike.",
+        mean=0, low=0, high=0, p_value=1, significant=False, questions=12, better=0, worse=0,
+        sample_size_for_2pp=None, summary="Alike.",
     )  # fmt: skip
     task = TaskResult(
         task="labels", samples=1, temperature=0, top_p=1, seed=0, max_tokens=8, questions_sha256="0" * 64,

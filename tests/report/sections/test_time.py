@@ -65,7 +65,7 @@ def test_dollars_are_the_seconds_beside_them_times_the_price(large_run):
     made = make(large_run, read_findings(large_run))
     outer = {span.name: span.seconds for span in made["spans"] if not span.inner}
     assert made["total_s"] == pytest.approx(sum(outer.values()))
-    for stage, usd in made["spent"].stages.items():
+    for stage, usd in made["actual_cost"].stages.items():
         assert usd == pytest.approx(16.8 / 3600 * outer[stage])
 
 

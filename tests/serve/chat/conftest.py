@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.serve.client.stream import Voice
+from gemsmith.serve.client.stream import ChatModel
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Speaker:
     asked: list[dict[str, Any]] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
 
-    def voice(self, label: str = "tuned") -> Voice:
-        return Voice(label=label, url=self.url, model=f"demo-{label}")
+    def voice(self, label: str = "tuned") -> ChatModel:
+        return ChatModel(label=label, url=self.url, model=f"demo-{label}")
 
 
 def chunk(**values: Any) -> str:

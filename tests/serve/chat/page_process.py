@@ -6,14 +6,14 @@ A process of its own, since Gradio leaves sockets and event loops behind.
 import sys
 
 from gemsmith.serve.chat.web import serve_page
-from gemsmith.serve.client.stream import Sampling, Voice
+from gemsmith.serve.client.stream import ChatModel, Sampling
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import text_message
 
 ROWS = [Question(messages=(text_message("user", f"row {n}"),), expected=f"answer {n}", origin="") for n in (1, 2)]
 
 if __name__ == "__main__":
-    voices = [Voice(label=label, url=sys.argv[1], model=f"demo-{label}") for label in ("base", "tuned")]
+    voices = [ChatModel(label=label, url=sys.argv[1], model=f"demo-{label}") for label in ("base", "tuned")]
     url, page = serve_page(voices, title="demo", rows=ROWS, sampling=Sampling(), system="", port=None)
     print(url, flush=True)
     sys.stdin.read()

@@ -12,11 +12,11 @@ import pytest
 
 from gemsmith.errors import InputError, MachineError
 from gemsmith.recipe.load import dump_recipe
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import find_run
 from gemsmith.serve.chat import command
 from gemsmith.serve.chat.web import _answer_all
-from gemsmith.serve.client.stream import Sampling, Voice
+from gemsmith.serve.client.stream import ChatModel, Sampling
 from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServeSettings
 
@@ -26,7 +26,7 @@ NOTHING = {"sampling": Sampling(), "system": "", "web": False, "port": None}
 @pytest.fixture
 def told(monkeypatch):
     seen = {}
-    monkeypatch.setattr(command, "talk", lambda voices, sampling, **more: seen.update(voices=voices, **more))
+    monkeypatch.setattr(command, "chat_loop", lambda voices, sampling, **more: seen.update(voices=voices, **more))
     return seen
 
 
@@ -101,7 +101,7 @@ def test_a_first_prompt_with_default_settings_is_answered_in_the_terminal(short_
 
 def test_a_first_prompt_with_default_settings_is_answered_on_the_page(short_run):
     with serving(short_run) as url:
-        voices = [Voice(label=label, url=url, model="demo", max_model_len=352) for label in ("base", "tuned")]
+        voices = [ChatModel(label=label, url=url, model="demo", max_model_len=352) for label in ("base", "tuned")]
         *_, last = _answer_all(voices, "hi there", [], [[], []], "", Sampling())
     asked, answered = {"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Hello"}
     assert last[0] == [[asked, answered]] * 2
@@ -143,7 +143,7 @@ def test_a_server_for_conversations_has_room_for_them(short_run, told, monkeypat
         return told["voices"][0].max_model_len
 
     assert room() == 352
-    short_run.recipe_file.write_text(dump_recipe(recipe, [Derived("serve.max_model_len", 352, "eval's")]))
+    short_run.recipe_file.write_text(dump_recipe(recipe, [ResolvedValue("serve.max_model_len", 352, "eval's")]))
     assert room() == 2048
     monkeypatch.setattr(command, "CONVERSATION_TOKENS", 1000)
     assert room() == 1000 and room("serve.max_model_len=400") == 400

@@ -11,16 +11,16 @@ import pytest
 from gemsmith.errors import DataError
 from gemsmith.images.check import validate_image
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import Patching
-from gemsmith.serve.chat.terminal import Sight, make_content, talk, text_in, urls_in
+from gemsmith.images.patches import PatchConfig
+from gemsmith.serve.chat.terminal import ImageInput, chat_loop, make_content, text_in, urls_in
 from gemsmith.serve.chat.web import _answer_all, _attach, _fill_in, draw_turns
 from gemsmith.serve.client.stream import Sampling
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import ImagePart, Message, TextPart
 from support.images import image_bytes
 
-PATCHING = Patching(budget=70, patch=4)
-SIGHT = Sight(patching=PATCHING)
+PATCHING = PatchConfig(budget=70, patch=4)
+SIGHT = ImageInput(patching=PATCHING)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def row(image: Path) -> Question:
 def say(monkeypatch, capsys, speaker):
     def said(*lines, **options):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        talk([speaker.voice()], Sampling(), **options)
+        chat_loop([speaker.voice()], Sampling(), **options)
         return capsys.readouterr()
 
     return said
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_image_is_said_and_the_conversation_goes_on(say, speak
 
 
 def test_a_server_of_text_alone_is_not_sent_one(say, image):
-    _, err = say(f"/image {image}", sight=Sight(takes_images=False))
+    _, err = say(f"/image {image}", sight=ImageInput(takes_images=False))
     assert "/image: the server takes text alone; start the chat with --set serve.images=true" in err
 
 

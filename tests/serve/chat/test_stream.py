@@ -3,7 +3,7 @@
 import pytest
 
 from gemsmith.errors import EngineError
-from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
 
 ASKED = [{"role": "user", "content": "hi"}]
 
@@ -72,7 +72,7 @@ def test_an_answer_that_breaks_off_is_an_error(speaker, broken, message):
 
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(EngineError, match=r"demo at http://127\.0\.0\.1:9: ConnectError.*is the server up\?"):
-        list(stream_answer(Voice(label="x", url="http://127.0.0.1:9", model="demo"), ASKED, Sampling()))
+        list(stream_answer(ChatModel(label="x", url="http://127.0.0.1:9", model="demo"), ASKED, Sampling()))
 
 
 def test_closing_the_answer_ends_the_request(speaker):

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from gemsmith.errors import EngineError
-from gemsmith.serve.chat.terminal import talk
+from gemsmith.serve.chat.terminal import chat_loop
 from gemsmith.serve.client.stream import Sampling
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import text_message
@@ -23,7 +23,7 @@ ROWS = [
 def say(monkeypatch, capsys, speaker):
     def said(*lines, labels=("tuned",), **options):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        talk([speaker.voice(label) for label in labels], Sampling(), **options)
+        chat_loop([speaker.voice(label) for label in labels], Sampling(), **options)
         return capsys.readouterr()
 
     return said

@@ -11,7 +11,7 @@ module tb(); stimulus_gen stim1(.clk); initial begin : main end endmodule
 MODULES, SCOPES = scope_names(TESTBENCH, "module RefModule(input a); endmodule")
 
 
-def guarded(body: str) -> str:
+def supervised(body: str) -> str:
     return guard(f"module TopModule(input a, output y);\n{body}\nendmodule", modules=MODULES, scopes=SCOPES)
 
 
@@ -30,7 +30,7 @@ def test_modules_tasks_instances_and_named_blocks_of_the_testbench_are_scopes():
     ],
 )
 def test_a_module_that_keeps_to_itself_is_left_as_it_is(body):
-    assert body in guarded(body)
+    assert body in supervised(body)
 
 
 @pytest.mark.parametrize(
@@ -55,22 +55,22 @@ def test_a_module_that_keeps_to_itself_is_left_as_it_is(body):
 )
 def test_a_module_that_reaches_beyond_itself_is_refused_with_how(body, message):
     with pytest.raises(Forged) as refused:
-        guarded(body)
+        supervised(body)
     assert message in str(refused.value)
 
 
 def test_what_prints_is_made_to_print_to_no_channel():
-    assert '$fdisplay(0, "Mismatches: 0")' in guarded('initial $display("Mismatches: 0");')
-    assert "$fdisplay(0);" in guarded("initial $write;")
-    assert "$fdisplay(0)" in guarded("initial $strobe();")
+    assert '$fdisplay(0, "Mismatches: 0")' in supervised('initial $display("Mismatches: 0");')
+    assert "$fdisplay(0);" in supervised("initial $write;")
+    assert "$fdisplay(0)" in supervised("initial $strobe();")
 
 
 def test_comments_are_gone_and_strings_hide_nothing():
-    text = guarded('// tb.clk\n/* $finish */ parameter s = "// tb.stats1 /*"; assign y = a;')
+    text = supervised('// tb.clk\n/* $finish */ parameter s = "// tb.stats1 /*"; assign y = a;')
     assert "$finish" not in text and "tb.clk" not in text and '"// tb.stats1 /*"' in text
 
 
 def test_a_path_of_twenty_thousand_points_is_walked_once():
     begin = time.process_time()
-    guarded("assign y = z" + "[z[0]].a" * 20_000 + ";")
+    supervised("assign y = z" + "[z[0]].a" * 20_000 + ";")
     assert time.process_time() - begin < 5

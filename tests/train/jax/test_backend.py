@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.steps import saved_steps
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.data.batches import rows_sha256
 from gemsmith.data.packing import ARRAYS
 from gemsmith.errors import MachineError, RecipeError, RunError
 from gemsmith.runs.records import DataRecord
-from gemsmith.runs.run import is_complete, read_record, write_record
+from gemsmith.runs.run import is_up_to_date, read_record, write_record
 from gemsmith.system.files import sha256_file
 from gemsmith.train.jax import backend as tunix
 from gemsmith.train.jax.mesh import mesh_sizes
@@ -20,7 +20,7 @@ from gemsmith.train.stage import train
 
 def test_a_run_records_every_step_and_counts_its_adapters(whole, read_arrays, read_events):
     run, record = whole
-    assert is_complete(run, "train")
+    assert is_up_to_date(run, "train")
     assert [step.step for step in record.steps] == [1, 2, 3, 4, 5, 6]
     assert record.steps[0].learning_rate == 0 and record.steps[2].learning_rate == 1e-2
     assert record.steps[-1].loss < record.steps[0].loss - 0.1
@@ -45,8 +45,8 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_arrays, re
 def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
     record = train(prepared_run(optimizer={"learning_rate": 1e-9}))
     assert (
-        len(record.notices) == 1
-        and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
+        len(record.warnings) == 1
+        and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.warnings[0]
     )
     assert record.critical_warnings == ()
 
@@ -93,7 +93,7 @@ def test_checkpoints_may_be_kept_elsewhere_and_outlive_the_run_directory(
     with pytest.raises(KeyboardInterrupt):
         train(run)
     monkeypatch.undo()
-    assert saved_steps(run.checkpoints) == [1, 2, 4]  # Orbax saves the first step always
+    assert checkpoint_steps(run.checkpoints) == [1, 2, 4]  # Orbax saves the first step always
     shutil.rmtree(run.path)
     run = prepare(tmp_path / "run", train=keys)
     record = train(run)

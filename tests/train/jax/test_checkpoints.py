@@ -14,15 +14,15 @@ from flax import nnx
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data import prepare_data
-from gemsmith.errors import DamageError
+from gemsmith.errors import CorruptCheckpointError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import ExportRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, is_complete, open_run, read_record
+from gemsmith.runs.run import Run, is_up_to_date, open_run, read_record
 from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.checkpoints import Checkpoints, checksums
 from gemsmith.train.jax.mesh import make_mesh
-from gemsmith.train.jax.step import make_optimizer, place_moments
+from gemsmith.train.jax.step import make_optimizer, shard_opt_state
 from gemsmith.train.jax.upstream import Trainer
 from gemsmith.train.stage import train
 
@@ -51,7 +51,7 @@ def trainer(whole):
     """A trainer that has not begun, whose arrays lie where those of a step are restored to."""
     checkpoint = open_checkpoint(whole.recipe.checkpoint)
     model = adapted_model(whole.recipe, checkpoint, make_mesh(whole.recipe, checkpoint.variant))
-    return Trainer(model, make_optimizer(whole.recipe.optimizer), place=lambda moments: place_moments(moments, model))
+    return Trainer(model, make_optimizer(whole.recipe.optimizer), place=lambda moments: shard_opt_state(moments, model))
 
 
 def flips(folder: Path, count: int):
@@ -88,7 +88,7 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
     for what in damages(trained.checkpoints / "6"):
         try:
             adapter = read_run_adapter(trained)
-        except DamageError as error:
+        except CorruptCheckpointError as error:
             found.append(str(error))
             continue
         for name, pair in good.modules.items():
@@ -109,7 +109,7 @@ def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(train
         try:
             assert checkpoints.read_metadata(6) == metadata, what
             state = checkpoints.read(6, trainer.model, trainer.optimizer)
-        except DamageError:
+        except CorruptCheckpointError:
             found += 1
             continue
         same = jax.tree.map(np.array_equal, good, state)
@@ -144,7 +144,7 @@ def test_an_export_of_a_damaged_step_offers_the_last_good_one(trained, gemsmith)
     assert advised(error) == f"export {trained.path} --set export.step=2 --force".split()
     code, _, error = gemsmith(*advised(error))
     assert code == 0, error
-    assert read_record(trained, ExportRecord).step == 2 and read_record(trained, ExportRecord).notices == ()
+    assert read_record(trained, ExportRecord).step == 2 and read_record(trained, ExportRecord).warnings == ()
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_an_export_without_a_good_step_says_so_and_leaves_the_earlier_export(tra
         code == 2
         and "6: is damaged (its _CHECKPOINT_METADATA is missing); no other step is good: train again with: " in error
     )
-    assert is_complete(trained, "export") and (trained.adapter / "adapter_model.safetensors").exists()
+    assert is_up_to_date(trained, "export") and (trained.adapter / "adapter_model.safetensors").exists()
     assert gemsmith(*advised(error))[0] == 0
 
 
@@ -259,9 +259,9 @@ def test_a_step_of_an_earlier_version_still_opens_and_both_stages_say_so(trained
         f"{trained.checkpoints}/4 was saved by an earlier version, without checksums: damage to its values would go "
         "unseen."
     )
-    assert read_record(trained, TrainRecord).notices == (notice,)
+    assert read_record(trained, TrainRecord).warnings == (notice,)
     assert gemsmith("export", trained.path, "--set", "export.step=4")[0] == 0
-    assert read_record(trained, ExportRecord).notices == (notice,)
+    assert read_record(trained, ExportRecord).warnings == (notice,)
 
 
 def test_arrays_have_the_checksums_on_devices_that_numpy_finds(trainer):
@@ -298,14 +298,14 @@ def test_what_is_advised_mends_rows_and_records_and_training_goes_on(whole, trai
         trained.record_file("train").unlink()
     damage(trained)
     for _ in range(5):
-        code, _, error = gemsmith("export" if is_complete(trained, "train") else "train", trained.path)
+        code, _, error = gemsmith("export" if is_up_to_date(trained, "train") else "train", trained.path)
         while code:
             command = advised(error)
             assert command[0] in ("data", "train") and (command[0] == "data" or "--force" not in command), error
             code, _, error = gemsmith(*command)
-        if is_complete(trained, "export"):
+        if is_up_to_date(trained, "export"):
             break
-    assert is_complete(trained, "train") and is_complete(trained, "export")
+    assert is_up_to_date(trained, "train") and is_up_to_date(trained, "export")
     assert sums(trained, 6) == sums(whole, 6)
 
 
@@ -315,7 +315,7 @@ def test_rows_that_are_written_again_leave_what_was_made_from_them_complete(trai
     code, _, error = gemsmith("data", trained.path, "--show", "1")
     assert code == 2 and "positions.npy: is damaged" in error
     assert gemsmith(*advised(error))[0] == 0
-    assert trained.record_file("data").read_bytes() == before and is_complete(trained, "train")
+    assert trained.record_file("data").read_bytes() == before and is_up_to_date(trained, "train")
     assert gemsmith("data", trained.path, "--show", "1")[0] == 0
 
 

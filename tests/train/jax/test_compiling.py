@@ -8,7 +8,7 @@ import time
 import jax
 import pytest
 
-from gemsmith.errors import Preempted
+from gemsmith.errors import Terminated
 from gemsmith.train.jax import backend as tunix
 from gemsmith.train.jax import compile as compiling
 from gemsmith.train.jax.compile import COMPILER_OPTIONS, compile_step, use_compile_cache
@@ -61,7 +61,7 @@ def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch,
     monkeypatch.setattr(tunix, "compile_step", lambda *given: compiled.append(compile_step(*given)) or compiled[-1])
     with monkeypatch.context() as patch:
         interrupt(patch, at=3, by=signal.SIGTERM)
-        with pytest.raises(Preempted):
+        with pytest.raises(Terminated):
             train(run)
     record = train(run)
     assert [step.from_cache for step in compiled] == [False, True]

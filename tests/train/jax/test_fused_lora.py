@@ -10,7 +10,7 @@ from flax import nnx
 
 from gemsmith.arch import Variant
 from gemsmith.models import Execution, abstract_model, token_nll
-from gemsmith.recipe.backends import Levers
+from gemsmith.recipe.backends import Optimizations
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.upstream import fused_lora_matmul, set_dropout
@@ -26,7 +26,7 @@ INPUTS = (TOKENS, np.broadcast_to(np.arange(12), (2, 12)), np.ones((2, 12), int)
 
 
 def make_model(*, fuses, dropout=0.0, dtype=jnp.float32, variant=VARIANT):
-    execution = Execution(levers=Levers(fuses_lora=fuses), remat=("lora",))
+    execution = Execution(optimizations=Optimizations(fuses_lora=fuses), remat=("lora",))
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, execution=execution))
     random = np.random.default_rng(0)
     base = nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0.1, 0.2, x.shape), x.dtype), state))

@@ -22,12 +22,12 @@ from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.data import batches as buckets
 from gemsmith.data import load_batches, prepare_data
-from gemsmith.errors import CheckpointError, DataError, Preempted, RecipeError
+from gemsmith.errors import CheckpointError, DataError, RecipeError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.export.stage import export
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import DataRecord, TrainRecord
-from gemsmith.runs.run import is_complete, open_run, read_record
+from gemsmith.runs.run import is_up_to_date, open_run, read_record
 from gemsmith.train.jax import backend
 from gemsmith.train.jax.images import ImageFeed, image_input
 from gemsmith.train.stage import train
@@ -100,7 +100,7 @@ def trained_once(base, images, tmp_path_factory):
 @pytest.mark.slow
 def test_a_run_learns_from_images_and_records_them(trained_once):
     run, record = trained_once
-    assert is_complete(run, "train")
+    assert is_up_to_date(run, "train")
     batches = load_batches(run)
     seen = [[one for row in batches.batch(step).images for one in row] for step in range(1, 5)]
     assert [step.images for step in record.steps] == [len(images) for images in seen]
@@ -108,7 +108,7 @@ def test_a_run_learns_from_images_and_records_them(trained_once):
     assert [step.soft_tokens for step in record.steps] == tokens
     assert record.images.seen == sum(map(len, seen)) and record.images.soft_tokens == sum(tokens)
     most = max(map(len, batches.rows.images))
-    assert record.images.padded_patches == pytest.approx(1 - sum(tokens) / (4 * 2 * most * 64))
+    assert record.images.padding_fraction == pytest.approx(1 - sum(tokens) / (4 * 2 * most * 64))
     assert record.images.per_s > 0
     assert record.steps[-1].loss < record.steps[0].loss
 
@@ -136,12 +136,12 @@ def test_steps_with_less_room_for_images_train_the_adapter_of_one_size(base, tmp
         records.append(train(runs[-1]))
     one, few = (record.images for record in records)
     assert len(one.buckets) == 1 and 1 < len(few.buckets) <= 3
-    told = [bucket.model_copy(update={"padded_patches": None}) for bucket in few.buckets]
+    told = [bucket.model_copy(update={"padding_fraction": None}) for bucket in few.buckets]
     assert told == [bucket for bucket in read_record(runs[1], DataRecord).buckets if bucket.steps]
     sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in few.buckets]
     assert (
-        few.padded_patches == pytest.approx(1 - few.soft_tokens / sum(sizes))
-        and few.padded_patches < one.padded_patches
+        few.padding_fraction == pytest.approx(1 - few.soft_tokens / sum(sizes))
+        and few.padding_fraction < one.padding_fraction
     )
     losses = [[step.loss for step in record.steps] for record in records]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)  # measured: 4e-6 after eight steps
@@ -211,7 +211,7 @@ def test_a_training_that_is_told_to_stop_goes_on_with_the_same_images(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ImageFeed, "take", interrupted)
-        with pytest.raises(Preempted, match="step 3 is saved"):
+        with pytest.raises(Terminated, match="step 3 is saved"):
             train(run)
     record = train(run)
     assert record.resumed_at == (3,) and record.images.seen == trained_once[1].images.seen

@@ -30,7 +30,7 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.mesh import lay_out
 from gemsmith.train.jax.step import make_optimizer
-from gemsmith.train.jax.step import input_shapes, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_step, shard_opt_state
 
 ROWS, LENGTH, LORA = 4, 256, Lora(rank=4, alpha=8.0, dropout=0.0)
 jax.config.update("jax_disable_most_optimizations", True)
@@ -73,7 +73,7 @@ def results(sizes, attention="dense", quantized=None):
     texts = [inputs[name] for name in ("tokens", "positions", "segments")]
     logits = np.asarray(jax.jit(lambda state, *texts: nnx.merge(graph, state)(*texts))(state, *texts))[segments > 0]
     optimizer = nnx.Optimizer(model, make_optimizer(Optimizer()), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=LORA, seed=0)
     trained, moments, metrics = step.update(step.trained, step.moments, step.frozen, inputs)
     # Adam's first update is the gradient's sign; its first moment is 0.1 of the clipped gradient.
@@ -300,16 +300,16 @@ def test_offloading_is_refused_where_there_is_no_other_memory():
 def test_adapters_are_joined_to_their_projections_on_tpu_alone():
     tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
     recipe, variant = recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b")
-    assert make_execution(recipe, variant, tpu).levers.fuses_lora
-    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).levers.fuses_lora
+    assert make_execution(recipe, variant, tpu).optimizations.fuses_lora
+    assert not make_execution(recipe, variant, make_mesh(recipe, variant)).optimizations.fuses_lora
 
 
 def test_with_tuned_off_no_lever_is_left():
     tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
     how = make_execution(recipe_of(rows=4, remat="layer", tuned="off"), find_variant("gemma4-31b"), tpu)
-    assert how.attention == "splash" and not any(asdict(how.levers).values())
+    assert how.attention == "splash" and not any(asdict(how.optimizations).values())
     tuned = make_execution(recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b"), tpu)
-    assert all(asdict(tuned.levers).values()), "each is on somewhere"
+    assert all(asdict(tuned.optimizations).values()), "each is on somewhere"
 
 
 def test_names_of_what_is_offloaded_reach_the_layers():

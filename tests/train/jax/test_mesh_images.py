@@ -27,7 +27,7 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.images import ImageShape
 from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.step import make_optimizer
-from gemsmith.train.jax.step import input_shapes, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_step, shard_opt_state
 
 ROWS, LENGTH, N, S = 4, 64, 3, 12
 lora = Lora(rank=4, alpha=8.0, dropout=0.1, targets=tuple(sys.argv[2].split(",")))
@@ -72,7 +72,7 @@ def results(sizes, micro_batches=1):
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH, images=shape)
     inputs = {name: place((values | {"stop": np.zeros(mesh.size)})[name], like) for name, like in shapes.items()}
     optimizer = nnx.Optimizer(model, make_optimizer(Optimizer()), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=lora, seed=0, micro_batches=micro_batches)
     kernels = {"/".join(map(str, path)): share(leaf.get_value()) for path, leaf in nnx.to_flat_state(step.frozen)
                if is_visual(path) and path[-1] == "kernel"}

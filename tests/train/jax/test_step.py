@@ -13,7 +13,7 @@ from gemsmith.models.sharding import AXES
 from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import add_adapters
-from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
 ROWS, LENGTH = 2, 32
 
@@ -31,7 +31,7 @@ def make(small_recipe, small_checkpoint, mesh):
         recipe = small_recipe(**sections)
         model = adapted_model(recipe, open_checkpoint(str(small_checkpoint)), mesh)
         optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
-        nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+        nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
         return make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed)
 
     return build
@@ -119,7 +119,7 @@ def test_the_step_of_absent_weights_can_be_lowered(mesh, small_recipe):
     base = abstract_model(variant, dtype=jnp.bfloat16, execution=Execution(remat="layer", mesh=mesh))
     model = add_adapters(base, variant, recipe.lora, seed=0)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=recipe.lora, seed=0)
     text = step.update.lower(
         step.trained, step.moments, step.frozen, input_shapes(mesh, rows=ROWS, length=LENGTH)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from tunix.sft.checkpoint_manager import CheckpointManager
 
-from gemsmith.checkpoints.steps import checksum, read_step_metadata, saved_steps
+from gemsmith.checkpoints.steps import checkpoint_steps, checksum, read_step_metadata
 from gemsmith.data import Batches
-from gemsmith.errors import CheckpointError, EngineError, MachineError, Preempted
+from gemsmith.errors import CheckpointError, EngineError, MachineError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import Run, find_run, is_complete, open_run, read_record
+from gemsmith.runs.run import Run, find_run, is_up_to_date, open_run, read_record
 from gemsmith.train import loop as session
 from gemsmith.train.jax import backend as tunix
 from gemsmith.train.jax.compile import Compiled
@@ -37,7 +37,7 @@ def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(
     with pytest.raises(KeyboardInterrupt):
         train(run)
     monkeypatch.undo()
-    assert not is_complete(run, "train")
+    assert not is_up_to_date(run, "train")
     # What a kill in the middle of a save leaves behind:
     half = run.checkpoints / "5.orbax-checkpoint-tmp-1"
     half.mkdir()
@@ -65,11 +65,11 @@ def test_control_c_in_the_middle_of_a_save_waits_for_it(prepared_run, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         train(run)
     assert ended[-1] == (4, True)
-    assert saved_steps(run.checkpoints)[-1] == 4
+    assert checkpoint_steps(run.checkpoints)[-1] == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_saves_the_step_under_way(
     whole, prepared_run, monkeypatch, interrupt, same_numbers, saved_bytes, number, kind, capfd
 ):
@@ -90,7 +90,7 @@ def test_a_signal_saves_the_step_under_way(
 @pytest.mark.slow
 def test_sigterm_while_orbax_restores_is_a_stop_and_no_damage(trained):
     def stop(*_):
-        raise Preempted("told")
+        raise Terminated("told")
 
     run, _ = trained
     read_run_adapter(run)
@@ -103,9 +103,9 @@ def test_sigterm_while_orbax_restores_is_a_stop_and_no_damage(trained):
             threading.Timer(number / tries * takes_s, os.kill, (os.getpid(), signal.SIGTERM)).start()
             read_run_adapter(run)
             time.sleep(60)
-        except (Preempted, CheckpointError) as error:
+        except (Terminated, CheckpointError) as error:
             ends.append(type(error))
-    assert ends == [Preempted] * tries
+    assert ends == [Terminated] * tries
 
 
 KILLED = """
@@ -192,7 +192,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(
     assert [np.isnan(step.loss) for step in record.steps] == [False, False, True, False, False, False]
     assert saved_bytes(run, 3) == saved_bytes(run, 2)
     assert saved_bytes(run, 4) != saved_bytes(run, 3)
-    assert is_complete(run, "train")
+    assert is_up_to_date(run, "train")
     stopped = prepare(tmp_path / "stopped", train=keys)
     with monkeypatch.context() as patch:
         interrupt(patch, at=4, by=KeyboardInterrupt)
@@ -240,7 +240,7 @@ def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, snaps
     )
     assert code == 2 and "train.mesh" in err
     assert snapshot(run.path) == before
-    assert is_complete(run, "train")
+    assert is_up_to_date(run, "train")
 
 
 def test_training_again_whose_first_step_finds_no_memory_loses_nothing(trained, gemsmith, monkeypatch, snapshot):

@@ -16,7 +16,7 @@ from gemsmith.recipe.backends import PLAIN, TUNED
 from gemsmith.recipe.schema import Lora, Optimizer
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import add_adapters
-from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
 pytestmark = pytest.mark.slow
 # Splash takes rows in multiples of 128 positions.
@@ -59,11 +59,11 @@ def make_weight(tensor, random):
     return (0.25 if "q_norm" in tensor.name else 0.9) + 0.1 * noise
 
 
-def gradients(checkpoint, levers, attention):
+def gradients(checkpoint, optimizations, attention):
     """Of a step: the loss, and Adam's first moments, which are 0.1 of the clipped gradient; Adam's first update is its
     sign."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), AXES)
-    execution = Execution(attention=attention, levers=levers, remat=REMAT, mesh=mesh)
+    execution = Execution(attention=attention, optimizations=optimizations, remat=REMAT, mesh=mesh)
     base = load_model(checkpoint, dtype="float32", execution=execution)
     model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
@@ -73,7 +73,7 @@ def gradients(checkpoint, levers, attention):
             )
             nnx.update(model, nnx.from_flat_state([(path, leaf.replace(start))]))
     optimizer = nnx.Optimizer(model, make_optimizer(Optimizer()), wrt=nnx.LoRAParam)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=LORA, seed=0)
     values = make_values()
     inputs = {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}
@@ -113,7 +113,7 @@ def errors(found, expected):
 @pytest.mark.parametrize("name", ["tiny-12b", "tiny-e2b", "tiny-26b-a4b"])
 def test_every_lever_gives_the_update_of_the_plain_step(opened, name):
     checkpoint = opened(name)
-    plain, tuned = (gradients(checkpoint, levers, "splash-interpret") for levers in (PLAIN, EVERY_LEVER))
+    plain, tuned = (gradients(checkpoint, optimizations, "splash-interpret") for optimizations in (PLAIN, EVERY_LEVER))
     loss, together, worst = errors(tuned, plain)
     # Measured: the loss to the bit; gradients 1.2e-6, 1.6e-6 and 1.2e-6, and the worst matrix' 1.5e-6, 2.5e-6 and
     # 1.7e-6. The fused matmul alone makes 1.2e-6, the kernel for heads 1.1e-6: both add up in another order.
@@ -124,7 +124,9 @@ def test_every_lever_gives_the_update_of_the_plain_step(opened, name):
 def test_levers_that_only_order_the_work_change_no_bit_and_barriers_next_to_nothing(opened, lever, bound):
     """Barriers decide what XLA fuses, and on CPU that rounds otherwise: measured 7.4e-7, of the worst matrix 9.6e-7."""
     checkpoint = opened("tiny-12b")
-    plain, found = (gradients(checkpoint, levers, "dense") for levers in (PLAIN, replace(PLAIN, **{lever: True})))
+    plain, found = (
+        gradients(checkpoint, optimizations, "dense") for optimizations in (PLAIN, replace(PLAIN, **{lever: True}))
+    )
     assert max(errors(found, plain)) <= bound
 
 

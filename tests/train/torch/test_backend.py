@@ -17,7 +17,7 @@ from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError, RecipeError, RunError
 from gemsmith.export.stage import export
 from gemsmith.hardware.model import limits
-from gemsmith.runs.run import is_complete
+from gemsmith.runs.run import is_up_to_date
 from gemsmith.train.stage import train
 from gemsmith.train.torch.checkpoints import Checkpoints
 from gemsmith.train.torch.model import load_base, nf4_config
@@ -47,7 +47,7 @@ def test_an_export_takes_the_step_that_training_ended_with_and_no_other(trained)
 
 def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, read_steps):
     run, record = whole
-    assert is_complete(run, "train") and record.backend == "trl"
+    assert is_up_to_date(run, "train") and record.backend == "trl"
     assert [step.step for step in record.steps] == [1, 2, 3, 4, 5, 6]
     assert record.steps[0].learning_rate == 0 and record.steps[2].learning_rate == 1e-2
     assert record.steps[-1].loss < record.steps[0].loss - 0.1
@@ -74,8 +74,8 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, re
 def test_a_loss_that_does_not_fall_is_in_the_record(prepared_run):
     record = train(prepared_run(train=BACKEND, optimizer={"learning_rate": 1e-9}))
     assert (
-        len(record.notices) == 1
-        and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.notices[0]
+        len(record.warnings) == 1
+        and "optimizer.learning_rate, 1e-09, is too low, or 6 steps are too few" in record.warnings[0]
     )
     assert record.critical_warnings == ()
 

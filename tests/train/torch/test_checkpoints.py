@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import lora_targets
-from gemsmith.errors import DamageError
+from gemsmith.errors import CorruptCheckpointError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.resolve import recipe_variant
@@ -70,11 +70,11 @@ def test_damage_to_any_file_is_found_or_changes_nothing(run):
         assert checkpoints.steps() == [2, 4] and checkpoints.others() == [], what
         try:
             now, (again, later) = checkpoints.read_metadata(4), checkpoints.read(4)
-        except DamageError as error:
+        except CorruptCheckpointError as error:
             found.append(str(error))
         else:
             assert now == metadata and same(flat(again), matrices) and same(later, moments), what
-        with contextlib.suppress(DamageError):
+        with contextlib.suppress(CorruptCheckpointError):
             assert same(flat(read_run_adapter(run)), matrices), what
     assert len(found) > 195 and not any("\n" in error for error in found)
 

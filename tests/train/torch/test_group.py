@@ -5,13 +5,13 @@ import os
 import pytest
 import torch
 
-from gemsmith.errors import MachineError, Preempted
+from gemsmith.errors import MachineError, Terminated
 from gemsmith.train.torch import distributed as trl_group
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(MachineError("full"), 2), (RuntimeError("CUDA error"), 1), (KeyboardInterrupt(), 130), (Preempted("told"), 143)],
+    [(MachineError("full"), 2), (RuntimeError("CUDA error"), 1), (KeyboardInterrupt(), 130), (Terminated("told"), 143)],
 )
 def test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others(monkeypatch, error, code):
     """NCCL's communicators end together, and the others may be in a collective that this process will not come to."""

@@ -15,7 +15,7 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data import load_batches
 from gemsmith.errors import DataError
-from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.runs.run import Run
 from gemsmith.train.stage import train
 from gemsmith.train.torch.checkpoints import Checkpoints
@@ -82,7 +82,7 @@ def test_padding_is_counted_for_each_part_of_a_step():
 
 def test_a_image_that_is_gone_is_known_a_step_before_it_is_asked_for(prepare_images, in_this_process, tmp_path):
     run = prepare_images("run", data={"packing": False}, train={"global_batch_size": 1, "max_steps": 7})
-    batches, patching = load_batches(run), Patching(budget=70, patch=4)
+    batches, patching = load_batches(run), PatchConfig(budget=70, patch=4)
     paths = [[image.path for image in batches.batch(step).images[0]] for step in range(1, 8)]
     gone = next(step for step in range(3, 8) if len(paths[step - 1]) == 1)
     Path(paths[gone - 1][0]).unlink()
@@ -113,7 +113,7 @@ def test_a_run_learns_from_images_and_counts_them(learned):
         assert (step.images, step.soft_tokens) == (len(seen), sum(image.soft_tokens for image in seen))
     assert record.images.seen == sum(step.images for step in record.steps) >= 6
     assert record.images.soft_tokens == sum(step.soft_tokens for step in record.steps)
-    assert record.images.per_s > 0 and 0 < record.images.padded_patches < 0.2
+    assert record.images.per_s > 0 and 0 < record.images.padding_fraction < 0.2
     assert all("language_model" in module for module in read_peft_adapter(run.checkpoints / "6").modules)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gemsmith.errors import EngineError, InputError, Preempted, RecipeError
+from gemsmith.errors import EngineError, InputError, RecipeError, Terminated
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.run import Run
@@ -35,7 +35,7 @@ os.kill(os.getpid(), signal.SIGTERM) if {code} == 143 else sys.exit(1)
     [
         (2, 0, InputError, "process 1 of 2 ended with 2; its reason is above"),
         (1, 0, EngineError, "process 0 of 2 ended with 1"),
-        (143, 0, Preempted, "stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"),
+        (143, 0, Terminated, "stopped by SIGTERM: no step is saved yet; continue with: gemsmith train"),
         (130, 0, KeyboardInterrupt, "stopped by Ctrl-C: no step is saved yet; continue with: gemsmith train"),
         (2, 600, InputError, "process 1 of 2 ended with 2"),  # the other waits for it for ever
     ],
@@ -65,7 +65,7 @@ def test_the_process_that_writes_the_checkpoint_has_all_the_time_it_needs(small_
     monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", SAVES))
     monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.1)
     run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
-    with pytest.raises(Preempted, match="stopped by SIGTERM: no step is saved yet; continue with"):
+    with pytest.raises(Terminated, match="stopped by SIGTERM: no step is saved yet; continue with"):
         trl_launch.launch(run, 2, fresh=False)
     assert (tmp_path / "saved").exists()
 

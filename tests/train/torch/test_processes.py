@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gemsmith.data import load_batches
-from gemsmith.errors import Preempted
+from gemsmith.errors import Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.train.stage import train
 
@@ -41,7 +41,7 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
     together = prepare(tmp_path / "together", data=DATA, train=TRAIN | {"mesh": {"fsdp": 2}}, **KEYS)
     one = train(alone)
     sigterm_once(together.logs / "train_steps.jsonl")
-    with pytest.raises(Preempted) as told:
+    with pytest.raises(Terminated) as told:
         train(together)
     err = capfd.readouterr().err
     assert "torchrun --nproc-per-node 2 -m gemsmith train" in err

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from gemsmith.data import Batches
-from gemsmith.errors import EngineError, MachineError, Preempted
+from gemsmith.errors import EngineError, MachineError, Terminated
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import find_run, is_complete, open_run, read_record
+from gemsmith.runs.run import find_run, is_up_to_date, open_run, read_record
 from gemsmith.train import loop as session
 from gemsmith.train.stage import train
 from gemsmith.train.torch.trainer import Trainer
@@ -49,7 +49,7 @@ def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(
     with pytest.raises(KeyboardInterrupt):
         train(run)
     monkeypatch.undo()
-    assert not is_complete(run, "train")
+    assert not is_up_to_date(run, "train")
     (run.checkpoints / ".5.partial").mkdir()  # what a kill in the middle of a save leaves behind
     record = train(run)
     assert record.resumed_at == (4,)
@@ -60,7 +60,7 @@ def test_control_c_leaves_the_last_complete_checkpoint_to_continue_from(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_saves_the_step_under_way(
     whole, prepared_run, monkeypatch, same_numbers, saved_bytes, number, kind, capfd
 ):
@@ -190,7 +190,7 @@ def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, monke
     code, _, err = gemsmith("train", run.path, "--force", "--set", "optimizer.learning_rate=0.1")
     assert code == 2 and "no space left on device" in err
     assert snapshot(run.path) == before
-    assert is_complete(run, "train")
+    assert is_up_to_date(run, "train")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord, SharedRow
 from gemsmith.system.console import open_console
-from gemsmith.system.files import replacing, sha256_file
+from gemsmith.system.files import atomic_write, sha256_file
 from gemsmith.tasks.verilog.simulate import Problem, problems_sha256, read_problems
 
 HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
@@ -86,7 +86,7 @@ def prepare_codev(
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
     indices = _index(problems)
     tally, written = _Tally(), 0
-    with replacing(out) as file:
+    with atomic_write(out) as file:
         for origin, row in islice(_stored(source), rows):
             made = tally.look_at(row)
             if made is None:
@@ -121,7 +121,7 @@ def prepare_codev(
 def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
     """Writes verilog-eval's specifications with their reference modules, as TopModule, in the same form."""
     problems = read_problems(folder)
-    with replacing(out) as file:
+    with atomic_write(out) as file:
         for problem in problems:
             row = {"prompt": problem.prompt.strip(), "response": _REFERENCE.sub(_TOP, problem.reference).strip()}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")

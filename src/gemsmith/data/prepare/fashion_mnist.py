@@ -17,7 +17,7 @@ from gemsmith.data.image_folder import FORMAT
 from gemsmith.errors import DataError
 from gemsmith.images.decode import make_rgb, png_bytes
 from gemsmith.runs.records import PreparedRecord
-from gemsmith.system.files import regular_file, replacing_folder, sha256_file
+from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot")
 """The folders' names, by the published number of each class."""
@@ -63,7 +63,7 @@ def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int)
             option = part.replace("_", "-")
             raise DataError(f"--{option}: {count} images were asked for; {folder} has {there:,}; ask for fewer")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing_folder(out) as beside:
+    with atomic_replace_dir(out) as beside:
         for part, count in wanted.items():
             _write_image_files(beside / part, *(values[:count] for values in images[part]))
         (beside / "LICENSE.txt").write_text(_LICENSE, encoding="utf-8")

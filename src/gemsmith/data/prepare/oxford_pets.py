@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord
-from gemsmith.system.files import regular_file, replacing, sha256_file
+from gemsmith.system.files import atomic_write, regular_file, sha256_file
 
 SPLITS = ("trainval", "test")
 UNKNOWN = "Unknown"
@@ -56,7 +56,7 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
     _refuse_missing(folder, images[split])
     prompt = PROMPT.replace("{labels}", ", ".join(breeds))
     seen_from = os.path.relpath(folder / "images", out.parent)
-    with replacing(out) as file:
+    with atomic_write(out) as file:
         for image in images[split]:
             row: dict[str, Any] = {"image": f"{seen_from}/{image.name}.jpg", "prompt": prompt, "response": image.breed}
             row |= {"labels": breeds} if split == "test" else {}

@@ -4,29 +4,29 @@ from gemsmith.hardware.model.memory import (
     Memory,
     choose_remat,
     held_on_cpu,
+    memory_breakdown,
     memory_of,
     micro_batches,
-    parts_of,
     rows_per_device,
     tokens_per_device,
     weight_shards,
 )
-from gemsmith.hardware.model.work import ImageWork, Work, attended_pairs, images_of, on_chips, work_of
+from gemsmith.hardware.model.work import ImageWork, StepCost, attended_pairs, images_of, on_chips, step_cost
 
 __all__ = [
     "ImageWork",
     "Memory",
-    "Work",
+    "StepCost",
     "attended_pairs",
     "choose_remat",
     "held_on_cpu",
+    "images_of",
+    "memory_breakdown",
     "memory_of",
     "micro_batches",
     "on_chips",
-    "parts_of",
-    "images_of",
     "rows_per_device",
+    "step_cost",
     "tokens_per_device",
     "weight_shards",
-    "work_of",
 ]

@@ -11,7 +11,7 @@ What `train.remat: auto` saves for the backward pass: as much as fits, first wha
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gemsmith.hardware.model.work import Work, most_keys
+from gemsmith.hardware.model.work import StepCost, most_keys
 from gemsmith.recipe.backends import ATTENDED, LOGIT_TOKENS, Remat, splits_vocabulary
 from gemsmith.recipe.schema import Mesh
 
@@ -78,7 +78,7 @@ class Workspace:
         return self.activations + self.attention + self.logits + self.gathered + self.dequantized
 
 
-def memory_of(work: Work, mesh: Mesh) -> Memory:
+def memory_of(work: StepCost, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     return Memory(
@@ -94,13 +94,13 @@ def memory_of(work: Work, mesh: Mesh) -> Memory:
     )
 
 
-def held_on_cpu(work: Work, step_bytes: int, backend: str) -> int:
+def held_on_cpu(work: StepCost, step_bytes: int, backend: str) -> int:
     """The most that a process on a CPU holds, of which `step_bytes` are memory_of's; XLA widens bfloat16 there."""
     gib, times = CPU_HELD[backend]
     return int(gib * 2**30 + times * step_bytes * (4 / work.dtype_bytes if backend == "tunix" else 1))
 
 
-def parts_of(work: Work, memory: Memory) -> dict[str, int]:
+def memory_breakdown(work: StepCost, memory: Memory) -> dict[str, int]:
     """The peak by part, in the order in which a step comes to hold them; parts of no bytes are left out.
 
     Their sum is the memory's total, but for rounding.
@@ -125,22 +125,22 @@ def parts_of(work: Work, memory: Memory) -> dict[str, int]:
     return {name: round(held) for name, held in parts.items() if held}
 
 
-def rows_per_device(work: Work, mesh: Mesh) -> int:
+def rows_per_device(work: StepCost, mesh: Mesh) -> int:
     """Rows of a micro-batch that the fullest of the devices along replica and fsdp gets."""
     return -(-work.rows // (mesh.replica * mesh.fsdp * micro_batches(work, mesh)))
 
 
-def micro_batches(work: Work, mesh: Mesh) -> int:
+def micro_batches(work: StepCost, mesh: Mesh) -> int:
     """Micro-batches of a step that a device goes through one after the other."""
     return -(-work.rows // (mesh.replica * mesh.fsdp)) if work.one_by_one else work.micro_batches
 
 
-def tokens_per_device(work: Work, mesh: Mesh) -> int:
+def tokens_per_device(work: StepCost, mesh: Mesh) -> int:
     """Tokens of a micro-batch whose activations a device holds: its rows, or its part of them."""
     return rows_per_device(work, mesh) * -(-work.length // mesh.sequence)
 
 
-def images_per_device(work: Work, mesh: Mesh) -> int:
+def images_per_device(work: StepCost, mesh: Mesh) -> int:
     """Images of a micro-batch that a device embeds: they are split over all, or with their rows."""
     assert work.images is not None, "of rows with images"
     of_rows = rows_per_device(work, mesh) * work.images.images
@@ -153,7 +153,7 @@ def weight_shards(mesh: Mesh) -> int:
     return mesh.fsdp * mesh.sequence
 
 
-def _saved(work: Work, mesh: Mesh) -> float:
+def _saved(work: StepCost, mesh: Mesh) -> float:
     """With remat layers' inputs and the results that it names; without it all that the layer's backward pass reads."""
     variant = work.variant
     numbers: float = work.saved_inputs * variant.embed_dim + variant.layers * variant.per_layer_input
@@ -169,7 +169,7 @@ def _saved(work: Work, mesh: Mesh) -> float:
     return saved
 
 
-def _block_padding(work: Work, mesh: Mesh) -> float:
+def _block_padding(work: StepCost, mesh: Mesh) -> float:
     """What attention puts out for the padding of rows to whole blocks, where that is saved."""
     if work.remat != "none" and ATTENDED not in work.remat:
         return 0.0
@@ -177,14 +177,14 @@ def _block_padding(work: Work, mesh: Mesh) -> float:
     return rows_per_device(work, mesh) * (work.block_length - work.length) * heads * work.dtype_bytes
 
 
-def _layer_workspace(work: Work, mesh: Mesh) -> Workspace:
+def _layer_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     """One layer recomputed and walked back; its dequantized weights beside quantized ones.
 
     Under fsdp the gathered weights of all layers in flight, and where nothing keeps the order their activations.
     """
     shards = weight_shards(mesh)
     in_flight = LAYERS_IN_FLIGHT if shards > 1 else 1
-    in_order = not work.recomputes or (work.levers.in_turn and not work.chains)
+    in_order = not work.recomputes or (work.optimizations.in_turn and not work.chains)
     widths = [width.split / mesh.tp + width.whole for width in work.walked_widths]
     period = max(blocks.period for blocks in work.variant.scan_blocks)
     waiting = WAITING_OF_TP * work.variant.embed_dim * (period - 1) if mesh.tp > 1 else 0
@@ -205,14 +205,14 @@ def _heaviest(layers: Sequence[float], count: int) -> float:
     return max(sum(layers[first : first + count]) for first in range(max(1, len(layers) - count + 1)))
 
 
-def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
+def _head_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     """A chunk's logits and their gradient in float32; hidden states, in chunks, and their gradient.
 
     Under fsdp also the embedding matrix: gathered, or where the vocabulary is split, laid out anew.
     """
     tokens, shards = tokens_per_device(work, mesh), weight_shards(mesh)
     logits = 2 * min(LOGIT_TOKENS, tokens) * work.variant.vocabulary * 4 / mesh.tp
-    splits = work.levers.splits_vocabulary and splits_vocabulary(
+    splits = work.optimizations.splits_vocabulary and splits_vocabulary(
         tokens=tokens * mesh.fsdp * mesh.sequence,
         vocabulary=work.variant.vocabulary,
         dtype_bytes=work.dtype_bytes,
@@ -227,7 +227,7 @@ def _head_workspace(work: Work, mesh: Mesh) -> Workspace:
     )
 
 
-def _vision_base(work: Work, mesh: Mesh) -> float:
+def _vision_base(work: StepCost, mesh: Mesh) -> float:
     """What embeds images is not split over tp; it stays in the dtype that it is computed in."""
     if work.images is None:
         return 0.0
@@ -235,12 +235,12 @@ def _vision_base(work: Work, mesh: Mesh) -> float:
     return ((work.images.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
 
 
-def _image_bytes(work: Work, mesh: Mesh) -> float:
+def _image_bytes(work: StepCost, mesh: Mesh) -> float:
     rows = -(-work.rows // (mesh.replica * mesh.fsdp))
     return rows * work.images.row_bytes if work.images else 0.0
 
 
-def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
+def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     """One layer of the tower, with the scores of a block of queries."""
     if work.images is None:
         return Workspace()
@@ -252,7 +252,7 @@ def _tower_workspace(work: Work, mesh: Mesh) -> Workspace:
     )
 
 
-def _nearby_scores(work: Work, mesh: Mesh) -> float:
+def _nearby_scores(work: StepCost, mesh: Mesh) -> float:
     """One block's scores in a sliding layer that no kernel computes, though one computes global layers.
 
     And which pairs are seen, a byte for each and every head: XLA makes that once for all layers, of all blocks.
@@ -265,7 +265,7 @@ def _nearby_scores(work: Work, mesh: Mesh) -> float:
     return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
 
 
-def _scores(work: Work, mesh: Mesh) -> float:
+def _scores(work: StepCost, mesh: Mesh) -> float:
     """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
     if work.attention == "flash":
         return _nearby_scores(work, mesh)
@@ -281,7 +281,7 @@ ROOM = 0.8
 """Of the chip's memory: the formula knows of no fragments."""
 
 
-def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float) -> Remat:
+def choose_remat(work: StepCost, mesh: Mesh, *, device_bytes: float) -> Remat:
     """The names that fit the device's memory beside all else, `layer` where none does.
 
     Never `none`: what no name saves costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as
@@ -294,5 +294,5 @@ def choose_remat(work: Work, mesh: Mesh, *, device_bytes: float) -> Remat:
     return saved or "layer"
 
 
-def _fits(work: Work, mesh: Mesh, device_bytes: float) -> bool:
+def _fits(work: StepCost, mesh: Mesh, device_bytes: float) -> bool:
     return memory_of(work, mesh).total <= ROOM * device_bytes

@@ -68,7 +68,7 @@ def serving_memory(
 @functools.cache
 def weights_bytes(variant: Variant, dtype: str) -> float:
     """Of all text weights together."""
-    return sum(held_bytes(tensor, dtype) for tensor in text_tensors(variant))
+    return sum(disk_bytes(tensor, dtype) for tensor in text_tensors(variant))
 
 
 @functools.cache
@@ -85,7 +85,7 @@ def kv_bytes_per_token(variant: Variant, tp: int, dtype: str) -> float:
     return kv_bytes(variant, tp, dtype, 1)
 
 
-def held_bytes(tensor: Tensor, dtype: str) -> float:
+def disk_bytes(tensor: Tensor, dtype: str) -> float:
     """Of a weight in memory: fp8 holds projections in a byte each and leaves the others as they are."""
     if dtype == "fp8" and tensor.role in _QUANTISED:
         return tensor.size
@@ -205,9 +205,9 @@ def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
     plain = experts = 0.0
     for tensor in text_tensors(variant):
         if tensor.role in _EXPERTS:
-            experts += held_bytes(tensor, dtype)
+            experts += disk_bytes(tensor, dtype)
         elif tensor.role != _LOOKED_UP:
-            plain += held_bytes(tensor, dtype)
+            plain += disk_bytes(tensor, dtype)
     return plain, experts
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import (
-    Work,
+    StepCost,
     attended_pairs,
     micro_batches,
     rows_per_device,
@@ -74,7 +74,7 @@ class StepTime:
         return self.hbm_s + (self.interconnect_s + self.dcn_s) / 2
 
 
-def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
+def step_time(work: StepCost, machine: Machine, mesh: Mesh) -> StepTime:
     chip = machine.chip
     # Rows that do not fill the mesh cost as much as if they did.
     filled = micro_batches(work, mesh) * rows_per_device(work, mesh) * mesh.replica * mesh.fsdp / work.rows
@@ -108,7 +108,7 @@ def step_time(work: Work, machine: Machine, mesh: Mesh) -> StepTime:
     )
 
 
-def share_reached(work: Work, machine: Machine, mesh: Mesh, step_s: float) -> float | None:
+def share_reached(work: StepCost, machine: Machine, mesh: Mesh, step_s: float) -> float | None:
     """The share of the peak that matmuls came to in a step of so many seconds.
 
     None where the formula's traffic alone takes as long.
@@ -117,7 +117,7 @@ def share_reached(work: Work, machine: Machine, mesh: Mesh, step_s: float) -> fl
     return time.ideal_s / (step_s - time.beside_s) if step_s > time.beside_s else None
 
 
-def matmul_flops(work: Work) -> float:
+def matmul_flops(work: StepCost) -> float:
     """Of a step, a weight and token: 2 forward, 2 for activations' gradients, 2 for an adapter's own, 2 recomputed.
 
     The loss has the head's gradient from the logits at hand.
@@ -127,7 +127,7 @@ def matmul_flops(work: Work) -> float:
     return float(work.tokens * (base + (6 + 2 * again) * work.text_adapters))
 
 
-def attention_flops(work: Work) -> float:
+def attention_flops(work: StepCost) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
     variant, forward = work.variant, 0
     kinds = Counter((variant.is_global(layer), variant.head_dim_of(layer)) for layer in range(variant.layers))
@@ -140,7 +140,7 @@ def attention_flops(work: Work) -> float:
     return work.rows * forward * passes
 
 
-def _hbm_bytes(work: Work, mesh: Mesh) -> float:
+def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
@@ -161,7 +161,7 @@ def _hbm_bytes(work: Work, mesh: Mesh) -> float:
     )
 
 
-def _score_bytes(work: Work, mesh: Mesh) -> float:
+def _score_bytes(work: StepCost, mesh: Mesh) -> float:
     """On one device: scores that images put into memory, in float32.
 
     The tower's, and those of sliding layers that no kernel computes: each block's are written and read forward, and
@@ -176,7 +176,7 @@ def _score_bytes(work: Work, mesh: Mesh) -> float:
     return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
 
 
-def _dcn_bytes(work: Work, mesh: Mesh, slices: int) -> float:
+def _dcn_bytes(work: StepCost, mesh: Mesh, slices: int) -> float:
     """Bytes that one device receives from other slices: the sum of its shard of the adapters' gradients, once a step.
 
     A ring's all-reduce of n slices moves 2 (n - 1) / n of what is summed. XLA sums in the dtype of the forward pass:
@@ -185,7 +185,7 @@ def _dcn_bytes(work: Work, mesh: Mesh, slices: int) -> float:
     return 2 * (slices - 1) / slices * work.trained_parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp)
 
 
-def _received_bytes(work: Work, mesh: Mesh, *, slices: int) -> float:
+def _received_bytes(work: StepCost, mesh: Mesh, *, slices: int) -> float:
     """Bytes that one device receives from the others of its slice.
 
     The gathered weights once forward and once backward, the adapters' gradients, the all-to-all of a row's devices

@@ -22,17 +22,17 @@ from gemsmith.arch import (
     text_tensors,
     vision_tensors,
 )
-from gemsmith.arch.lora_targets import held_bytes
+from gemsmith.arch.lora_targets import disk_bytes
 from gemsmith.recipe.backends import (
     OTHER_QUERY_BLOCK,
     Attention,
-    Levers,
+    Optimizations,
     Remat,
     attention_loops,
     attention_on,
     chains_layers,
+    default_optimizations,
     goes_row_by_row,
-    levers_on,
     query_block,
 )
 from gemsmith.recipe.schema import Recipe
@@ -155,7 +155,7 @@ class Widths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepCost:
     """One optimizer step of LoRA training: rows of `length` tokens, in micro-batches one after the other."""
 
     variant: Variant
@@ -164,7 +164,7 @@ class Work:
     micro_batches: int
     one_by_one: bool
     """Whether each device goes through its rows one after the other, whatever `micro_batches` says."""
-    levers: Levers
+    optimizations: Optimizations
     remat: Remat
     offload: tuple[str, ...]
     """Results that wait in the host's memory."""
@@ -261,7 +261,7 @@ class Work:
     @property
     def chains(self) -> bool:
         """Whether the backward pass recomputes most layers' inputs."""
-        return chains_layers(self.levers, self.variant, self.remat, dequantizes=self.dequantizes)
+        return chains_layers(self.optimizations, self.variant, self.remat, dequantizes=self.dequantizes)
 
     @property
     def saved_inputs(self) -> int:
@@ -282,7 +282,7 @@ class Work:
         return self.rows * self.length
 
 
-def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
+def on_chips(work: StepCost, kind: str, recipe: Recipe) -> StepCost:
     """The work as the recipe's backend does it on chips of a kind, such as "tpu"."""
     return replace(
         work,
@@ -290,13 +290,13 @@ def on_chips(work: Work, kind: str, recipe: Recipe) -> Work:
         # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
         query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
         one_by_one=goes_row_by_row(kind, recipe.train.backend),
-        levers=levers_on(kind, recipe.train.optimizations),
+        optimizations=default_optimizations(kind, recipe.train.optimizations),
     )
 
 
-def work_of(
+def step_cost(
     recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", images: ImageWork | None = None
-) -> Work:
+) -> StepCost:
     """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
 
     Raises RecipeError for LoRA targets that do not exist.
@@ -313,27 +313,27 @@ def work_of(
     for tensor in (tensor for group in layers.values() for tensor in group):
         met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
-    return Work(
+    return StepCost(
         variant=variant,
         rows=recipe.train.global_batch_size,
         length=recipe.data.max_length,
         micro_batches=recipe.train.gradient_accumulation_steps,
         one_by_one=False,
-        levers=levers_on("", recipe.train.optimizations),
+        optimizations=default_optimizations("", recipe.train.optimizations),
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,
         query_block=OTHER_QUERY_BLOCK,
         dtype_bytes=4 if dtype == "float32" else 2,
         parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
-        base_bytes=sum(held_bytes(tensor, dtype) for tensor in tensors),
+        base_bytes=sum(disk_bytes(tensor, dtype) for tensor in tensors),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_parameters=met,
         projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,
         largest_layer_parameters=max(sizes.values()),
-        layer_bytes=tuple(sum(held_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
         walked_widths=tuple(
             # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
             _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import LABEL, MOUNT, Check, Chosen, Command, LaunchRecord, Request, Resource
+from gemsmith.launch.provider import LABEL, MOUNT, Check, Command, LaunchRecord, Request, Resource, WithReason
 from gemsmith.launch.providers.gcloud import (
     account_checks,
     bucket_checks,
@@ -27,8 +27,8 @@ from gemsmith.launch.providers.gcloud import (
     subnet_check,
 )
 from gemsmith.launch.render import render_script, render_yaml
-from gemsmith.launch.request import GB, downloads_base, held_bytes, say_held
-from gemsmith.launch.upload import cost_lines, here_command, upload_steps
+from gemsmith.launch.request import GB, disk_bytes, downloads_weights, format_footprint
+from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment
@@ -67,14 +67,14 @@ def deploy_service(request: Request) -> Deployment:
     return deploy(request.machine, weights, settings, name=request.name, keyed=True)
 
 
-def service_arguments(deployment: Deployment) -> list[str | Chosen]:
+def service_arguments(deployment: Deployment) -> list[str | WithReason]:
     """Its arguments, an option with its value each, and the reasons of those that were chosen."""
     there = {mount.inside: mount.host for mount in deployment.mounts}
     words = [there.get(word, word) for word in deployment.arguments]
     reasons = {choice.what.partition(" ")[0]: choice.why for choice in deployment.choices}
     reasons["--gpu-memory-utilization"] = reasons["memory"]
     return [
-        Chosen(argument, reasons[option]) if (option := argument.partition("=")[0]) in reasons else argument
+        WithReason(argument, reasons[option]) if (option := argument.partition("=")[0]) in reasons else argument
         for argument in _joined(words)
     ]
 
@@ -89,8 +89,8 @@ def _joined(words: Sequence[str]) -> Iterator[str]:
 
 
 MOUNTS_WEIGHTS = True
-TAKES_ANY = False
-TAKES_WHEEL = False
+SUPPORTS_ANY_MACHINE = False
+SUPPORTS_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
@@ -137,11 +137,12 @@ def check(request: Request) -> None:
                 f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
                 f"make a remote repository of Artifact Registry for {registry_of(image)}"
             )
-    held = held_bytes(request, with_weights=downloads_base(request))
+    held = disk_bytes(request, with_weights=downloads_weights(request))
     memory_gib = SIZES[request.machine.name].memory_gib
     if sum(held.values()) > memory_gib * 2**30:
         raise InputError(
-            f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {say_held(held)}; choose a "
+            f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {format_footprint(held)}; choose "
+            "a "
             "larger one, leave export to another machine with --stages, or put the base in a bucket: checkpoint: gs://…"
         )
 
@@ -181,10 +182,12 @@ _SERVICE_HEADING = (
 def _job(request: Request) -> dict[str, Any]:
     labels = request.labels
     task = {
-        "maxRetries": Chosen(request.bill.attempts - 1, "a retry goes on from the last saved step in the bucket"),
+        "maxRetries": WithReason(request.bill.attempts - 1, "a retry goes on from the last saved step in the bucket"),
         # Quoted, as the API wants it.
-        "timeoutSeconds": Chosen(str(request.bill.timeout_s.value), request.bill.timeout_s.reason + _disputed(request)),
-        "serviceAccountName": Chosen(request.service_account, "its only role is on the bucket, and the secret's"),
+        "timeoutSeconds": WithReason(
+            str(request.bill.timeout_s.value), request.bill.timeout_s.reason + _disputed(request)
+        ),
+        "serviceAccountName": WithReason(request.service_account, "its only role is on the bucket, and the secret's"),
         **_gpu_and_mounts(request.weights_bucket),
         "containers": [_container(request)],
     }
@@ -194,13 +197,13 @@ def _job(request: Request) -> dict[str, Any]:
         "metadata": {
             "name": request.name,
             "labels": labels,
-            "annotations": {f"{_PREFIX}/launch-stage": Chosen("BETA", "GPUs of jobs are")},
+            "annotations": {f"{_PREFIX}/launch-stage": WithReason("BETA", "GPUs of jobs are")},
         },
         "spec": {
             "template": {
                 "metadata": {"labels": labels, "annotations": _annotations(request)},
                 "spec": {
-                    "taskCount": Chosen(1, "one GPU trains the whole run"),
+                    "taskCount": WithReason(1, "one GPU trains the whole run"),
                     "parallelism": 1,
                     "template": {"spec": task},
                 },
@@ -216,12 +219,14 @@ def _disputed(request: Request) -> str:
 
 def _annotations(request: Request) -> dict[str, Any]:
     annotations: dict[str, Any] = {
-        f"{_PREFIX}/execution-environment": Chosen("gen2", "GPUs and mounts need it"),
-        f"{_PREFIX}/gpu-zonal-redundancy-disabled": Chosen("true", "cheaper, and of a quota of its own; best effort"),
+        f"{_PREFIX}/execution-environment": WithReason("gen2", "GPUs and mounts need it"),
+        f"{_PREFIX}/gpu-zonal-redundancy-disabled": WithReason(
+            "true", "cheaper, and of a quota of its own; best effort"
+        ),
     }
     if request.network is not None:
         interfaces = json.dumps([{"network": request.network, "subnetwork": request.subnet}])
-        annotations[f"{_PREFIX}/network-interfaces"] = Chosen(interfaces, "Direct VPC; the subnet is /26 or larger")
+        annotations[f"{_PREFIX}/network-interfaces"] = WithReason(interfaces, "Direct VPC; the subnet is /26 or larger")
         annotations[f"{_PREFIX}/vpc-access-egress"] = "all-traffic"
     return annotations
 
@@ -231,7 +236,7 @@ def _gpu_and_mounts(bucket: str | None) -> dict[str, Any]:
     if bucket is not None:
         source = {
             "driver": f"gcsfuse.{_PREFIX}",
-            "readOnly": Chosen(True, "weights are only read; results never go through a mount"),
+            "readOnly": WithReason(True, "weights are only read; results never go through a mount"),
             "volumeAttributes": {"bucketName": bucket},
         }
         found["volumes"] = [{"name": "weights", "csi": source}]
@@ -239,7 +244,7 @@ def _gpu_and_mounts(bucket: str | None) -> dict[str, Any]:
 
 
 def _container(request: Request) -> dict[str, Any]:
-    command = here_command(request, folder=FOLDER)
+    command = worker_command(request, folder=FOLDER)
     container: dict[str, Any] = {
         "image": request.image,
         "command": list(command[:1]),
@@ -256,19 +261,19 @@ def _container(request: Request) -> dict[str, Any]:
 
 def _limits(request: Request) -> dict[str, Any]:
     size = SIZES[request.machine.name]
-    held = say_held(held_bytes(request, with_weights=downloads_base(request)))
+    held = format_footprint(disk_bytes(request, with_weights=downloads_weights(request)))
     return {
-        "cpu": Chosen(str(size.vcpu), "the least that goes with this memory and GPU"),
-        "memory": Chosen(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
-        "nvidia.com/gpu": Chosen("1", "an instance has one"),
+        "cpu": WithReason(str(size.vcpu), "the least that goes with this memory and GPU"),
+        "memory": WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
+        "nvidia.com/gpu": WithReason("1", "an instance has one"),
     }
 
 
 def _service(request: Request) -> dict[str, Any]:
     annotations = _annotations(request) | {
-        "autoscaling.knative.dev/minScale": Chosen("0", "nothing is paid while nobody asks"),
-        "autoscaling.knative.dev/maxScale": Chosen("1", "the most that it can cost is one instance"),
-        f"{_PREFIX}/cpu-throttling": Chosen("false", "a GPU needs it"),
+        "autoscaling.knative.dev/minScale": WithReason("0", "nothing is paid while nobody asks"),
+        "autoscaling.knative.dev/maxScale": WithReason("1", "the most that it can cost is one instance"),
+        f"{_PREFIX}/cpu-throttling": WithReason("false", "a GPU needs it"),
     }
     return {
         "apiVersion": "serving.knative.dev/v1",
@@ -282,10 +287,10 @@ def _service(request: Request) -> dict[str, Any]:
             "template": {
                 "metadata": {"labels": request.labels, "annotations": annotations},
                 "spec": {
-                    "containerConcurrency": Chosen(
+                    "containerConcurrency": WithReason(
                         MOST_REQUESTS, "as many as vLLM batches; what its memory does not hold waits there"
                     ),
-                    "timeoutSeconds": Chosen(3600, "the longest; an answer is streamed"),
+                    "timeoutSeconds": WithReason(3600, "the longest; an answer is streamed"),
                     "serviceAccountName": request.service_account,
                     **_gpu_and_mounts(request.bucket),
                     "containers": [_service_container(request)],
@@ -301,12 +306,14 @@ def _service_container(request: Request) -> dict[str, Any]:
         "httpGet": {"path": "/health", "port": deployment.port},
         "periodSeconds": 10,
         "timeoutSeconds": 5,
-        "failureThreshold": Chosen(
+        "failureThreshold": WithReason(
             _load_tries(weights_gb), f"{weights_gb:.0f} GB at the 1 Gbit/s that Direct VPC has, twice over, and 5 min"
         ),
     }
     return {
-        "image": Chosen(deployment.image or "", "serve.container_image, or else vLLM's own; its tag was not looked up"),
+        "image": WithReason(
+            deployment.image or "", "serve.container_image, or else vLLM's own; its tag was not looked up"
+        ),
         "command": ["vllm", *deployment.program],
         "args": service_arguments(deployment),
         "env": [{"name": name, "value": value} for name, value in deployment.environment.items()],
@@ -326,8 +333,8 @@ def _load_tries(weights_gb: float) -> int:
 def _service_limits() -> Mapping[str, Any]:
     size = SIZES["cloud-run-20"]
     return {
-        "cpu": Chosen(str(size.vcpu), "the least that goes with this GPU"),
-        "memory": Chosen(f"{size.memory_gib}Gi", "the least; weights are mapped, not copied"),
+        "cpu": WithReason(str(size.vcpu), "the least that goes with this GPU"),
+        "memory": WithReason(f"{size.memory_gib}Gi", "the least; weights are mapped, not copied"),
         "nvidia.com/gpu": "1",
     }
 

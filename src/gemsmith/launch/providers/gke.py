@@ -16,7 +16,7 @@ from typing import Any
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.cost import is_googles
-from gemsmith.launch.provider import LABEL, Check, Chosen, Command, LaunchRecord, Request, Resource
+from gemsmith.launch.provider import LABEL, Check, Command, LaunchRecord, Request, Resource, WithReason
 from gemsmith.launch.providers.gcloud import (
     account_checks,
     bucket_checks,
@@ -26,12 +26,12 @@ from gemsmith.launch.providers.gcloud import (
     missing_role,
 )
 from gemsmith.launch.render import render_script, render_yaml
-from gemsmith.launch.request import downloads_base, held_bytes, say_held
+from gemsmith.launch.request import disk_bytes, downloads_weights, format_footprint
 from gemsmith.launch.upload import cost_lines, timed_command, upload_steps
 
 MOUNTS_WEIGHTS = False
-TAKES_ANY = False
-TAKES_WHEEL = False
+SUPPORTS_ANY_MACHINE = False
+SUPPORTS_WHEEL = False
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"
 """The Kubernetes service account, tied to the request's by Workload Identity."""
@@ -82,16 +82,16 @@ def render(request: Request) -> dict[str, str]:
 def _job_set(request: Request) -> dict[str, Any]:
     machine, labels = request.machine, dict[str, Any](request.labels)
     if request.queue is not None:
-        labels["kueue.x-k8s.io/queue-name"] = Chosen(request.queue, "--queue; Kueue starts it when there is room")
+        labels["kueue.x-k8s.io/queue-name"] = WithReason(request.queue, "--queue; Kueue starts it when there is room")
     metadata: dict[str, Any] = {"name": request.name, "labels": labels}
     if machine.chip.kind == "tpu":
-        nodes = Chosen(f"{_CLOUD}/gke-nodepool", "a slice is one node pool, and has it to itself")
+        nodes = WithReason(f"{_CLOUD}/gke-nodepool", "a slice is one node pool, and has it to itself")
         metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": nodes}
     job = {
-        "parallelism": Chosen(machine.hosts // machine.slices, "a pod a host"),
+        "parallelism": WithReason(machine.hosts // machine.slices, "a pod a host"),
         "completions": machine.hosts // machine.slices,
         "completionMode": "Indexed",
-        "backoffLimit": Chosen(0, "the hosts of a slice start again together"),
+        "backoffLimit": WithReason(0, "the hosts of a slice start again together"),
         "template": {"metadata": {"labels": dict(request.labels)}, "spec": _pod(request)},
     }
     return {
@@ -100,38 +100,44 @@ def _job_set(request: Request) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {
             "failurePolicy": {
-                "maxRestarts": Chosen(request.bill.attempts - 1, "each goes on from the last saved step in the bucket")
+                "maxRestarts": WithReason(
+                    request.bill.attempts - 1, "each goes on from the last saved step in the bucket"
+                )
             },
             "replicatedJobs": [{"name": "slice", "replicas": _replicas(machine), "template": {"spec": job}}],
         },
     }
 
 
-def _replicas(machine: Machine) -> int | Chosen:
+def _replicas(machine: Machine) -> int | WithReason:
     return (
-        1 if machine.slices == 1 else Chosen(machine.slices, f"{machine.name}: a job a slice; all start again together")
+        1
+        if machine.slices == 1
+        else WithReason(machine.slices, f"{machine.name}: a job a slice; all start again together")
     )
 
 
 def _pod(request: Request) -> dict[str, Any]:
     pod: dict[str, Any] = {
-        "restartPolicy": Chosen("Never", "the job set restarts"),
-        "terminationGracePeriodSeconds": Chosen(_SPOT_NOTICE_S, "what a spot node leaves; the step under way is saved"),
+        "restartPolicy": WithReason("Never", "the job set restarts"),
+        "terminationGracePeriodSeconds": WithReason(
+            _SPOT_NOTICE_S, "what a spot node leaves; the step under way is saved"
+        ),
         "nodeSelector": _nodes(request),
     }
     account = request.service_account
     if _on_hosts_network(request):
-        pod["hostNetwork"] = Chosen(True, f"hosts talk over it; so pods are their nodes' account, to be {account}")
+        pod["hostNetwork"] = WithReason(True, f"hosts talk over it; so pods are their nodes' account, to be {account}")
         pod["dnsPolicy"] = "ClusterFirstWithHostNet"
     else:
-        pod["serviceAccountName"] = Chosen(ACCOUNT, f"Workload Identity makes it {account}")
+        pod["serviceAccountName"] = WithReason(ACCOUNT, f"Workload Identity makes it {account}")
     if request.machine.chip.kind == "tpu":
         pod["tolerations"] = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
     if request.spot:
         spot = {"key": f"{_CLOUD}/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
         pod["tolerations"] = [*pod.get("tolerations", []), spot]
-    held = say_held(held_bytes(request, with_weights=downloads_base(request)))
-    memory = Chosen("Memory", f"the run's folder, in the host's memory; held at most {held}")
+    held = format_footprint(disk_bytes(request, with_weights=downloads_weights(request)))
+    memory = WithReason("Memory", f"the run's folder, in the host's memory; held at most {held}")
     return pod | {
         "volumes": [{"name": "staging", "emptyDir": {"medium": memory}}],
         "containers": [_container(request)],
@@ -149,7 +155,7 @@ def _nodes(request: Request) -> dict[str, Any]:
         return {f"{_CLOUD}/gke-accelerator": GPUS[machine.chip.name], **spot}
     chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
     topology = TOPOLOGIES[machine.chip.name][chips]
-    shape = Chosen(topology, f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}")
+    shape = WithReason(topology, f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}")
     return {f"{_CLOUD}/gke-tpu-accelerator": TPUS[machine.chip.name], f"{_CLOUD}/gke-tpu-topology": shape, **spot}
 
 
@@ -162,7 +168,7 @@ def _container(request: Request) -> dict[str, Any]:
         {"name": "GEMSMITH_CACHE", "value": f"{FOLDER}/cache"},
     ]
     if machine.chip.kind == "gpu":
-        driver = Chosen("/usr/local/nvidia/lib64", "where GKE mounts the driver, which the loader does not look at")
+        driver = WithReason("/usr/local/nvidia/lib64", "where GKE mounts the driver, which the loader does not look at")
         environment.append({"name": "LD_LIBRARY_PATH", "value": driver})
     if request.secret is not None:
         secret = {"secretKeyRef": {"name": request.secret, "key": "token"}}
@@ -171,9 +177,9 @@ def _container(request: Request) -> dict[str, Any]:
         "name": "gemsmith",
         "image": request.image,
         "command": list(command[:1]),
-        "args": [Chosen(word, time) if word == command[3] else word for word in command[1:]],
+        "args": [WithReason(word, time) if word == command[3] else word for word in command[1:]],
         "env": environment,
-        "resources": {"limits": {resource: Chosen(machine.chips // machine.hosts, "all chips of the host")}},
+        "resources": {"limits": {resource: WithReason(machine.chips // machine.hosts, "all chips of the host")}},
         "volumeMounts": [{"name": "staging", "mountPath": "/dev/shm"}],
     }
 
@@ -184,7 +190,7 @@ def preflight(request: Request) -> list[Check]:
     login = f"gcloud container clusters get-credentials {request.cluster} {' '.join(_where(request))}"
     manifest = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
     nodes = ",".join(
-        f"{key}={value.value if isinstance(value, Chosen) else value}" for key, value in _nodes(request).items()
+        f"{key}={value.value if isinstance(value, WithReason) else value}" for key, value in _nodes(request).items()
     )
     checks = [
         *first_checks(request, apis=("container.googleapis.com", "storage.googleapis.com")),

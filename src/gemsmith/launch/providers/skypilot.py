@@ -8,7 +8,7 @@ from typing import Any
 
 from gemsmith.hardware import Machine
 from gemsmith.launch.cost import is_googles
-from gemsmith.launch.provider import Check, Chosen, Command, LaunchRecord, Request, Resource
+from gemsmith.launch.provider import Check, Command, LaunchRecord, Request, Resource, WithReason
 from gemsmith.launch.providers.gcloud import (
     account_checks,
     bucket_checks,
@@ -18,12 +18,12 @@ from gemsmith.launch.providers.gcloud import (
     registry_of,
 )
 from gemsmith.launch.render import render_script, render_yaml
-from gemsmith.launch.request import GB, downloads_base, held_bytes, say_held
+from gemsmith.launch.request import GB, disk_bytes, downloads_weights, format_footprint
 from gemsmith.launch.upload import cost_lines, timed_command, upload_steps
 
 MOUNTS_WEIGHTS = False
-TAKES_ANY = True
-TAKES_WHEEL = False
+SUPPORTS_ANY_MACHINE = True
+SUPPORTS_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 TPUS = {"v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """Chip -> runtime image; SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""
@@ -60,12 +60,12 @@ def render(request: Request) -> dict[str, str]:
 def _task(request: Request) -> dict[str, Any]:
     resources = {
         "any_of": [_machine(each) for each in (request, *request.others)],
-        "image_id": Chosen(f"docker:{request.image.value}", request.image.reason),
-        "use_spot": Chosen(request.spot, "--spot; what is preempted goes on elsewhere from the bucket"),
-        "disk_size": Chosen(_disk_gb(request), f"100 for system and image, held at most {_held(request)}"),
+        "image_id": WithReason(f"docker:{request.image.value}", request.image.reason),
+        "use_spot": WithReason(request.spot, "--spot; what is preempted goes on elsewhere from the bucket"),
+        "disk_size": WithReason(_disk_gb(request), f"100 for system and image, held at most {_held(request)}"),
         "labels": dict(request.labels),
         "job_recovery": {
-            "max_restarts_on_errors": Chosen(request.bill.attempts - 1, "of the program; preemptions do not count")
+            "max_restarts_on_errors": WithReason(request.bill.attempts - 1, "of the program; preemptions do not count")
         },
     }
     task: dict[str, Any] = {"name": request.name, "resources": resources, "num_nodes": 1}
@@ -73,12 +73,12 @@ def _task(request: Request) -> dict[str, Any]:
         # All three, so that it asks gcloud for a login; nothing in them: as the machine's own account.
         task["envs"] = {
             "SKYPILOT_DOCKER_USERNAME": "",
-            "SKYPILOT_DOCKER_PASSWORD": Chosen("", "none: the machine's own account pulls"),
+            "SKYPILOT_DOCKER_PASSWORD": WithReason("", "none: the machine's own account pulls"),
             "SKYPILOT_DOCKER_SERVER": registry_of(str(request.image.value)),
         }
     if request.secret is not None:
-        task["secrets"] = {"HF_TOKEN": Chosen("", "--secret HF_TOKEN fills it in")}
-    return task | {"run": Chosen(shlex.join(timed_command(request, folder=FOLDER)), request.bill.timeout_s.reason)}
+        task["secrets"] = {"HF_TOKEN": WithReason("", "--secret HF_TOKEN fills it in")}
+    return task | {"run": WithReason(shlex.join(timed_command(request, folder=FOLDER)), request.bill.timeout_s.reason)}
 
 
 def _machine(request: Request) -> dict[str, Any]:
@@ -96,11 +96,11 @@ def _accelerators(machine: Machine) -> str:
 
 
 def _held(request: Request) -> str:
-    return say_held(held_bytes(request, with_weights=downloads_base(request)))
+    return format_footprint(disk_bytes(request, with_weights=downloads_weights(request)))
 
 
 def _disk_gb(request: Request) -> int:
-    held = sum(held_bytes(request, with_weights=downloads_base(request)).values())
+    held = sum(disk_bytes(request, with_weights=downloads_weights(request)).values())
     return -(-(SYSTEM_BYTES + held) // (50 * GB)) * 50
 
 

@@ -20,12 +20,12 @@ from gemsmith.launch.providers.gcloud import (
     secret_checks,
 )
 from gemsmith.launch.render import comments, render_script
-from gemsmith.launch.upload import cost_lines, here_command, upload_steps
+from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
 from gemsmith.system.characters import one_line
 
 MOUNTS_WEIGHTS = False
-TAKES_ANY = False
-TAKES_WHEEL = True
+SUPPORTS_ANY_MACHINE = False
+SUPPORTS_WHEEL = True
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
@@ -98,7 +98,7 @@ def _startup(request: Request) -> str:
     lines += [f"{name}={shlex.quote(value)}  # {one_line(reason)}" for name, value, reason in settings]
     # A comma without quotes looks like a mistake in a list of bash.
     command = " ".join(
-        f"'{part}'" if "," in part else shlex.quote(part) for part in here_command(request, folder=FOLDER)
+        f"'{part}'" if "," in part else shlex.quote(part) for part in worker_command(request, folder=FOLDER)
     )
     lines += [f"COMMAND=({command})", ""]
     own = "startup_python.sh" if request.python else "startup_container.sh"

@@ -26,7 +26,7 @@ from typing import Any
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalog
-from gemsmith.hardware.model import ImageWork, Work, attended_pairs, images_of
+from gemsmith.hardware.model import ImageWork, StepCost, attended_pairs, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
@@ -124,7 +124,7 @@ def lower_step(
     from gemsmith.train.jax.images import ImageShape
     from gemsmith.train.jax.lora import add_adapters
     from gemsmith.train.jax.mesh import make_execution, mesh_sizes, micro_batches_on
-    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, place_moments
+    from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
     variant = find_variant(str(recipe.model))
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind)
@@ -134,7 +134,7 @@ def lower_step(
     base = abstract_model(variant, dtype=dtype, quantized=quantized, execution=how, vision=images is not None)
     model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
-    nnx.update(optimizer, place_moments(nnx.state(optimizer), model))
+    nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
     shape = None if images is None else ImageShape.of(images)
@@ -180,7 +180,7 @@ def compile_for(
     )
 
 
-def model_flops(work: Work) -> float:
+def model_flops(work: StepCost) -> float:
     """FLOPs that one step needs whatever it recomputes, for MFU: nothing is spent on gradients of the frozen base.
 
     A token and frozen weight 2 forward and 2 backward, an adapter's 2 more; a pair of query and key 4 forward and 8

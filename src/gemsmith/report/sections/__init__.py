@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import Findings
+from gemsmith.analysis.summary import RunRecords
 from gemsmith.report.sections import cost, evaluation, provenance, serving, training
 from gemsmith.runs.run import Run
 
@@ -19,7 +19,7 @@ class Section:
     id: str
     title: str
     """In the navigation."""
-    make: Callable[[Run, Findings], dict[str, Any]]
+    make: Callable[[Run, RunRecords], dict[str, Any]]
 
 
 SECTIONS = (

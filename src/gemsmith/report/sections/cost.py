@@ -8,8 +8,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.cost import Price, Spent, spent, trained_machine
-from gemsmith.analysis.summary import Findings, stage_s, total_s
+from gemsmith.analysis.cost import ActualCost, Price, actual_cost, trained_machine
+from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import TrainRecord, TrainSaves, TrainStep
@@ -33,7 +33,7 @@ class Part:
     color: str
 
 
-def make_plan(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_plan(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """The memory of the machine that trained, or without training of the first planned one, and its step time."""
     trained = trained_machine(findings)
     shown = trained or (findings.plan.machines[0] if findings.plan and findings.plan.machines else None)
@@ -103,18 +103,18 @@ class Served:
     per_thousand_requests: float
 
 
-def make_time(run: Run, findings: Findings) -> dict[str, Any]:
+def make_time(run: Run, findings: RunRecords) -> dict[str, Any]:
     """The waterfall, and dollars for each stage and each cell."""
-    found = spent(findings)
+    found = actual_cost(findings)
     return {
         "spans": stage_spans(findings, run.recipe.train.save_steps),
         "total_s": total_s(findings),
-        "spent": found,
+        "actual_cost": found,
         "served": served_costs(findings, found),
     }
 
 
-def stage_spans(findings: Findings, save_steps: int) -> list[Span]:
+def stage_spans(findings: RunRecords, save_steps: int) -> list[Span]:
     """Every stage after the one before it; training in its parts."""
     spans, at = [], 0.0
     for stage in STAGES:
@@ -176,7 +176,7 @@ def _above_others(steps: list[TrainStep], begun: int, every: int) -> float:
     return max(0.0, sum(beside) - len(beside) * statistics.median(others))
 
 
-def served_costs(findings: Findings, found: Spent | None) -> list[Served]:
+def served_costs(findings: RunRecords, found: ActualCost | None) -> list[Served]:
     """For each length the cell that costs least a token, where the server ran on the machine with a price."""
     if findings.bench is None or found is None or found.served is None or not found.price.usd_per_hour:
         return []

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import Findings, verdict
+from gemsmith.analysis.summary import RunRecords, verdict
 from gemsmith.report.run_charts import score_chart
 from gemsmith.runs.eval_records import (
     EvalRecord,
@@ -164,7 +164,7 @@ class Task:
     """What, base, tuned: of the answers, not of the scores."""
 
 
-def make_scores(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
     scores = findings.eval
     return {
@@ -235,7 +235,7 @@ def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
     yield "output tokens, mean", _mean_tokens(base), _mean_tokens(tuned)
     for what, one, other in (
         ("not answered", base.score.failed, tuned.score.failed),
-        ("not judged", base.score.unscored, tuned.score.unscored),
+        ("not judged", base.score.ungraded, tuned.score.ungraded),
         ("requests sent again", base.retries, tuned.retries),
     ):
         if one or other:
@@ -287,7 +287,7 @@ class Matrix:
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
-def make_labels(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_labels(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """The tasks that classify, each with its matrices."""
     results = findings.eval.tasks if findings.eval else ()
     return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}

@@ -7,11 +7,11 @@ import json
 import re
 from typing import Any
 
-from gemsmith.analysis.summary import Findings, count_checks
+from gemsmith.analysis.summary import RunRecords, count_checks
 from gemsmith.runs.run import Run
 
 
-def make_provenance(run: Run, findings: Findings) -> dict[str, Any]:
+def make_provenance(run: Run, findings: RunRecords) -> dict[str, Any]:
     """The records, and the recipe's lines."""
     return {"records": findings.records(), "recipe_lines": _recipe_lines(run)}
 
@@ -39,6 +39,6 @@ def _cut_reason(line: str) -> tuple[str, str]:
     return line[:end], line[end:].strip()
 
 
-def make_export(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_export(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """How many checks passed, in words."""
     return {"checks": count_checks(findings.verify) if findings.verify else None}

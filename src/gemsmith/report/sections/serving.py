@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import Findings, fastest_cell, saturation_lines
+from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines
 from gemsmith.report.bench_charts import load_charts, load_of
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.records import ServerFacts
@@ -30,7 +30,7 @@ _NAMES = {
 }
 
 
-def make_serve(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_serve(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """`servers`: which stages' server -> name -> value in words; stages whose servers said the same share one."""
     told: dict[ServerFacts, list[str]] = {}
     for stage, record in (("serve", findings.serve), ("bench", findings.bench), ("eval", findings.eval)):
@@ -72,7 +72,7 @@ class Length:
     """None without an SLO."""
 
 
-def make_bench(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_bench(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
     if bench is None:

@@ -8,7 +8,7 @@ What was trained on: rows, tokens, packing, what was dropped and why, images, an
 from collections.abc import Iterator
 from typing import Any
 
-from gemsmith.analysis.summary import Findings, trained_tokens
+from gemsmith.analysis.summary import RunRecords, trained_tokens
 from gemsmith.recipe.schema import Optimizer
 from gemsmith.report.run_charts import training_charts
 from gemsmith.runs.records import DataRecord, Machine, TrainRecord, TrainStep
@@ -18,7 +18,7 @@ from gemsmith.system import format as numbers
 _STEP_ROWS = 24
 
 
-def make_training(run: Run, findings: Findings) -> dict[str, Any]:
+def make_training(run: Run, findings: RunRecords) -> dict[str, Any]:
     """Charts, some of the steps, and how many tokens they had."""
     train = findings.train
     counts = [step.loss_tokens for step in train.steps] if train else []
@@ -38,7 +38,7 @@ def _step_rows(train: TrainRecord) -> list[TrainStep]:
     return [train.steps[round(row * last / (_STEP_ROWS - 1))] for row in range(_STEP_ROWS)]
 
 
-def make_about(run: Run, findings: Findings) -> dict[str, Any]:
+def make_about(run: Run, findings: RunRecords) -> dict[str, Any]:
     """Names and values, machines with their stages, packages with their versions."""
     return {
         "model": findings.model(run.recipe),
@@ -48,7 +48,7 @@ def make_about(run: Run, findings: Findings) -> dict[str, Any]:
     }
 
 
-def _machines(findings: Findings) -> list[tuple[Machine, list[str]]]:
+def _machines(findings: RunRecords) -> list[tuple[Machine, list[str]]]:
     """Each machine, with the stages that ran on it."""
     machines: dict[Machine, list[str]] = {}
     for stage, record in findings.records().items():
@@ -56,7 +56,7 @@ def _machines(findings: Findings) -> list[tuple[Machine, list[str]]]:
     return list(machines.items())
 
 
-def _versions(findings: Findings) -> dict[str, list[str]]:
+def _versions(findings: RunRecords) -> dict[str, list[str]]:
     """Package -> the versions that took part.
 
     More than one where stages differ, as training's and serving's environments may.
@@ -105,7 +105,7 @@ def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]
     yield "Length", f"{length}, backend {train.backend}, {train.dtype}, seed {recipe.seed}"
 
 
-def make_data(_run: Run, findings: Findings) -> dict[str, Any]:
+def make_data(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
@@ -144,7 +144,7 @@ def _images(data: DataRecord) -> list[tuple[str, str]]:
     ]
 
 
-def _shared(findings: Findings) -> str:
+def _shared(findings: RunRecords) -> str:
     """How many held-out rows are trained on too: what eval saw counts over what data saw, which is older."""
     scored = None if findings.eval is None else findings.eval.held_out_also_trained
     prepared = None if findings.data is None else findings.data.held_out_also_trained

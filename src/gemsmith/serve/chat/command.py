@@ -13,15 +13,15 @@ from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.errors import MachineError
 from gemsmith.images.patches import read_patching
 from gemsmith.recipe.load import read_reasons, with_values
-from gemsmith.recipe.schema import Derived
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, borrow_run
-from gemsmith.serve.chat.terminal import Sight, talk
+from gemsmith.runs.run import Run, open_run_readonly
+from gemsmith.serve.chat.terminal import ImageInput, chat_loop
 from gemsmith.serve.client.endpoint import find_models
-from gemsmith.serve.client.stream import Sampling, Voice
+from gemsmith.serve.client.stream import ChatModel, Sampling
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, takes_images
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Question
 
@@ -49,7 +49,7 @@ def chat_with_run(
     """
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
-    run = _with_room(borrow_run(source, overrides, section="serve"), overrides)
+    run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     with _voices_of(run, models, unverified=unverified) as voices:
         options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
@@ -65,9 +65,9 @@ def chat_with_url(
     """
     address, cards = find_models(url, models)
     lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
-    voices = [Voice(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
+    voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
     options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-    _chat(voices, title=address, rows=lambda: (), sight=Sight(), **options)
+    _chat(voices, title=address, rows=lambda: (), sight=ImageInput(), **options)
 
 
 def _with_room(run: Run, overrides: Sequence[str]) -> Run:
@@ -77,44 +77,44 @@ def _with_room(run: Run, overrides: Sequence[str]) -> Run:
     if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
         return run
     wanted = max(CONVERSATION_TOKENS, recipe.serve.max_model_len or 0)
-    room = Derived(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
+    room = ResolvedValue(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
     return replace(run, recipe=with_values(recipe, [room]))
 
 
 @contextlib.contextmanager
-def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[Voice]]:
+def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[ChatModel]]:
     with Servers(run, prefix_caching=True, unverified=unverified) as servers:
         found = {"base": servers.base, "tuned": servers.tuned}
         started = [(model, found[model]()) for model in models]
-        for notice in servers.notices:
+        for notice in servers.warnings:
             open_console().print(f"chat: notice: {notice}", style="yellow")
         yield [_voice(model, server) for model, server in started]
 
 
-def _sight_of(run: Run) -> Sight:
+def _sight_of(run: Run) -> ImageInput:
     if not takes_images(run):
-        return Sight(takes_images=False)
+        return ImageInput(takes_images=False)
     config = read_config(fetch_folder(run.recipe.checkpoint))
-    return Sight(patching=read_patching(config, run.recipe.data.image_tokens))
+    return ImageInput(patching=read_patching(config, run.recipe.data.image_tokens))
 
 
-def _voice(label: str, server: Server) -> Voice:
-    return Voice(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
+def _voice(label: str, server: Server) -> ChatModel:
+    return ChatModel(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
 
 
 def _chat(
-    voices: Sequence[Voice],
+    voices: Sequence[ChatModel],
     *,
     title: str,
     rows: Rows,
-    sight: Sight,
+    sight: ImageInput,
     sampling: Sampling,
     system: str,
     web: bool,
     port: int | None,
 ) -> None:
     if not web:
-        talk(voices, sampling, system=system, rows=rows, sight=sight)
+        chat_loop(voices, sampling, system=system, rows=rows, sight=sight)
         return
     from gemsmith.serve.chat.web import serve_page
 
@@ -126,7 +126,7 @@ def _chat(
         raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
     console = open_console()
     console.print("Ctrl-C stops it. Open in a browser of this machine:")
-    print(spell_out(url), flush=True)
+    print(escape_control_chars(url), flush=True)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

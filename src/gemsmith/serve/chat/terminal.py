@@ -12,12 +12,12 @@ from typing import Any
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.client.chat import api_messages, image_content
-from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
-from gemsmith.system.characters import spell_out
+from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.tasks import Question
 
 Content = str | list[dict[str, Any]]
@@ -26,11 +26,11 @@ PLACE = "[image] "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class ImageInput:
     """Whether the server takes images, and how its model cuts them up, where that is known."""
 
     takes_images: bool = True
-    patching: Patching | None = None
+    patching: PatchConfig | None = None
 
     def look(self, file: str) -> str:
         """The data: URL of the file's image. Raises DataError where it is none, or the server takes text alone."""
@@ -86,7 +86,7 @@ HELP = """/new          forget the conversation
 class Conversation:
     """What was said so far, for each voice on its own: each sees its own answers."""
 
-    voices: Sequence[Voice]
+    voices: Sequence[ChatModel]
     system: str = ""
     turns: dict[str, Turns] = field(default_factory=dict)
     images: list[str] = field(default_factory=list)
@@ -95,23 +95,23 @@ class Conversation:
     def forget(self) -> None:
         self.turns, self.images = {}, []
 
-    def messages(self, voice: Voice, prompt: Content) -> Turns:
+    def messages(self, voice: ChatModel, prompt: Content) -> Turns:
         """All that the voice is sent."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
 
-    def keep(self, voice: Voice, prompt: Content, answer: str) -> None:
+    def keep(self, voice: ChatModel, prompt: Content, answer: str) -> None:
         said: Turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         self.turns.setdefault(voice.label, []).extend(said)
 
 
-def talk(
-    voices: Sequence[Voice],
+def chat_loop(
+    voices: Sequence[ChatModel],
     sampling: Sampling,
     *,
     system: str = "",
     rows: Callable[[], Sequence[Question]] = lambda: (),
-    sight: Sight = Sight(),
+    sight: ImageInput = ImageInput(),
 ) -> None:
     """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
 
@@ -157,10 +157,10 @@ def _prompts() -> Iterator[str]:
             yield line
 
 
-def _add_image(conversation: Conversation, file: str, sight: Sight) -> None:
+def _add_image(conversation: Conversation, file: str, sight: ImageInput) -> None:
     console = open_console()
     try:
-        conversation.images.append(sight.look(str(expand_home(file))))
+        conversation.images.append(sight.look(str(expanduser(file))))
     except DataError as error:
         console.print(f"/image: {error}")
         return
@@ -169,7 +169,7 @@ def _add_image(conversation: Conversation, file: str, sight: Sight) -> None:
 
 
 def _ask_row(
-    conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling, sight: Sight
+    conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling, sight: ImageInput
 ) -> None:
     console = open_console()
     if not (number.isdecimal() and 1 <= int(number) <= len(rows)):
@@ -215,7 +215,7 @@ def _print_answer(answers: Iterator[Answer]) -> Answer:
     answer = Answer()
     try:
         for grown in answers:
-            print(spell_out(grown.text[len(answer.text) :]), end="", flush=True)
+            print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)
             answer = grown
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

@@ -15,8 +15,8 @@ from typing import Any
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.gate import Gate
-from gemsmith.serve.chat.terminal import PLACE, Content, Sight, Turns, make_content, text_in, urls_in
-from gemsmith.serve.client.stream import Answer, Sampling, Voice, describe_speed, stream_answer
+from gemsmith.serve.chat.terminal import PLACE, Content, ImageInput, Turns, make_content, text_in, urls_in
+from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import images_of, text_of
 
@@ -47,14 +47,14 @@ footer {display: none !important}
 
 
 def serve_page(
-    voices: Sequence[Voice],
+    voices: Sequence[ChatModel],
     *,
     title: str,
     rows: Sequence[Question],
     sampling: Sampling,
     system: str,
     port: int | None,
-    sight: Sight = Sight(),  # noqa: B008 - frozen
+    sight: ImageInput = ImageInput(),  # noqa: B008 - frozen
 ) -> tuple[str, gradio.Blocks]:
     """The page's address, and the page, which is up until it is closed.
 
@@ -80,7 +80,13 @@ def serve_page(
 
 
 def make_page(
-    voices: Sequence[Voice], *, title: str, rows: Sequence[Question], sampling: Sampling, system: str, sight: Sight
+    voices: Sequence[ChatModel],
+    *,
+    title: str,
+    rows: Sequence[Question],
+    sampling: Sampling,
+    system: str,
+    sight: ImageInput,
 ) -> gradio.Blocks:
     """The page with all its events."""
     with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
@@ -132,7 +138,7 @@ def make_page(
     return page
 
 
-def _settings(voices: Sequence[Voice], sampling: Sampling, system: str) -> list[Any]:
+def _settings(voices: Sequence[ChatModel], sampling: Sampling, system: str) -> list[Any]:
     most = min([max(8192, sampling.max_tokens), *(voice.max_model_len for voice in voices if voice.max_model_len)])
     with gradio.Accordion("System prompt and sampling", open=False):
         prompt = gradio.Textbox(label="System prompt", value=system, lines=2)
@@ -155,7 +161,7 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
     return picked, expected
 
 
-def _column(voice: Voice) -> tuple[Any, Any]:
+def _column(voice: ChatModel) -> tuple[Any, Any]:
     with gradio.Column(min_width=300):
         gradio.Markdown(f"### {voice.label}")
         chat = gradio.HTML(draw_turns(voice, []), padding=False)
@@ -175,7 +181,9 @@ def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float |
     )
 
 
-def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voice], sight: Sight) -> tuple[Any, ...]:
+def _fill_in(
+    rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageInput
+) -> tuple[Any, ...]:
     """A row's prompt and system prompt, its expected answer and its images, and the turns before the last one."""
     if number is None:
         return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
@@ -191,7 +199,7 @@ def _fill_in(rows: Sequence[Question], number: int | None, voices: Sequence[Voic
     return (text_in(last["content"]), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
 
 
-def _attach(file: str, urls: list[str], sight: Sight) -> tuple[list[str], str]:
+def _attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], str]:
     """The images that go with the next prompt, and their HTML."""
     try:
         urls = [*urls, sight.look(file)]
@@ -211,7 +219,7 @@ def _draw_images(urls: Sequence[str]) -> str:
 
 
 def _answer_all(
-    voices: Sequence[Voice], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
+    voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
 ) -> Iterator[tuple[Any, ...]]:
     """What the page shows while all voices answer at once: turns, the prompt's box, images, and each column.
 
@@ -234,13 +242,13 @@ def _answer_all(
 
 
 def _frames(
-    voices: Sequence[Voice], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: Sampling
+    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: Sampling
 ) -> Iterator[list[Answer | EngineError]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
     news: queue.SimpleQueue[tuple[int, Answer | EngineError | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
-    def listen(place: int, voice: Voice) -> None:
+    def listen(place: int, voice: ChatModel) -> None:
         try:
             for answer in stream_answer(voice, messages[place], sampling):
                 if closed.is_set():
@@ -272,7 +280,7 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[Voice], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
+    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
@@ -287,7 +295,7 @@ def _last_turn(one: Answer | EngineError) -> tuple[dict[str, Any], str]:
     return {"role": "assistant", "content": one.text}, describe_speed(one)
 
 
-def draw_turns(voice: Voice, turns: Turns) -> str:
+def draw_turns(voice: ChatModel, turns: Turns) -> str:
     """HTML of a conversation, each text exactly as it was written: no tag and no Markdown of it is drawn."""
     drawn = "".join(f'<pre class="{turn["role"]}">{_draw_content(turn["content"])}</pre>' for turn in turns)
     label = html.escape(f"conversation with {voice.label}")

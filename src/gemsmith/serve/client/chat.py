@@ -13,7 +13,7 @@ from typing import Any
 
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of
 
 # Of vLLM's own reasons these end an answer; `abort` and `error` end a request that has none.
@@ -96,7 +96,7 @@ def _shown(body: bytes) -> str:
 
 
 def api_messages(
-    messages: Sequence[Message], images: Sequence[ImageInfo] = (), patching: Patching | None = None
+    messages: Sequence[Message], images: Sequence[ImageInfo] = (), patching: PatchConfig | None = None
 ) -> list[dict[str, Any]]:
     """The messages of a request; content that is text alone is a string.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gemsmith.errors import CheckpointError, EngineError, InputError, nearest
+from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE
@@ -97,7 +97,7 @@ def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str
     names = names or known
     for name in names:
         if name not in cards:
-            raise InputError(f"--model {name}: {url} has {', '.join(known)}{nearest(name, known)}; name one of them")
+            raise InputError(f"--model {name}: {url} has {', '.join(known)}{suggest(name, known)}; name one of them")
     return url, {name: cards[name] for name in names}
 
 

@@ -13,13 +13,13 @@ import httpx
 from gemsmith.errors import EngineError
 from gemsmith.serve.settings import api_headers
 
-CONNECT_S, QUIET_S = 5.0, 600.0
+CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0
 """A first token may take minutes on a CPU that reads a long prompt."""
 _SHOWN = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Voice:
+class ChatModel:
     """A model that can be talked to: what it is called here, and the server's address and name for it."""
 
     label: str
@@ -58,12 +58,14 @@ class Answer:
         return (self.tokens - 1) / (self.elapsed_s - self.ttft_s)
 
 
-def stream_answer(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Iterator[Answer]:
+def stream_answer(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Iterator[Answer]:
     """The answer as it grows; the last one has `ended` set, and the server's own count of tokens where it gives one.
 
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
-    client = httpx.Client(timeout=httpx.Timeout(QUIET_S, connect=CONNECT_S), trust_env=False, headers=api_headers())
+    client = httpx.Client(
+        timeout=httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S), trust_env=False, headers=api_headers()
+    )
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
     asked = _request(voice, messages, sampling)
@@ -98,7 +100,7 @@ def describe_speed(answer: Answer) -> str:
     return f"TTFT {1000 * answer.ttft_s:.0f} ms{rate} · {count} in {answer.elapsed_s:.1f} s{cut}"
 
 
-def _request(voice: Voice, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
+def _request(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
     seed = {} if sampling.seed is None else {"seed": sampling.seed}
     return {
         "model": voice.model,
@@ -117,7 +119,7 @@ def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractConte
     return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def _events(response: httpx.Response, voice: Voice) -> Iterator[dict[str, Any]]:
+def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events."""
     for line in response.iter_lines():
         field, _, value = line.partition(":")
@@ -132,7 +134,7 @@ def _events(response: httpx.Response, voice: Voice) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: Voice) -> Iterator[Answer]:
+def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: ChatModel) -> Iterator[Answer]:
     answer = Answer()
     for event in events:
         elapsed_s = time.monotonic() - begin_s

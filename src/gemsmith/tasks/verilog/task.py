@@ -21,7 +21,7 @@ class Judges:
     """The problems that can be judged here, each with its testbench, by name, and why the others cannot."""
 
     benches: Mapping[str, Bench]
-    unscorable: Mapping[str, str]
+    ungraded: Mapping[str, str]
     sandbox: Sandbox
     simulator: str
 
@@ -67,7 +67,7 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Judge
         pool.shutdown(wait=False, cancel_futures=True)
     return Judges(
         benches={name: bench for name, bench in found.items() if isinstance(bench, Bench)},
-        unscorable={
+        ungraded={
             name: f"its own reference does not pass: {bench.reason}, {bench.detail}"
             for name, bench in found.items()
             if not isinstance(bench, Bench)

@@ -25,32 +25,32 @@ from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import Bucket
-from gemsmith.errors import DamageError, MachineError, RunError, first_line
+from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Execution, Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
-from gemsmith.train.inputs import read_start_adapter
+from gemsmith.train.inputs import load_init_adapter
 from gemsmith.train.jax.checkpoints import Checkpoints
 from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
 from gemsmith.train.jax.distributed import (
     check_accelerator,
     check_hosts,
-    fail_together,
-    is_first_host,
+    is_main_process,
     local_rows,
     place,
-    place_batch,
+    raise_on_all_hosts,
+    shard_batch,
     start_hosts,
 )
 from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_input, padded_share
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
-from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, place_moments
+from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.jax.upstream import Trainer
-from gemsmith.train.loop import Facts, Outcome, Plan, Session, train_session
+from gemsmith.train.loop import BackendInfo, Outcome, Plan, Session, train_session
 from gemsmith.train.resume import full_disk
 
 _FULL = ("No space left on device", "ENOSPC", "Disk quota exceeded")
@@ -99,7 +99,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     """The record of a finished training, written to train.json; continues from the last complete checkpoint.
 
     `fresh`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine,
-    MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and Preempted
+    MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and Terminated
     after SIGTERM, once the last step is saved.
     """
     clock, recipe = start_clock(), run.recipe
@@ -124,7 +124,7 @@ def adapted_model(
 
     With `vision` it takes images; `images`, those of the rows, count towards the memory that train.remat leaves.
     """
-    start = read_start_adapter(recipe, checkpoint.variant)
+    start = load_init_adapter(recipe, checkpoint.variant)
     dtype, quantized = base_kinds(recipe.train.dtype)
     execution = make_execution(recipe, checkpoint.variant, mesh, images=images)
     base = load_model(checkpoint, dtype=dtype, quantized=quantized, execution=execution, vision=vision)
@@ -138,7 +138,7 @@ class TunixBackend:
     packages: tuple[str, ...] = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
 
     def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, mesh: Mesh) -> None:
-        self.writes = is_first_host()
+        self.writes = is_main_process()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
         self._session: Session
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
@@ -162,7 +162,7 @@ class TunixBackend:
     @cached_property
     def trainer(self) -> Trainer:
         optimizer = make_optimizer(self._run.recipe.optimizer)
-        return Trainer(self.model, optimizer, place=lambda moments: place_moments(moments, self.model))
+        return Trainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
     def resumable_step(self) -> int | None:
         step = self._checkpoints.latest_step()
@@ -189,14 +189,14 @@ class TunixBackend:
     def restore(self, step: int) -> None:
         self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
 
-    def is_good(self, step: int) -> bool:
+    def can_restore(self, step: int) -> bool:
         try:
             self._checkpoints.read(step, self.model, self.trainer.optimizer)
-        except DamageError:
+        except CorruptCheckpointError:
             return False
         return True
 
-    def saved_steps(self) -> list[int]:
+    def checkpoint_steps(self) -> list[int]:
         return self._checkpoints.steps()
 
     def delete_saved(self) -> None:
@@ -265,7 +265,7 @@ class TunixBackend:
         # Several hosts stop two steps after one of them has asked for it.
         ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
         self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
-        fail_together(self._feed.fault)
+        raise_on_all_hosts(self._feed.fault)
 
     def _refuse_fault(self) -> None:
         steps = self._session.log.steps
@@ -277,12 +277,12 @@ class TunixBackend:
             fault = type(fault)(f"step {self._feed.step} of training: {fault}{saved}")
         else:
             fault = None
-        fail_together(fault, saved=saved)
+        raise_on_all_hosts(fault, saved=saved)
 
     def _load(self, step: int) -> tuple[int, Arrays] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
         session = self._session
-        told = session.told_to_stop if jax.process_count() > 1 else session.stopping.is_set()
+        told = session.should_stop if jax.process_count() > 1 else session.stopping.is_set()
         if told or step > self._batches.steps:
             return None
         arrays = self._feed.take() if self._feed else self._batches.batch(step, self._rows).arrays()
@@ -299,22 +299,22 @@ class TunixBackend:
         }
         bucket = self._bucket(step)
         shapes, update, frozen = self._inputs[bucket], self._compiled[bucket].update, self._step.frozen
-        inputs = place_batch(arrays, self._rows, shapes) | {
+        inputs = shard_batch(arrays, self._rows, shapes) | {
             name: place(numbers[name], shapes[name]) for name in numbers
         }
         self.trained, self.moments, metrics = update(self.trained, self.moments, frozen, inputs)
         if self._session.fresh:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
             jax.block_until_ready(metrics)
-            self._session.forget_earlier()
+            self._session.delete_previous_run()
         return metrics, (plan, metrics)
 
     def _finish(self, pending: tuple[Plan, Any]) -> None:
         """Waits for the step and hands on what it came to."""
         plan, metrics = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
-        told_to_stop = bool(values.pop("stop"))
-        self._session.finish(Outcome(plan=plan, told_to_stop=told_to_stop, **values))
+        should_stop = bool(values.pop("stop"))
+        self._session.finish(Outcome(plan=plan, should_stop=should_stop, **values))
 
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
@@ -325,11 +325,11 @@ class TunixBackend:
     def _after_save(self, seconds: float, size_bytes: int) -> None:
         self._session.saved(seconds, size_bytes)
 
-    def facts(self) -> Facts:
+    def facts(self) -> BackendInfo:
         execution, variant = self.model.execution, self.model.variant
         steps, how, compiled = self._session.log.steps, self._images, self._compiled.values()
         buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
-        return Facts(
+        return BackendInfo(
             accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
             adapted=count_adapted(self.model, variant),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
@@ -340,7 +340,7 @@ class TunixBackend:
             peak_memory_bytes=peak_memory_bytes(),
             compile_s=round(sum(one.seconds for one in compiled), 3),
             compiled_from_cache=bool(compiled) and all(one.from_cache for one in compiled),
-            padded_patches=padded_share(buckets) if buckets else 0.0,
+            padding_fraction=padded_share(buckets) if buckets else 0.0,
             buckets=buckets,
         )
 

@@ -20,15 +20,15 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemsmith.checkpoints.steps import (
+    add_checksum,
     compare_checksums,
     mix,
     read_or_damage,
     read_step_metadata,
-    seal,
     weigh,
     write_checksum,
 )
-from gemsmith.errors import DamageError
+from gemsmith.errors import CorruptCheckpointError
 from gemsmith.system.signals import heard_later
 
 
@@ -97,7 +97,7 @@ class Checkpoints(CheckpointManager):
         metadata, begun_s = self._before_save(), time.monotonic()
         states = _states(model, optimizer)
         sums = {name: checksums(state) for name, state in states.items()}
-        options["custom_metadata"] = seal(metadata, sums)
+        options["custom_metadata"] = add_checksum(metadata, sums)
         with heard_later():
             saved = super().save(step, model, optimizer, *args, force=True, **options)
         size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) if saved else 0
@@ -108,7 +108,7 @@ class Checkpoints(CheckpointManager):
         return sorted(self._checkpoint_manager.all_steps())
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned, and checksums; empty where saved without. Raises DamageError."""
+        """What `before_save` returned, and checksums; empty where saved without. Raises CorruptCheckpointError."""
         return read_step_metadata(self._root / str(step))
 
     def maybe_restore(
@@ -116,7 +116,7 @@ class Checkpoints(CheckpointManager):
     ) -> tuple[int, dict[str, Any]]:
         """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
 
-        Raises DamageError, and leaves model and optimizer as they are, where the step is not what was saved.
+        Raises CorruptCheckpointError, and leaves model and optimizer as they are, where the step is not what was saved.
         """
         step = self.latest_step() if step is None else step
         if step is None:
@@ -127,7 +127,7 @@ class Checkpoints(CheckpointManager):
         return step, {}
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
-        """A step's arrays, placed where the model's and the optimizer's are. Raises DamageError."""
+        """A step's arrays, placed where the model's and the optimizer's are. Raises CorruptCheckpointError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
@@ -159,15 +159,15 @@ def _restore(folder: epath.Path, state: Any) -> Any:
 
 
 def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
-    """What `read` returns. Raises DamageError on every host where a step cannot be read on one."""
+    """What `read` returns. Raises CorruptCheckpointError on every host where a step cannot be read on one."""
     result, reason = None, ""
     try:
         # JAX's own errors are of the machine, not of the files.
         result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
-    except DamageError as error:
+    except CorruptCheckpointError as error:
         reason = str(error)
     if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():
         reason = reason or "another host cannot read it"
     if reason:
-        raise DamageError(reason)
+        raise CorruptCheckpointError(reason)
     return result

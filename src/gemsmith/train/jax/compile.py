@@ -21,7 +21,7 @@ import jax
 
 from gemsmith.errors import InputError, MachineError, RecipeError, last_line
 from gemsmith.recipe.schema import Train
-from gemsmith.system.files import expand_home
+from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
 from gemsmith.train.jax.step import Step
 from gemsmith.train.resume import Stop
@@ -132,7 +132,7 @@ def use_compile_cache() -> None:
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    folder = expand_home(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")) / "compiled"
+    folder = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")) / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
 

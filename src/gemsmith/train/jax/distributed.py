@@ -24,7 +24,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.signals import handling
 from gemsmith.system.version import __version__
 from gemsmith.train.jax.upstream import count_tpu_hosts
-from gemsmith.train.resume import disagreement, same_everywhere
+from gemsmith.train.resume import consistency_fingerprint, mismatch_error
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -69,15 +69,15 @@ def check_hosts(run: Run) -> None:
     """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:
         return
-    for what, value in same_everywhere(run, [__version__, jax.__version__]).items():
+    for what, value in consistency_fingerprint(run, [__version__, jax.__version__]).items():
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
         digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
-            raise disagreement(run, what, number=others[0], count=len(digests), kind="host")
+            raise mismatch_error(run, what, number=others[0], count=len(digests), kind="host")
     _check_folder(run)
 
 
-def fail_together(fault: InputError | None, *, saved: str = "") -> None:
+def raise_on_all_hosts(fault: InputError | None, *, saved: str = "") -> None:
     """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
     if jax.process_count() == 1:
         faults = np.array([fault is not None])
@@ -89,7 +89,7 @@ def fail_together(fault: InputError | None, *, saved: str = "") -> None:
         raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why{saved}")
 
 
-def is_first_host() -> bool:
+def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
@@ -99,7 +99,7 @@ def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
     return sorted({row for index in indices for row in range(*index[0].indices(like.shape[0]))})
 
 
-def place_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
+def shard_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: Shapes) -> dict[str, jax.Array]:
     """A batch's arrays over the devices of all hosts.
 
     They hold only the rows that `rows` numbers: those of this host's devices.
@@ -176,12 +176,12 @@ def _check_folder(run: Run) -> None:
     """Raises RunError where a host does not see what the first writes into the folder for checkpoints."""
     token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
     mark = run.checkpoints / f".seen-by-all-{token}"
-    if is_first_host():
+    if is_main_process():
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     multihost_utils.sync_global_devices("mark written")
     seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
-    if is_first_host():
+    if is_main_process():
         mark.unlink()
     if not seen.all():
         raise RunError(

@@ -18,7 +18,7 @@ from gemsmith.data.batches import Bucket, Buckets, find_buckets, join, room_for
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import InputError
 from gemsmith.hardware.model import ImageWork
-from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.images.workers import count_processes
 from gemsmith.models.vision import Images, patches_of
 from gemsmith.recipe.schema import Data, Lora
@@ -93,7 +93,7 @@ class ImageInput:
 
     buckets: Buckets
     vision: Vision
-    patching: Patching
+    patching: PatchConfig
     image_token: int
 
     def shape(self, step: int) -> ImageShape:
@@ -123,18 +123,18 @@ def count_buckets(how: ImageInput, steps: Sequence[TrainStep], global_batch_size
         soft_tokens = [step.soft_tokens for step in steps if how.buckets.of(step.step) == bucket]
         if soft_tokens:
             padding = 1 - sum(soft_tokens) / (len(soft_tokens) * global_batch_size * bucket.size)
-            counted.append(ImageBucket(**bucket._asdict(), steps=len(soft_tokens), padded_patches=padding))
+            counted.append(ImageBucket(**bucket._asdict(), steps=len(soft_tokens), padding_fraction=padding))
     return tuple(counted)
 
 
 def padded_share(buckets: Sequence[ImageBucket]) -> float:
     """Of the patches of all steps, the share that is padding.
 
-    >>> padded_share([ImageBucket(images=2, soft_tokens=64, steps=3, padded_patches=0.375)])
+    >>> padded_share([ImageBucket(images=2, soft_tokens=64, steps=3, padding_fraction=0.375)])
     0.375
     """
     sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in buckets]
-    padded = sum(size * (bucket.padded_patches or 0) for size, bucket in zip(sizes, buckets, strict=True))
+    padded = sum(size * (bucket.padding_fraction or 0) for size, bucket in zip(sizes, buckets, strict=True))
     return padded / sum(sizes)
 
 

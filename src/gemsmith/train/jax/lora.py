@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gemsmith.arch import Tensor, Variant, VisionTower, kinds_of, lora_targets
-from gemsmith.checkpoints.peft import Adapter, LowRank
+from gemsmith.checkpoints.peft import Adapter, LoraPair
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layers import Layer
@@ -27,7 +27,7 @@ from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.models.vision import FeatureProjector, TowerLayer, plane_rope
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.inputs import first_pair
-from gemsmith.train.jax.upstream import SwitchableLora, forget_rngs
+from gemsmith.train.jax.upstream import LoraProviderWithDropout, drop_rngs
 
 Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
 """Arguments with which a module can be traced."""
@@ -53,7 +53,7 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
         inside = {path[len(stem) :]: found for path, found in targets.items() if path[: len(stem)] == stem}
         if not inside:
             return module
-        provider = SwitchableLora([_rule(inside, lora)], fuses=model.execution.levers.fuses_lora)
+        provider = LoraProviderWithDropout([_rule(inside, lora)], fuses=model.execution.optimizations.fuses_lora)
         first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
         return _adapt(module, inside, provider, first, probe, stacked="layers" in stem)
 
@@ -93,8 +93,8 @@ def adapted_paths(model: Gemma4) -> list[ModulePath]:
 def _adapt(
     module: Any,
     targets: Targets,
-    provider: SwitchableLora,
-    first: Callable[[Tensor], LowRank],
+    provider: LoraProviderWithDropout,
+    first: Callable[[Tensor], LoraPair],
     probe: Probe,
     *,
     stacked: bool,
@@ -117,7 +117,7 @@ def _adapt(
 
 
 def _started(
-    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LowRank], *, stacked: bool
+    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LoraPair], *, stacked: bool
 ) -> dict[str, Any]:
     """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one.
 
@@ -146,7 +146,7 @@ def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
     return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
 
 
-def _trace_injection(graphdef: Any, one: Any, provider: SwitchableLora, probe: Probe) -> tuple[Any, Any]:
+def _trace_injection(graphdef: Any, one: Any, provider: LoraProviderWithDropout, probe: Probe) -> tuple[Any, Any]:
     """One adapted module's graph and the shapes of its state, by a trace: a real pass would cost time.
 
     `one`: the shapes of its state as it is.
@@ -157,7 +157,7 @@ def _trace_injection(graphdef: Any, one: Any, provider: SwitchableLora, probe: P
         module = nnx.merge(graphdef, dequantise_state(weights))
         inputs, options = probe(module)
         module = qwix.apply_lora_to_model(module, provider, *inputs, **options, rngs=nnx.Rngs(0))
-        forget_rngs(module)
+        drop_rngs(module)
         adapted_def, state = nnx.split(module)
         found.append(adapted_def)
         return state

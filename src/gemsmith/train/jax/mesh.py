@@ -15,11 +15,11 @@ from jax.sharding import AxisType, Mesh
 
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RecipeError, last_line
-from gemsmith.hardware.model import ImageWork, Work, choose_remat, micro_batches, on_chips, work_of
+from gemsmith.hardware.model import ImageWork, StepCost, choose_remat, micro_batches, on_chips, step_cost
 from gemsmith.hardware.model.limits import check_mesh, check_splash, name_mesh
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
-from gemsmith.recipe.backends import Remat, heads_fill_lanes, levers_on
+from gemsmith.recipe.backends import Remat, default_optimizations, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh as MeshSizes
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.jax.compile import compiler_options
@@ -113,8 +113,8 @@ def make_execution(
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
     remat = _remat(recipe, variant, mesh, device_bytes, images)
-    levers = levers_on(platform, train.optimizations)
-    return Execution(attention=how, levers=levers, remat=remat, offload=train.offload, mesh=mesh)
+    optimizations = default_optimizations(platform, train.optimizations)
+    return Execution(attention=how, optimizations=optimizations, remat=remat, offload=train.offload, mesh=mesh)
 
 
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
@@ -129,8 +129,10 @@ def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | N
     return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
-def _work_on(recipe: Recipe, variant: Variant, mesh: Mesh, images: ImageWork | None = None) -> tuple[Work, MeshSizes]:
-    work = on_chips(work_of(recipe, variant, images=images), mesh.devices.flat[0].platform, recipe)
+def _work_on(
+    recipe: Recipe, variant: Variant, mesh: Mesh, images: ImageWork | None = None
+) -> tuple[StepCost, MeshSizes]:
+    work = on_chips(step_cost(recipe, variant, images=images), mesh.devices.flat[0].platform, recipe)
     return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 
 

@@ -146,7 +146,7 @@ def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.n
     return np.swapaxes(places.reshape(axis_size(mesh, BATCH), count, -1), 0, 1).reshape(count, -1)
 
 
-def place_moments(moments: nnx.State, model: Gemma4) -> nnx.State:
+def shard_opt_state(moments: nnx.State, model: Gemma4) -> nnx.State:
     """The optimizer's state, each moment sharded as its adapter matrix is, counters on every device."""
     shardings = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))}
     mesh = model.execution.mesh

@@ -7,12 +7,12 @@ https://github.com/google-deepmind/optax.
 
 Qwix drops out whenever the rule has a rate, in evaluation too, with keys from a counter that resuming would have to
 restore.
-    here:  SwitchableLora, set_dropout
+    here:  LoraProviderWithDropout, set_dropout
     seen:  qwix 0.1.8, qwix/_src/providers/lora.py
     until: tests/train/jax/test_upstream.py::test_qwix_drops_out_whenever_the_rule_has_a_rate
 
 Qwix multiplies by W, A and B one by one, and gives A's output no name for remat.
-    here:  SwitchableLora
+    here:  LoraProviderWithDropout
     seen:  qwix 0.1.8, qwix/_src/providers/lora.py
     until: tests/train/jax/test_upstream.py::test_qwix_gives_what_a_makes_no_name_for_remat
 
@@ -162,7 +162,7 @@ class FixedRngs(nnx.Rngs):
         return lambda: self.key[...]
 
 
-class SwitchableLora(LoraProvider):
+class LoraProviderWithDropout(LoraProvider):
     """Qwix's LoRA with dropout only in modules that have a key, and a name for what A makes, for remat.
 
     `fuses`: where the result is wider than the input, projection and adapter are one matmul.
@@ -201,7 +201,7 @@ def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def forget_rngs(model: nnx.Module) -> None:
+def drop_rngs(model: nnx.Module) -> None:
     """Takes the random state away that injection gives every module: dropout here has keys of its own."""
     for _, module in nnx.iter_modules(model):
         if hasattr(module, "qwix_rngs"):

@@ -21,18 +21,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from gemsmith.arch import VARIANTS, Variant, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, DamageError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.errors import USERS_ERRNOS, CorruptCheckpointError, MachineError, RunError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
-from gemsmith.images.patches import Patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.images.workers import count_processes
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.version import __version__
-from gemsmith.train.inputs import check_patching, read_start_adapter
-from gemsmith.train.loop import Facts, Outcome, Session, train_session
-from gemsmith.train.resume import full_disk, same_everywhere
+from gemsmith.train.inputs import check_patching, load_init_adapter
+from gemsmith.train.loop import BackendInfo, Outcome, Session, train_session
+from gemsmith.train.resume import consistency_fingerprint, full_disk
 from gemsmith.train.torch.attention import kernels
 from gemsmith.train.torch.checkpoints import Arrays, Checkpoints
 from gemsmith.train.torch.distributed import Group, count_gpus, joined, started_by_torchrun
@@ -41,14 +41,14 @@ from gemsmith.train.torch.model import (
     adapted_model,
     attention_heads,
     count_adapted,
-    matrices_of,
+    lora_state_dict,
     set_moments,
     set_start,
     shard,
     whole_array,
     whole_moments,
 )
-from gemsmith.train.torch.trainer import Hooks, Trainer
+from gemsmith.train.torch.trainer import Callbacks, Trainer
 
 _MOST_PROCESSES = 32
 
@@ -58,7 +58,7 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
 
     `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has
     not, MachineError where memory or space runs out, EngineError where a loss is one that the recipe stops at, and
-    Preempted after SIGTERM, once saved.
+    Terminated after SIGTERM, once saved.
     """
     clock, recipe = start_clock(), run.recipe
     gpus = count_gpus()
@@ -102,16 +102,16 @@ class TrlBackend:
     def prepare(self, session: Session) -> None:
         recipe, variant = self._run.recipe, self._checkpoint.variant
         versions = [__version__, torch.__version__]
-        self._group.agree(self._run, same_everywhere(self._run, versions) | {"last checkpoint": session.done})
+        self._group.agree(self._run, consistency_fingerprint(self._run, versions) | {"last checkpoint": session.done})
         # Read before the base, which takes longer to load than to find a start that does not fit.
-        start = None if session.done else read_start_adapter(recipe, variant)
+        start = None if session.done else load_init_adapter(recipe, variant)
         self._session, self._model = session, self._make_model()
         self._trainer = Trainer(
             self._model,
             recipe,
             self._batches,
             self._group,
-            Hooks(plan=session.plan, finish=self._finish, told_to_stop=session.stopping.is_set),
+            Callbacks(plan=session.plan, finish=self._finish, should_stop=session.stopping.is_set),
             done=session.done,
             attention=self._attention,
             checkpoint=self._checkpoint,
@@ -136,14 +136,14 @@ class TrlBackend:
         set_start(self._model, self._run.recipe, self._checkpoint.variant, adapter)
         set_moments(self._trainer.adamw, self._model, moments)
 
-    def is_good(self, step: int) -> bool:
+    def can_restore(self, step: int) -> bool:
         try:
             self._checkpoints.read(step)
-        except DamageError:
+        except CorruptCheckpointError:
             return False
         return True
 
-    def saved_steps(self) -> list[int]:
+    def checkpoint_steps(self) -> list[int]:
         return self._checkpoints.steps()
 
     def delete_saved(self) -> None:
@@ -161,7 +161,7 @@ class TrlBackend:
             if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
 
-    def _open_feed(self, patching: Patching) -> ImageFeed:
+    def _open_feed(self, patching: PatchConfig) -> ImageFeed:
         """Begins to decode the images of this process's rows."""
         rows = self._group.rows(self._batches.global_batch_size)
         on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -186,15 +186,15 @@ class TrlBackend:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
         step, every = outcome.plan.step, self._run.recipe.train.save_steps
-        if outcome.told_to_stop or step == self._batches.steps or step % every == 0:
+        if outcome.should_stop or step == self._batches.steps or step % every == 0:
             self._save(step)
-        return not outcome.told_to_stop
+        return not outcome.should_stop
 
     def _save(self, step: int) -> None:
         """Every process gives its part, the first writes."""
         matrices: dict[str, Arrays] = {}
         begun_s = time.monotonic()
-        for module, side, weight in matrices_of(self._model):
+        for module, side, weight in lora_state_dict(self._model):
             matrices.setdefault(module, {})[side] = whole_array(weight)
         moments = whole_moments(self._trainer.adamw, self._model)
         if self.writes:
@@ -202,12 +202,12 @@ class TrlBackend:
         arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
         self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
 
-    def facts(self) -> Facts:
+    def facts(self) -> BackendInfo:
         train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
         on_gpu = group.device.type == "cuda"
         real, padded = self._trainer.patches.tolist()
-        return Facts(
+        return BackendInfo(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
             adapted=count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
@@ -216,7 +216,7 @@ class TrlBackend:
             remat="none" if train.remat == "none" else "layer",
             hosts=max(1, group.size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
             peak_memory_bytes=peak_memory_bytes(group.device),
-            padded_patches=1 - real / padded if padded else 0.0,
+            padding_fraction=1 - real / padded if padded else 0.0,
         )
 
 
@@ -250,8 +250,8 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MachineError(
-            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise train.gradient_accumulation_steps, "
-            "lower train.global_batch_size or data.max_length, or set train.remat to layer"
+            f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise "
+            "train.gradient_accumulation_steps, lower train.global_batch_size or data.max_length, or set train.remat to layer"
         ) from None
     except OSError as error:
         if error.errno not in USERS_ERRNOS:

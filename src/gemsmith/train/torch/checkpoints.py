@@ -18,11 +18,18 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from gemsmith.arch import class_names
-from gemsmith.checkpoints.peft import SHA256_KEY, WEIGHTS, Adapter, LowRank, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.peft import SHA256_KEY, WEIGHTS, Adapter, LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import check_digest, read_header, write_tensors
-from gemsmith.checkpoints.steps import TRAINING, check_files, is_peft_step, read_step_metadata, saved_steps, seal
-from gemsmith.errors import CheckpointError, DamageError
+from gemsmith.checkpoints.steps import (
+    TRAINING,
+    add_checksum,
+    check_files,
+    checkpoint_steps,
+    is_peft_step,
+    read_step_metadata,
+)
+from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
@@ -39,11 +46,11 @@ class Checkpoints:
         self.folder, self._recipe = run.checkpoints, run.recipe
 
     def steps(self) -> list[int]:
-        return [step for step in saved_steps(self.folder) if is_peft_step(self.folder / str(step))]
+        return [step for step in checkpoint_steps(self.folder) if is_peft_step(self.folder / str(step))]
 
     def others(self) -> list[int]:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
-        return [step for step in saved_steps(self.folder) if not is_peft_step(self.folder / str(step))]
+        return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
     def latest_step(self) -> int | None:
         return max(self.steps(), default=None)
@@ -65,7 +72,7 @@ class Checkpoints:
             written[MOMENTS] = write_tensors(
                 beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY
             )
-            sealed = seal(metadata, {name: file.sha256 for name, file in written.items()})
+            sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
             (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
                 _sync(file)
@@ -78,18 +85,18 @@ class Checkpoints:
             self.delete(old)
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `save` was given for this step, and its checksums. Raises DamageError."""
+        """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""
         return read_step_metadata(self.folder / str(step))
 
     def read(self, step: int) -> tuple[Adapter, Arrays]:
-        """The adapter and the moments. Raises DamageError where they are not what was saved."""
+        """The adapter and the moments. Raises CorruptCheckpointError where they are not what was saved."""
         folder = self.folder / str(step)
         check_files(folder, self.read_metadata(step), (CONFIG, WEIGHTS, MOMENTS))
         try:
             check_digest(*read_header(folder / MOMENTS), SHA256_KEY, MOMENTS)
             return read_peft_adapter(folder), load_file(folder / MOMENTS)
         except (CheckpointError, SafetensorError, ValueError) as error:
-            raise DamageError(str(error)) from None
+            raise CorruptCheckpointError(str(error)) from None
 
     def delete(self, step: int) -> None:
         shutil.rmtree(self.folder / str(step))
@@ -104,7 +111,7 @@ class Checkpoints:
 
 def _adapter(recipe: Recipe, matrices: Mapping[str, Arrays]) -> Adapter:
     lora = recipe.lora
-    pairs = {module: LowRank(**sides) for module, sides in matrices.items()}
+    pairs = {module: LoraPair(**sides) for module, sides in matrices.items()}
     return Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
 
 

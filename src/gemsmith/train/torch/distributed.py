@@ -26,16 +26,16 @@ from typing import Any
 import torch
 import torch.distributed
 
-from gemsmith.checkpoints.steps import saved_steps
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.data import load_batches
-from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, Preempted, RecipeError, last_line
+from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, RecipeError, Terminated, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, read_record
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave
-from gemsmith.train.resume import Stop, disagreement, stopped
+from gemsmith.train.resume import Stop, mismatch_error, stopped
 
 _WORKER = (sys.executable, "-m", "gemsmith.train.torch.worker")
 # Tells a process who has started it.
@@ -159,7 +159,7 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
         codes = [process.poll() for process in started]
         if None not in codes:
             return [process.returncode for process in started]
-        if any(code not in (None, 0, Preempted.exit_code) for code in codes) and deadline_s is None:
+        if any(code not in (None, 0, Terminated.exit_code) for code in codes) and deadline_s is None:
             deadline_s = time.monotonic() + _PATIENCE_S
         if deadline_s and time.monotonic() > deadline_s:
             for process in started:
@@ -169,14 +169,14 @@ def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
 
 def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
     # One that SIGTERM met before it could save has saved nothing that it had.
-    ended = [Preempted.exit_code if code == -signal.SIGTERM else code for code in codes]
+    ended = [Terminated.exit_code if code == -signal.SIGTERM else code for code in codes]
     failed = [(rank, code) for rank, code in enumerate(ended) if code]
     if any(code in (130, -signal.SIGINT) for _, code in failed):
         raise _stopped(run, signal.SIGINT)
-    known = (InputError.exit_code, Preempted.exit_code)
+    known = (InputError.exit_code, Terminated.exit_code)
     # One that only lost the others says less than the one that has a reason.
     for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[0])):
-        if code == Preempted.exit_code:
+        if code == Terminated.exit_code:
             raise _stopped(run, stop.number)
         kind = InputError if code == InputError.exit_code else EngineError
         raise kind(
@@ -188,7 +188,7 @@ def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
 
 
 def _stopped(run: Run, number: int) -> BaseException:
-    return stopped(run, number, max(saved_steps(run.checkpoints), default=None))
+    return stopped(run, number, max(checkpoint_steps(run.checkpoints), default=None))
 
 
 def _free_port() -> int:
@@ -238,7 +238,7 @@ class Group:
             digests: list[str] = [""] * self.size
             torch.distributed.all_gather_object(digests, digest)
             if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-                raise disagreement(run, name, number=others[0], count=self.size, kind="process")
+                raise mismatch_error(run, name, number=others[0], count=self.size, kind="process")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gemsmith.data import Batches, Rows
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import DataError, GemsmithError
-from gemsmith.images.patches import Patches, Patching
+from gemsmith.images.patches import PatchConfig, Patches
 
 Images = list[list[Patches]]
 """Those of each row, in the order of their soft tokens."""
@@ -25,7 +25,7 @@ class ImageFeed:
     """
 
     def __init__(
-        self, batches: Batches, patching: Patching, *, rows: Sequence[int], first: int, processes: int
+        self, batches: Batches, patching: PatchConfig, *, rows: Sequence[int], first: int, processes: int
     ) -> None:
         self.fault: GemsmithError | None = None
         steps = range(first, batches.steps + 1)

@@ -206,7 +206,7 @@ def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     return {name_in_files(name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
-def matrices_of(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
+def lora_state_dict(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
     """What is trained: module, "a" (R, in) or "b" (out, R), parameter."""
     for name, layer in adapters_of(model).items():
         yield name, "a", layer.lora_A["default"].weight
@@ -243,7 +243,7 @@ def whole_array(value: torch.Tensor) -> np.ndarray:
 def set_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel, moments: Mapping[str, np.ndarray]) -> None:
     """Gives AdamW the state that whole_moments returned."""
     fused = optimizer.defaults["fused"]
-    for module, side, weight in matrices_of(model):
+    for module, side, weight in lora_state_dict(model):
         state = {name: torch.zeros_like(weight) for name in _MOMENTS}
         for name, place in state.items():
             assign(place, moments[f"{module}.{side}.{name}"])
@@ -255,7 +255,7 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> di
     """AdamW's state by module, "a" or "b", and name, and the number of updates that counted. Every process must ask."""
     arrays: dict[str, np.ndarray] = {}
     step = 0.0
-    for module, side, weight in matrices_of(model):
+    for module, side, weight in lora_state_dict(model):
         state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
         step = float(state.get("step", 0.0))
         arrays |= {f"{module}.{side}.{name}": whole_array(state[name]) for name in _MOMENTS}

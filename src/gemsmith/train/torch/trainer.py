@@ -36,16 +36,16 @@ _MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_va
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hooks:
+class Callbacks:
     """What the trainer asks whoever runs it.
 
     `plan(step)`: what the step is run with. `finish(outcome)`: logs, saves or raises; returns whether to go on.
-    `told_to_stop()`: whether this process got SIGTERM.
+    `should_stop()`: whether this process got SIGTERM.
     """
 
     plan: Callable[[int], Plan]
     finish: Callable[[Outcome], bool]
-    told_to_stop: Callable[[], bool]
+    should_stop: Callable[[], bool]
 
 
 class Trainer(SFTTrainer):
@@ -57,7 +57,7 @@ class Trainer(SFTTrainer):
         recipe: Recipe,
         batches: Batches,
         group: Group,
-        hooks: Hooks,
+        hooks: Callbacks,
         *,
         done: int,
         attention: str,
@@ -155,7 +155,7 @@ class Trainer(SFTTrainer):
         if optimizer.max_grad_norm is not None:
             scale = torch.clamp(optimizer.max_grad_norm / (norm + 1e-6), max=1.0)
             torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
-        stops = self._hooks.told_to_stop() or bool(self.feed and self.feed.fault)
+        stops = self._hooks.should_stop() or bool(self.feed and self.feed.fault)
         loss, told = self._group.total([self._sums.item(), float(stops)])
         self._sums.zero_()
         plan, grad_norm = self._hooks.plan(self._step), norm.item()
@@ -168,7 +168,7 @@ class Trainer(SFTTrainer):
             grad_norm=grad_norm,
             **self._counts,
             skipped=self.adamw.skip,
-            told_to_stop=told > 0,
+            should_stop=told > 0,
         )
         return norm
 

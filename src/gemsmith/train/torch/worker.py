@@ -6,10 +6,10 @@ import signal
 import sys
 from pathlib import Path
 
-from gemsmith.errors import GemsmithError, MachineError, Preempted
+from gemsmith.errors import GemsmithError, MachineError, Terminated
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.run import Run
-from gemsmith.system.characters import spell_out
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.train.torch.distributed import LAUNCHER
 
 _PR_SET_PDEATHSIG = 1
@@ -24,16 +24,16 @@ def main() -> int:
     run, rank = Run(path=Path(sys.argv[1]), recipe=Recipe.model_validate_json(sys.stdin.read())), os.environ["RANK"]
     try:
         train_with_trl(run, fresh="--fresh" in sys.argv[2:])
-    except Preempted as error:  # whoever started it says so, once for all
+    except Terminated as error:  # whoever started it says so, once for all
         return error.exit_code
     except GemsmithError as error:
         if rank == "0" or isinstance(error, MachineError):
-            print(spell_out(f"error: {error}"), file=sys.stderr)
+            print(escape_control_chars(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     except RuntimeError as error:
         if not any(words in str(error) for words in _LOST):
             raise
-        print(spell_out(f"note: process {rank} lost another"), file=sys.stderr)
+        print(escape_control_chars(f"note: process {rank} lost another"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
