@@ -70,7 +70,7 @@ def add_checksum(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> d
 
 
 def verify_checksum(sealed: Any) -> dict[str, Any]:
-    """What `add_checksum` was given, or all metadata where nothing was. Raises CorruptCheckpointError where that changed."""
+    """What `add_checksum` was given, or all metadata where nothing was. Raises CorruptCheckpointError."""
     if not isinstance(sealed, dict):
         raise CorruptCheckpointError("its metadata is damaged")
     content = {key: value for key, value in sealed.items() if key != _SHA256}

@@ -74,7 +74,7 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     """The adapter of a run's saved step (default: the last one), float32, read without a model.
 
     Raises CorruptCheckpointError where the step is not what was saved, RunError or CheckpointError where it does not
-    exist, modules are missing or too many, shapes contradict the recipe, a value is not finite, or a module's B is all zero.
+    exist, modules are missing or too many, shapes contradict the recipe, a value is not finite, or a B is all zero.
     """
     folder = run.checkpoints / str(find_step(run, step))
     variant, lora = recipe_variant(run.recipe), run.recipe.lora

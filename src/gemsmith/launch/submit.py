@@ -142,8 +142,8 @@ def submit(
 ) -> LaunchRecord:
     """Renders into launches/NAME, asks, runs submit.sh there and returns the launch's record.
 
-    Raises InputError for a name that is taken, a bill above `max_usd`, or where nobody can be asked and `assume_yes` was
-    not given; MachineError where the preflight fails. Until then nothing is created.
+    Raises InputError for a name that is taken, a bill above `max_usd`, or where nobody can be asked and `assume_yes`
+    was not given; MachineError where the preflight fails. Until then nothing is created.
     """
     _refuse_taken(request.name)
     for line in (*cost_lines(request), *upload_lines(request)):

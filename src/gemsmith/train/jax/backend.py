@@ -99,8 +99,8 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     """The record of a finished training, written to train.json; continues from the last complete checkpoint.
 
     `fresh`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine,
-    MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and Terminated
-    after SIGTERM, once the last step is saved.
+    MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and
+    Terminated after SIGTERM, once the last step is saved.
     """
     clock, recipe = start_clock(), run.recipe
     drop_tracebacks_of_a_full_disk()

@@ -251,7 +251,8 @@ def _one_line_errors(run: Run) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise MachineError(
             f"out of memory on {torch.cuda.get_device_name()}: {last_line(error)}; raise "
-            "train.gradient_accumulation_steps, lower train.global_batch_size or data.max_length, or set train.remat to layer"
+            "train.gradient_accumulation_steps, lower train.global_batch_size or data.max_length, or set "
+            "train.remat to layer"
         ) from None
     except OSError as error:
         if error.errno not in USERS_ERRNOS:
