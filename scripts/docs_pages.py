@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.analysis.published import read_published, reanalyze
+from gemsmith.recipe.keys import KEYS
 from gemsmith.recipe.schema import recipe_schema
 from gemsmith.report.tables import markdown_of
-from gemsmith.runs.stages import STAGES
+from gemsmith.runs.stages import STAGES, reads
 from readme_table import make_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,10 +101,18 @@ def stage_table() -> str:
     """Which keys of the recipe and which earlier records each stage reads, from gemsmith.runs.stages."""
     lines = ["| stage | keys of the recipe it reads | records it reads | module |", "|---|---|---|---|"]
     for name, stage in STAGES.items():
-        keys = ", ".join(f"`{key}`" for key in (*stage.keys, *stage.since)) or "none"
+        keys = ", ".join(f"`{key}`" for key in _read_by(name)) or "none"
         upstream = ", ".join(f"`{other}.json`" for other in stage.upstream) or "none"
         lines.append(f"| {name} | {keys} | {upstream} | `{stage.function[0]}` |")
     return "\n".join(lines)
+
+
+def _read_by(stage: str) -> list[str]:
+    """The keys that a stage reads, a section's name where it reads all of them."""
+    read = [key.name for key in KEYS if reads(stage, key.name)]
+    whole = {name.partition(".")[0] for name in read}
+    whole = {part for part in whole if all(key.name in read for key in KEYS if key.name.partition(".")[0] == part)}
+    return list(dict.fromkeys(section if (section := name.partition(".")[0]) in whole else name for name in read))
 
 
 def performance_table() -> str:

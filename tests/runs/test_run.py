@@ -9,8 +9,8 @@ import pytest
 
 from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
-from gemsmith.recipe.load import build_recipe, later_defaults
-from gemsmith.recipe.schema import ADDED_LATER, ResolvedValue
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import (
@@ -18,7 +18,6 @@ from gemsmith.runs.run import (
     commit_recipe,
     find_run,
     has_outputs,
-    incompatible_changes,
     inputs_sha256,
     is_up_to_date,
     make_origin,
@@ -26,7 +25,6 @@ from gemsmith.runs.run import (
     open_run_readonly,
     open_source,
     read_record,
-    stage_keys,
     write_record,
 )
 
@@ -327,31 +325,3 @@ def test_a_run_whose_base_has_gone_still_opens(tmp_path, tiny_checkpoint):
     run = opened(source, tmp_path / "run")
     shutil.rmtree(base)
     assert opened(run.path) == run
-
-
-@pytest.mark.parametrize(
-    ("stage", "sha256"),
-    [
-        ("plan", "9500800a9ff91975f17fee1c67caf81ade846c5ca0046366467f3c2e1f4c960e"),
-        ("data", "678b109da7717e4028ba21ee7f43b4cf604cfdca0c7e4bdabb3cbf9958abdcf9"),
-        ("train", "33fcb7a7feb40d7bb0d7e7970e78b5e4d083a56c1c1160e91d1202b9469c303c"),
-    ],
-)
-def test_keys_added_later_leave_what_stages_were_made_from_as_it_was(tmp_path, stage, sha256):
-    """The hashes are those that version 0.1.0 wrote for this recipe, before it had any of ADDED_LATER."""
-    values = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "gemma4-31b"}
-    assert inputs_sha256(Run(path=tmp_path, recipe=build_recipe(values)), stage)["recipe"] == sha256
-    changed = Run(path=tmp_path, recipe=build_recipe(values, ["train.optimizations=off"]))
-    assert (inputs_sha256(changed, stage)["recipe"] == sha256) == (stage == "data")
-
-
-def test_every_key_added_later_is_one_of_the_recipe():
-    assert later_defaults().keys() == ADDED_LATER
-
-
-def test_training_does_not_go_on_with_another_value_of_a_key_added_later():
-    auto, off = (stage_keys(recipe(f"train.optimizations={tuned}"), "train") for tuned in ("auto", "off"))
-    assert "train.optimizations" not in auto
-    assert incompatible_changes(auto, off) == {"train.optimizations": ("auto", "off")}
-    assert incompatible_changes(off, auto) == {"train.optimizations": ("off", "auto")}
-    assert incompatible_changes(auto, auto) == incompatible_changes(off, off) == {}

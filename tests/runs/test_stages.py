@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 import gemsmith
-from gemsmith.recipe.schema import Recipe
+from gemsmith.recipe.keys import KEYS, PATHS
+from gemsmith.recipe.load import flatten
+from gemsmith.recipe.schema import Data, Recipe
 from gemsmith.runs.eval_records import LmEvalRecord
 from gemsmith.runs.records import Record
-from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.runs.stages import SERVED, STAGES, reads
 
 SOURCE = Path(gemsmith.__file__).parent
 
@@ -19,15 +21,22 @@ def test_every_record_is_the_one_of_its_stage():
     assert {stage.record for stage in STAGES.values()} | {LmEvalRecord} == set(Record.__subclasses__())
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_every_key_that_a_stage_reads_is_one_of_the_recipe(name):
-    keys = (*STAGES[name].keys, *STAGES[name].where_on)
-    assert len(keys) == len(set(keys))
-    for key in (*keys, *(key for more in STAGES[name].where_on.values() for key in more)):
-        model = Recipe
-        for part in key.split("."):
-            assert part in model.model_fields, key
-            model = model.model_fields[part].annotation
+def test_every_key_says_which_stages_read_it():
+    assert len(KEYS) > 70
+    assert not [key.name for key in KEYS if not key.stages or not {*key.stages} <= {*STAGES, "questions"}]
+    # Mappings have keys of their own below theirs.
+    given = {name for name, _ in flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))}
+    assert given == {key.name for key in KEYS}
+
+
+def test_held_out_rows_are_read_by_eval_and_by_bench_with_images():
+    assert reads("eval", "data.eval") and not reads("bench", "data.eval")
+    assert reads("bench", "data.eval", image_requests=True) and not reads("serve", "data.eval")
+
+
+def test_what_is_a_path_or_not_compiled_is_said_by_the_key():
+    assert PATHS == ("checkpoint", "data.train", "data.eval", "data.template", "train.init_adapter", "hardware.catalog")
+    assert {"train.save_steps", "train.epochs"} <= {key.name for key in KEYS if not key.compiled}
 
 
 def test_a_stage_reads_only_records_of_stages_before_it():

@@ -16,6 +16,7 @@ from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork
 from gemsmith.plan.cost import rounded
 from gemsmith.plan.mesh import GIB, Choice
+from gemsmith.recipe.keys import KEYS
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import CompiledStep
@@ -28,11 +29,6 @@ SLOWEST = 1.84
 COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
 SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "hardware/model", "images")
 """What makes the program, or reads it: another version of any of it is compiled again."""
-_NOT_COMPILED = {
-    *("init_adapter", "epochs", "max_steps", "tokens_per_step", "compile", "save_steps"),
-    *("save_total_limit", "checkpoint_folder", "on_nonfinite", "spike_factor", "on_spike"),
-}
-"""Keys of train that the compiled step does not depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +114,11 @@ def cache_folder() -> Path:
 def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
     values = recipe.model_dump(mode="json")
-    chip = machine.chip
+    chip, apart = machine.chip, {key.name for key in KEYS if not key.compiled}
     depends = {
         "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
         | {"length": recipe.data.max_length, "seed": recipe.seed}
-        | {"train": {key: value for key, value in values["train"].items() if key not in _NOT_COMPILED}},
+        | {"train": {key: value for key, value in values["train"].items() if f"train.{key}" not in apart}},
         "machine": [machine.topology, chip.hbm_bytes, chip.flops_per_s, chip.hbm_bytes_per_s],
         "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
         "versions": _versions(),

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import check_recipe
-from gemsmith.recipe.schema import ADDED_LATER, TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
+from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
@@ -66,11 +66,6 @@ def default_values() -> dict[str, Any]:
     """The value of every dotted key that a recipe need not give."""
     flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
     return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
-
-
-def later_defaults() -> dict[str, Any]:
-    """Those of the keys in ADDED_LATER."""
-    return {key: value for key, value in default_values().items() if key in ADDED_LATER}
 
 
 def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:

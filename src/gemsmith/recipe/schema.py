@@ -5,7 +5,7 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
@@ -29,20 +29,34 @@ TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 # YAML 1.1, which PyYAML reads, takes a bare off for false.
 AutoOrOff = Annotated[OptimizationSwitch, BeforeValidator(lambda value: "off" if value is False else value)]
 
-ADDED_LATER = frozenset(
-    "bench.grid bench.max_concurrency bench.images bench.slo_tpot_ms bench.slo_ttft_ms bench.timeout_s "
-    "data.on_bad_image data.held_out data.image_tokens data.labels data.max_patches data.prompt eval.options "
-    "eval.tasks export.merge_into serve.container_image serve.kv_cache_dtype serve.images serve.weights "
-    "train.optimizations".split()
-)
-"""Keys that recipes of earlier versions lack. At its default such a key is left out of what says how a stage was made,
-so that what those versions made stays complete and can be gone on with."""
+
+@dataclasses.dataclass(frozen=True)
+class Says:
+    """What a key says of itself, beside its section's stages."""
+
+    stages: str = ""
+    """Those that read it; `questions` are eval, and bench with bench.images."""
+    path: bool = False
+    """Whether it may name a file or folder of this machine that a run reads."""
+    compiled: bool = True
+    """Whether the compiled training step depends on it."""
+
+
+T = TypeVar("T")
+InputPath = Annotated[T, Says(path=True)]
+NotCompiled = Annotated[T, Says(compiled=False)]
+OfQuestions = Annotated[T, Says("plan data train questions")]
+OfRows = Annotated[T, Says("plan data train")]
+OfPlan = Annotated[T, Says("plan bench")]
+AsServed = Annotated[T, Says("plan serve bench eval")]
 
 
 class Section(BaseModel):
     """Base of every part of the recipe: frozen, and unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
+    stages: ClassVar[str] = ""
+    """The stages that read its keys, but for those that name their own."""
 
 
 class GeneratedData(Section):
@@ -56,24 +70,34 @@ class GeneratedData(Section):
 
 
 class Data(Section):
-    train: str | GeneratedData = Field(
+    stages = "plan data train"
+
+    train: InputPath[str | GeneratedData] = Field(
         description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make."
     )
-    eval: str | GeneratedData | None = Field(None, description="Held-out rows, in the same forms; null: no evaluation.")
-    format: Literal["auto", "messages", "prompt-response", "image-folder"] = Field(
+    eval: Annotated[str | GeneratedData | None, Says("plan questions", path=True)] = Field(
+        None, description="Held-out rows, in the same forms; null: no evaluation."
+    )
+    format: OfQuestions[Literal["auto", "messages", "prompt-response", "image-folder"]] = Field(
         "auto", description="`auto` looks at the columns; image-folder: a sub-folder of images for each class."
     )
-    labels: dict[str, str] = Field(
+    labels: OfQuestions[dict[str, str]] = Field(
         {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
     )
-    prompt: str | None = Field(None, description="image-folder: the text after each image; {labels}: all answers.")
-    held_out: Fraction = Field(0.0, description="image-folder: the share of each class for data.eval, the same folder.")
-    image_tokens: Literal[70, 140, 280, 560, 1120] = Field(280, description="Soft tokens of a image at most.")
+    prompt: OfQuestions[str | None] = Field(
+        None, description="image-folder: the text after each image; {labels}: all answers."
+    )
+    held_out: OfQuestions[Fraction] = Field(
+        0.0, description="image-folder: the share of each class for data.eval, the same folder."
+    )
+    image_tokens: OfQuestions[Literal[70, 140, 280, 560, 1120]] = Field(
+        280, description="Soft tokens of a image at most."
+    )
     max_patches: Positive = Field(25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches.")
     on_bad_image: Literal["error", "drop"] = Field(
         "error", description="What happens to a row whose image is unusable."
     )
-    template: str | None = Field(None, description="A chat template file; default: the checkpoint's own.")
+    template: InputPath[str | None] = Field(None, description="A chat template file; default: the checkpoint's own.")
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
@@ -93,6 +117,8 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
 
 
 class Lora(Section):
+    stages = "plan train"
+
     rank: Positive = Field(64, description="R: the columns of A and the rows of B.")
     alpha: Annotated[float, Field(gt=0)] = Field(
         64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
@@ -112,6 +138,8 @@ class Lora(Section):
 
 
 class Optimizer(Section):
+    stages = "train"
+
     learning_rate: Annotated[float, Field(gt=0)] = Field(
         1e-4, description="The highest rate, at the end of the warm-up."
     )
@@ -156,18 +184,22 @@ class Mesh(Section):
 
 
 class Train(Section):
+    stages = "plan train"
+
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
-    init_adapter: str | None = Field(
+    init_adapter: Annotated[str | None, Says(path=True, compiled=False)] = Field(
         None, description="A folder of a PEFT adapter whose matrices training starts from."
     )
-    epochs: Positive = Field(1, description="How often all rows are trained on.")
-    max_steps: Positive | None = Field(
+    epochs: NotCompiled[OfRows[Positive]] = Field(1, description="How often all rows are trained on.")
+    max_steps: NotCompiled[OfRows[Positive | None]] = Field(
         None,
         description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
         "decide.",
     )
-    global_batch_size: Positive = Field(8, description="Rows of max_length in one optimizer step, over all devices.")
-    tokens_per_step: Positive | None = Field(
+    global_batch_size: OfRows[Positive] = Field(
+        8, description="Rows of max_length in one optimizer step, over all devices."
+    )
+    tokens_per_step: NotCompiled[Positive | None] = Field(
         None, description="Instead of global_batch_size: positions in one step, padding counted."
     )
     gradient_accumulation_steps: Positive = Field(
@@ -195,7 +227,7 @@ class Train(Section):
         "bfloat16",
         description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
     )
-    compile: bool = Field(
+    compile: NotCompiled[bool] = Field(
         False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
     )
     compiler_options: dict[str, bool | int | float | str | None] = Field(
@@ -209,21 +241,25 @@ class Train(Section):
         "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
         "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
     )
-    save_steps: Positive = Field(100, description="Steps.")
-    save_total_limit: Positive = Field(3, description="How many saved steps stay: the newest.")
-    checkpoint_folder: str | None = Field(
+    save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
+    save_total_limit: NotCompiled[Positive] = Field(3, description="How many saved steps stay: the newest.")
+    checkpoint_folder: NotCompiled[str | None] = Field(
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
-    on_nonfinite: Literal["stop", "skip"] = Field(
+    on_nonfinite: NotCompiled[Literal["stop", "skip"]] = Field(
         "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
     )
-    spike_factor: Annotated[float, Field(gt=1)] = Field(
+    spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
-    on_spike: Literal["report", "stop", "skip"] = Field("report", description="What a step does whose loss is a spike.")
+    on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
+        "report", description="What a step does whose loss is a spike."
+    )
 
 
 class Export(Section):
+    stages = "export"
+
     step: Positive | None = Field(None, description="The saved step to export; default: the last.")
     merge_into: Literal["trained", "original"] = Field(
         "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
@@ -231,47 +267,55 @@ class Export(Section):
 
 
 class Serve(Section):
+    stages = "serve"
+
     host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
     port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
-    max_model_len: Positive | None = Field(None, description="Tokens; default: what bench and eval need.")
-    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="As served; `auto`: as the weights are.")
+    max_model_len: AsServed[Positive | None] = Field(None, description="Tokens; default: what bench and eval need.")
+    dtype: AsServed[Literal["auto", "bfloat16", "float32"]] = Field(
+        "auto", description="As served; `auto`: as the weights are."
+    )
     python: str | None = Field(
         None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
     )
     start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
-    weights: Literal["auto", "merged", "adapter"] = Field(
+    weights: Annotated[Literal["auto", "merged", "adapter"], Says("serve bench eval")] = Field(
         "auto",
         description="`adapter`: base and tuned model are two names of one server, base + LoRA; `merged` and `auto`: "
         "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
         "(https://github.com/vllm-project/vllm/issues/41754).",
     )
-    images: bool = Field(False, description="Take images in prompts also where no row of the run has one.")
-    kv_cache_dtype: Literal["auto", "fp8"] = Field("auto", description="Of keys and values; `auto` is the weights'.")
-    container_image: str | None = Field(
+    images: AsServed[bool] = Field(False, description="Take images in prompts also where no row of the run has one.")
+    kv_cache_dtype: AsServed[Literal["auto", "fp8"]] = Field(
+        "auto", description="Of keys and values; `auto` is the weights'."
+    )
+    container_image: Annotated[str | None, Says("plan serve")] = Field(
         None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
     )
-    arguments: tuple[str, ...] = Field((), description="Further arguments to vLLM's server.", strict=False)
+    arguments: AsServed[tuple[str, ...]] = Field((), description="Further arguments to vLLM's server.", strict=False)
 
 
 class Bench(Section):
-    grid: Literal["own", "paper", "short"] = Field(
+    stages = "bench"
+
+    grid: OfPlan[Literal["own", "paper", "short"]] = Field(
         "own",
         description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
     )
-    input_tokens: tuple[Positive, ...] = Field(
+    input_tokens: OfPlan[tuple[Positive, ...]] = Field(
         (512, 4096),
         min_length=1,
         description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
         strict=False,
     )
-    output_tokens: Positive = Field(256, description="Tokens that every request asks for.")
+    output_tokens: OfPlan[Positive] = Field(256, description="Tokens that every request asks for.")
     request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
         (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
     )
-    max_concurrency: Positive | None = Field(
+    max_concurrency: OfPlan[Positive | None] = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."
     )
-    images: bool = Field(False, description="Requests are rows of data.eval with images, not random text.")
+    images: OfPlan[bool] = Field(False, description="Requests are rows of data.eval with images, not random text.")
     prompts: Positive | None = Field(
         128,
         description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
@@ -329,6 +373,8 @@ class EvalTask(Section):
 
 
 class Eval(Section):
+    stages = "eval"
+
     tasks: tuple[EvalTask, ...] = Field(
         (), description="What is scored; default: the held-out rows, by eval.scorer.", strict=False
     )
@@ -346,10 +392,12 @@ class Eval(Section):
 
 
 class Hardware(Section):
+    stages = "plan"
+
     machines: tuple[str, ...] = Field(
         ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalog.", strict=False
     )
-    catalog: str | None = Field(
+    catalog: InputPath[str | None] = Field(
         None, description="A YAML of chips and machines that replaces or adds to the shipped one."
     )
 
@@ -357,11 +405,13 @@ class Hardware(Section):
 class Recipe(Section):
     """Everything a run needs to know."""
 
-    model: str | None = Field(
+    model: Annotated[str | None, Says("plan train")] = Field(
         None, description="gemma4-e2b, -e4b, -12b, -26b-a4b, -31b, a tiny one; default: what the checkpoint is."
     )
-    checkpoint: str = Field(description="A folder, a Hugging Face hub id, or gs://bucket/folder.")
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+    checkpoint: Annotated[str, Says("plan data train", path=True)] = Field(
+        description="A folder, a Hugging Face hub id, or gs://bucket/folder."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**32), Says("data train bench eval")] = Field(
         0, description="Of rows that are made, their order, A's first values and dropout."
     )
     data: Data

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gemsmith.arch import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.arch.config import differing_fields
@@ -17,6 +16,7 @@ from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter
+from gemsmith.recipe.keys import PATHS, value_at
 from gemsmith.recipe.load import default_values, flatten, load_recipe, read_reasons, task_files, with_values
 from gemsmith.recipe.schema import TASK_KEYS, Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
@@ -181,7 +181,6 @@ def _or_raise(needed: int, variant: Variant) -> str:
     return f", or set serve.max_model_len to {needed} or more" if needed <= variant.context else ""
 
 
-_FILES = ("checkpoint", "data.train", "data.eval", "data.template", "train.init_adapter", "hardware.catalog")
 _DERIVED_AGAIN = (
     "data.max_length",
     "train.global_batch_size",
@@ -199,7 +198,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
     derived: list[ResolvedValue] = []
-    for key in (*_FILES, *_task_files(recipe)):
+    for key in (*PATHS, *_task_files(recipe)):
         _make_absolute(recipe, key, derived)
     _make_folder_absolute(recipe, derived)
     _make_datasets_absolute(recipe, derived)
@@ -299,7 +298,7 @@ def _task_files(recipe: Recipe) -> list[str]:
 
 
 def _make_absolute(recipe: Recipe, key: str, derived: list[ResolvedValue]) -> None:
-    value = _value_at(recipe, key)
+    value = value_at(recipe, key)
     if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
         return
     path = expanduser(value)
@@ -353,10 +352,3 @@ def _warmup(recipe: Recipe) -> Iterator[ResolvedValue]:
     """The reason for warm-up that is left open; its number is known once the data stage has counted the steps."""
     if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
         yield ResolvedValue("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")
-
-
-def _value_at(recipe: Recipe, key: str) -> Any:
-    value: Any = recipe
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value

@@ -18,11 +18,9 @@ from typing import Any
 
 from gemsmith.errors import RunError, VersionError
 from gemsmith.recipe.load import (
-    default_values,
     differing_keys,
     dump_recipe,
     flatten,
-    later_defaults,
     load_recipe,
     read_reasons,
     task_files,
@@ -31,7 +29,7 @@ from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
-from gemsmith.runs.stages import STAGES
+from gemsmith.runs.stages import STAGES, reads
 from gemsmith.system.files import bucket_path, sha256_file, write_text
 from gemsmith.system.locks import LOCK
 from gemsmith.system.version import __version__
@@ -240,21 +238,13 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
         if one.origin.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
     ]
     keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
-    return {key for key in keys if any(_reads(stage, key) for stage in edited)}
+    return {key for key in keys if any(reads(stage, key) for stage in edited)}
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
-    """The dotted keys of the recipe that the stage reads.
-
-    Left out are those that have their default where earlier versions lacked the key, or did not read it there.
-    """
-    flat, later = [*flatten(recipe.model_dump(mode="json"))], later_defaults()
-    if STAGES[stage].since:
-        later |= {key: value for key, value in default_values().items() if key in STAGES[stage].since}
-    switches = {key for key, value in flat if value is True}
-    more = [name for switch, names in STAGES[stage].where_on.items() if switch in switches for name in names]
-    read = {key: value for key, value in flat if _reads(stage, key) or _is_in(key, more)}
-    return {key: value for key, value in read.items() if not (key in later and value == later[key])}
+    """The dotted keys of the recipe that the stage reads, with their values."""
+    flat = flatten(recipe.model_dump(mode="json"))
+    return {key: value for key, value in flat if reads(stage, key, image_requests=recipe.bench.images)}
 
 
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -263,7 +253,6 @@ def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
     steps say.
     """
-    old, new = later_defaults() | {**old}, later_defaults() | {**new}
     return {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
@@ -278,14 +267,6 @@ def _next_recipe_file(run: Run) -> Path:
     return run.path / ".recipe.yaml.next"
 
 
-def _reads(stage: str, key: str) -> bool:
-    return _is_in(key, (*STAGES[stage].keys, *STAGES[stage].since))
-
-
-def _is_in(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
 def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
     """What the stage itself added to inputs_sha256: files that it hashed when it ran."""
     known = inputs_sha256(run, stage)
@@ -294,7 +275,7 @@ def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
 
 def _readers(run: Run, key: str, force: str | None) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
-    readers = [stage for stage in STAGES if stage != "plan" and _reads(stage, key) and has_outputs(run, stage)]
+    readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key) and has_outputs(run, stage)]
     return [stage for stage in readers if force is None or not _depends_on(stage, force)]
 
 

@@ -142,7 +142,8 @@ def check(request: Request) -> None:
     if sum(held.values()) > memory_gib * 2**30:
         raise InputError(
             f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {format_footprint(held)}; "
-            "choose a larger one, leave export to another machine with --stages, or put the base in a bucket: checkpoint: gs://…"
+            "choose a larger one, leave export to another machine with --stages, or put the base in a bucket: checkpoint: "
+            "gs://…"
         )
 
 

@@ -1,0 +1,39 @@
+"""The recipe's dotted keys, such as lora.rank: which there are, and the value at one."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gemsmith.recipe.schema import Recipe, Says, Section
+
+
+class Key(NamedTuple):
+    """A dotted key of the recipe, and what it says of itself."""
+
+    name: str
+    stages: tuple[str, ...]
+    path: bool
+    compiled: bool
+
+
+def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[Key]:
+    """Every key that a recipe may give, in the order of the schema."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from recipe_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            said = [item for item in field.metadata if isinstance(item, Says)]
+            stages = next((item.stages for item in said if item.stages), section.stages)
+            path, compiled = any(item.path for item in said), all(item.compiled for item in said)
+            yield Key(f"{prefix}{name}", tuple(stages.split()), path, compiled)
+
+
+KEYS = tuple(recipe_keys())
+PATHS = tuple(key.name for key in KEYS if key.path)
+"""Keys that may name a file or folder of this machine which a run reads."""
+
+
+def value_at(values: Any, key: str) -> Any:
+    """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else getattr(values, part, None)
+    return values
