@@ -209,13 +209,8 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "literal_error":
         if key in TASK_KEYS or re.fullmatch(r"eval\.tasks\.\d+\.task", key):
             message += ", or a Python file such as ./my_task.py"
-        message += _near_match(problem["input"], problem["ctx"]["expected"])
+        message += suggest(str(problem["input"]), re.findall("'([^']*)'", problem["ctx"]["expected"]))
     return f"{key}: {problem['input']!r} was given, {message}"
-
-
-def _near_match(given: Any, allowed: str) -> str:
-    """The name that was meant, of those that pydantic quotes."""
-    return suggest(str(given), re.findall("'([^']*)'", allowed))
 
 
 def _keys_at(place: Sequence[str]) -> list[str]:

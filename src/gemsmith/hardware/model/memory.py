@@ -289,10 +289,6 @@ def choose_remat(work: StepCost, mesh: Mesh, *, device_bytes: float) -> Remat:
     """
     saved: tuple[str, ...] = ()
     for name in (name for name in ORDER if name not in work.offload):
-        if _fits(replace(work, remat=(*saved, name)), mesh, device_bytes):
+        if memory_of(replace(work, remat=(*saved, name)), mesh).total <= ROOM * device_bytes:
             saved = (*saved, name)
     return saved or "layer"
-
-
-def _fits(work: StepCost, mesh: Mesh, device_bytes: float) -> bool:
-    return memory_of(work, mesh).total <= ROOM * device_bytes
