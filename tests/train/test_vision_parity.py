@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from gemsmith.batch.patches import Patches, make_patches, read_patching
+from gemsmith.images.patches import Patches, make_patches, read_patching
 
 from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from gemsmith.batch.patches import Patches
+from gemsmith.images.patches import Patches
 
 from gemsmith.arch import find_variant
 from gemsmith.train.jax.images import ImageShape, batch_images, image_shape
