@@ -165,14 +165,14 @@ def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
 def test_tuned_off_is_taken_from_yaml_and_from_set_and_dumped_so_that_it_loads_again(tmp_path, text):
     """YAML 1.1 reads a bare off as false."""
     file, again = tmp_path / "recipe.yaml", tmp_path / "again.yaml"
-    file.write_text(f"checkpoint: x\ndata: {{train: y}}\ntrain:\n  tuned: {text}\n")
+    file.write_text(f"checkpoint: x\ndata: {{train: y}}\ntrain:\n  optimizations: {text}\n")
     recipe = load_recipe(file)
     assert (
         recipe.train.optimizations == "off"
         and build_recipe(MINIMAL, [f"train.optimizations={text}"]).train.optimizations == "off"
     )
     again.write_text(dump_recipe(recipe))
-    assert 'tuned: "off"' in again.read_text() and load_recipe(again) == recipe
+    assert 'optimizations: "off"' in again.read_text() and load_recipe(again) == recipe
 
 
 @pytest.mark.parametrize("text", ["on", "none", "null", "0"])

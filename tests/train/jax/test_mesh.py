@@ -306,10 +306,10 @@ def test_adapters_are_joined_to_their_projections_on_tpu_alone():
 
 def test_with_tuned_off_no_lever_is_left():
     tpu = SimpleNamespace(devices=np.array([SimpleNamespace(platform="tpu")]), shape={"sequence": 1, "tp": 1})
-    how = make_execution(recipe_of(rows=4, remat="layer", tuned="off"), find_variant("gemma4-31b"), tpu)
+    how = make_execution(recipe_of(rows=4, remat="layer", optimizations="off"), find_variant("gemma4-31b"), tpu)
     assert how.attention == "splash" and not any(asdict(how.optimizations).values())
-    tuned = make_execution(recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b"), tpu)
-    assert all(asdict(tuned.optimizations).values()), "each is on somewhere"
+    full = make_execution(recipe_of(rows=4, remat="layer"), find_variant("gemma4-31b"), tpu)
+    assert all(asdict(full.optimizations).values()), "each is on somewhere"
 
 
 def test_names_of_what_is_offloaded_reach_the_layers():

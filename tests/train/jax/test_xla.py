@@ -17,8 +17,8 @@ def test_null_takes_one_of_gemsmiths_flags_away_and_tuned_off_takes_all():
     (flag,) = COMPILER_OPTIONS["cpu"]
     own = {"xla_cpu_enable_fast_math": False}
     assert compiler_options("cpu", Train(compiler_options={flag: None})) == {}
-    assert compiler_options("cpu", Train(compiler_options={flag: None, **own}, tuned="off")) == own
-    assert compiler_options("tpu", Train(tuned="off")) == {} == compiler_options("gpu", Train())
+    assert compiler_options("cpu", Train(compiler_options={flag: None, **own}, optimizations="off")) == own
+    assert compiler_options("tpu", Train(optimizations="off")) == {} == compiler_options("gpu", Train())
     assert compiler_options("tpu", Train(compiler_options=own)) == COMPILER_OPTIONS["tpu"] | own
 
 
@@ -76,4 +76,4 @@ def test_a_flag_of_gemsmiths_that_xla_does_not_take_is_one_line_and_can_be_taken
     first, second = re.search(r"with: --set (\S+), or all .* with: --set (\S+)$", str(error.value)).groups()
     assert (first, second) == (f"train.compiler_options.{name}=null", "train.optimizations=off")
     assert train(prepare(tmp_path / "run", train={"compiler_options": {name: None}, "max_steps": 1})).steps
-    assert train(prepare(tmp_path / "other", train={"tuned": "off", "max_steps": 1})).steps
+    assert train(prepare(tmp_path / "other", train={"optimizations": "off", "max_steps": 1})).steps
