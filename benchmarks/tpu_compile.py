@@ -110,7 +110,10 @@ CASES = {
         note="the same, gathers in the matmuls' programs", rows=4, train=_fsdp(4, remat="auto"), options=FUSED
     ),
     "31b-v5p-plain": Case(
-        note="the same, train.optimizations off", rows=4, train=_fsdp(4, remat="auto", tuned="off"), options=PLAIN
+        note="the same, train.optimizations off",
+        rows=4,
+        train=_fsdp(4, remat="auto", optimizations="off"),
+        options=PLAIN,
     ),
     "31b-v6e": BEST_ON_V6E,
     "31b-v6e-48mib": dataclasses.replace(

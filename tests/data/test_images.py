@@ -105,8 +105,8 @@ def test_a_row_has_its_images_in_the_order_of_their_soft_tokens(prepared, images
     for tokens, row in zip(packed.tokens, packed.images, strict=True):
         begins, ends = np.flatnonzero(tokens == BEGIN), np.flatnonzero(tokens == END)
         assert (ends - begins - 1).tolist() == [image.soft_tokens for image in row]
-        assert np.count_nonzero(tokens == IMAGE) == sum(image.soft_tokens for image in images)
-        for image in images:
+        assert np.count_nonzero(tokens == IMAGE) == sum(image.soft_tokens for image in row)
+        for image in row:
             assert image.soft_tokens == soft(Path(image.path).stem)
 
 

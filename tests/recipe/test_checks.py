@@ -29,7 +29,11 @@ MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
             "compiler_options.a=true",
             'compiler_options: {"a": true} was given, but train.backend trl does not use',
         ),
-        ("trl", "optimizations=off", "optimizations: off was given, but train.backend trl has none of .* set train.backend to tunix$"),
+        (
+            "trl",
+            "optimizations=off",
+            "optimizations: off was given, but train.backend trl has none of .* set train.backend to tunix$",
+        ),
         (
             "trl",
             "checkpoint_folder=gs://b/f",

@@ -111,7 +111,8 @@ def _weigh(
     if work.rows % (over_rows := mesh.replica * mesh.fsdp * work.micro_batches):
         micro_batches = " x micro_batches" if work.micro_batches > 1 else ""
         problems.append(
-            f"train.global_batch_size is {work.rows}; replica x fsdp{micro_batches} = {over_rows} needs a multiple"
+            f"train.global_batch_size is {work.rows}; replica x fsdp{micro_batches} = {over_rows} needs a multiple "
+            "of it"
         )
     if work.length % mesh.sequence:
         problems.append(f"data.max_length is {work.length}; train.mesh.sequence {mesh.sequence} needs a multiple of it")

@@ -34,7 +34,7 @@ def test_keeping_every_activation_is_an_upper_bound_of_keeping_every_matmul():
 def test_jax_on_cpu_holds_one_row_at_a_time():
     values = {"checkpoint": "x", "data": {"train": "x"}}
     jax_recipe, trl_recipe = (build_recipe(values | {"train": {"backend": backend}}) for backend in ("tunix", "trl"))
-    eight, four_times_two = work(rows=8), work(rows=8, micro_batches=4)
+    eight, four_times_two = work(rows=8), work(rows=8, gradient_accumulation_steps=4)
     one = memory_of(on_chips(work(rows=1), "cpu", jax_recipe), Mesh())
     assert (
         memory_of(on_chips(eight, "cpu", jax_recipe), Mesh())
