@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
-from gemsmith.images.patches import Patches
 
 from gemsmith.arch import find_variant
+from gemsmith.images.patches import Patches
 from gemsmith.train.jax.images import ImageShape, batch_images, image_shape
 
 SHAPE = ImageShape(images=2, soft_tokens=3, patches=4, patch_dim=2)
