@@ -2,10 +2,9 @@
 
 The base and the result have the same dtypes and shapes, so each shard keeps its size, its header and every byte that no
 adapter touches: a merge is a copy in which some ranges are computed. PEFT's merge does the same arithmetic in the same
-order; where its `safe_merge` is asked for, it rounds B A to the base's dtype before adding, and differs. So do a few in
-100 000 weights, in the last bit, of modules whose own alpha or rank (alpha_pattern, rank_pattern) makes the scale
-another one, and not by a power of two: their B is scaled first, so that one alpha holds for all; and of all modules,
-where numpy's BLAS adds up in another order than torch's on a processor.
+order, and differs in these: with `safe_merge` it rounds B A to the base's dtype before adding; modules whose own alpha
+or rank (alpha_pattern, rank_pattern) changes the scale, not by a power of two, have B scaled first here; and numpy's
+BLAS may add up in another order than torch's. The last two change a few in 100,000 weights, in the last bit.
 """
 
 import errno
