@@ -10,20 +10,21 @@ Verilog module, nor a specification of the held-out split.
 
 import argparse
 import itertools
+import json
 import math
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from gemsmith.arch import find_variant
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints.tiny import make_tokenizer, train_tokenizer, write_checkpoint
+from gemsmith.checkpoints.tiny import SPECIAL_TOKENS, make_tokenizer, write_checkpoint
 from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, generate_rows, make_specs
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +33,7 @@ FOLDER = ROOT / "recipes" / "demo_base"
 VARIANT = find_variant("tiny-31b")
 IGNORED = -100
 COPY_STEPS = 800
+NEWLINE_ID, FIRST_BYTE_ID = 107, 108
 
 
 def write_c(spec: Spec) -> str:
@@ -92,6 +94,45 @@ def make_shipped_tokenizer() -> None:
         *((row["prompt"], row["response"]) for row in generate_rows(4000, "train", 0)),
     ]
     train_tokenizer([f"{prompt}\n{answer}\nuser\nmodel\nsystem\n" for prompt, answer in rows], TOKENIZER)
+
+
+def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:
+    """Writes a tokenizer.json in Gemma's form, its merges learned from the texts: BPE, byte fallback, spaces as ▁."""
+    merges_wanted = vocabulary - FIRST_BYTE_ID - 256
+    texts = list(texts)
+    alphabet = sorted({character for text in texts for character in text.replace(" ", "▁")} - {"\n"})
+    learner = Tokenizer(models.BPE())
+    learner.normalizer = normalizers.Replace(" ", "▁")
+    # Words, numbers digit by digit, and single signs: no merge crosses a word's border.
+    learner.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁?[A-Za-z_]+|▁+|[0-9]|[^A-Za-z_0-9▁]"), "isolated")
+    learner.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=merges_wanted, show_progress=False, initial_alphabet=[], limit_alphabet=1000, min_frequency=2
+        ),
+    )
+    merges = json.loads(learner.to_str())["model"]["merges"]
+    pieces = [*alphabet, *("".join(pair) for pair in merges)]
+    pieces = list(dict.fromkeys(pieces))[:merges_wanted]
+    merges = [pair for pair in merges if "".join(pair) in set(pieces)]
+    ids = [f"<unused{number}>" for number in range(FIRST_BYTE_ID)]
+    for number, token in SPECIAL_TOKENS.items():
+        ids[number] = token
+    ids[NEWLINE_ID] = "\n"
+    ids += [f"<0x{byte:02X}>" for byte in range(256)] + pieces
+    ids += [f"<unused{number}>" for number in range(len(ids), vocabulary)]
+    model = models.BPE(
+        vocab={token: number for number, token in enumerate(ids)},
+        merges=[tuple(pair) for pair in merges],
+        unk_token="<unk>",
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
+    tokenizer.save(str(file), pretty=False)
 
 
 def batches(tokenizer: Tokenizer, steps: int, rows: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

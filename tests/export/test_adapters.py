@@ -147,7 +147,8 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(make_run):
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model."])
 def test_a_peft_folder_reads_back_as_it_was_written(adapter_of, tmp_path, prefix, rslora):
     adapter = dataclasses.replace(adapter_of("tiny-e2b", rank=3, alpha=4.5), rslora=rslora)
-    write_peft_adapter(adapter, tmp_path / "adapter", "base", prefix=prefix)
+    names = {name: name.replace("model.language_model.", prefix) for name in adapter.modules}
+    write_peft_adapter(adapter, tmp_path / "adapter", "base", class_names=names)
     assert same(read_peft_adapter(tmp_path / "adapter"), adapter)
 
 
@@ -198,7 +199,8 @@ def test_peft_puts_the_adapter_on_the_text_only_class(adapter_of, tmp_path, vari
     model = getattr(transformers, f"Gemma4{unified}ForCausalLM")(config)
     adapter = adapter_of(variant)
     mapping = {r"^model\.language_model\.": "model."} if way == "renamed while loading" else None
-    write_peft_adapter(adapter, tmp_path, "base", prefix="model.language_model." if mapping else "model.")
+    names = {} if mapping else {name: name.replace("language_model.", "") for name in adapter.modules}
+    write_peft_adapter(adapter, tmp_path, "base", class_names=names)
     tuned = PeftModel.from_pretrained(model, tmp_path, key_mapping=mapping)
     placed = {name: value for name, value in tuned.named_parameters() if ".lora_" in name}
     assert len(placed) == 2 * len(adapter.modules)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoints.peft import write_peft_adapter
-from gemsmith.export.merge import Rounding, rounding_notices
 from gemsmith.export.stage import export
 from gemsmith.runs.records import VerifyRecord
 from gemsmith.runs.run import read_record
 from gemsmith.verify import logits
+from gemsmith.verify.checks import rounding_notices
 from gemsmith.verify.stage import verify
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "verify.json"
@@ -66,20 +66,20 @@ def test_where_logits_are_not_compared_the_weights_tell(make_run, adapter_of, mo
     assert ["are rounded away; logits were not compared." in notice for notice in record.warnings] == [True] * fires
 
 
-@pytest.mark.parametrize(("rounding", "fires"), [
-    (Rounding(dtypes=["BF16"], away=0.9, effect=0.34, moved=0.79), True),
-    (Rounding(dtypes=["BF16"], away=0.9, effect=1.0, moved=0.51), True),
-    (Rounding(dtypes=["BF16"], away=0.9, effect=1.0, moved=0.5), False),
-    (Rounding(dtypes=["BF16"], away=0.5), False),
-    (Rounding(dtypes=["BF16", "F32"], away=0.51), True),
-    (Rounding(), False),
+@pytest.mark.parametrize(("dtypes", "found", "fires"), [
+    (["BF16"], {"lost": 0.9, "effect": 0.34, "moved": 0.79}, True),
+    (["BF16"], {"lost": 0.9, "effect": 1.0, "moved": 0.51}, True),
+    (["BF16"], {"lost": 0.9, "effect": 1.0, "moved": 0.5}, False),
+    (["BF16"], {"lost": 0.5}, False),
+    (["BF16", "F32"], {"lost": 0.51}, True),
+    ([], {}, False),
 ])  # fmt: skip
-def test_logits_decide_and_weights_only_without_them(rounding, fires):
-    assert bool(rounding_notices(rounding)) == fires
+def test_logits_decide_and_weights_only_without_them(dtypes, found, fires):
+    assert bool(rounding_notices(dtypes, **found)) == fires
 
 
 def test_the_demos_adapter_is_not_lost():
     record = json.loads(DEMO.read_text())
     moved, effect = record["logits_rounding"], record["logits_effect"]
     assert effect > 1
-    assert rounding_notices(Rounding(dtypes=["BF16"], effect=effect, moved=moved)) == ()
+    assert rounding_notices(["BF16"], effect=effect, moved=moved) == ()

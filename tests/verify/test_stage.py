@@ -303,9 +303,7 @@ def test_another_base_than_the_one_exported_from_fails(exported, adapter_of):
 def test_logits_tell_a_wrong_merge_by_themselves(exported, monkeypatch):
     write_bytes(exported, UP, bytes(2000))
     record_again(exported)
-    monkeypatch.setattr(
-        verify_module, "recompute", lambda *arguments: verify_module.Recomputed(problems=(), rounding_loss=None)
-    )
+    monkeypatch.setattr(verify_module, "recompute", lambda *_: ([], None))
     names = failed(exported)
     assert names.keys() == {"logits"}
 
@@ -314,7 +312,7 @@ def test_a_large_matrix_is_sampled_from_its_first_row_to_its_last(monkeypatch, e
     monkeypatch.setattr(verify_module, "_WHOLE_VALUES", 10)
     monkeypatch.setattr(verify_module, "_BLOCK_VALUES", 200)
     place = open_checkpoint(str(exported.merged)).places[UP]
-    rows = list(verify_module._sample(place))
+    rows = verify_module._sample(place)
     assert len(rows) == verify_module._SAMPLED_BLOCKS
     assert rows[0].start == 0 and rows[-1].stop == place.shape[0]
 

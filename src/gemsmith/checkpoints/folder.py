@@ -16,7 +16,7 @@ from gemsmith.arch.config import differing_fields
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft_config import CONFIG
-from gemsmith.checkpoints.safetensors import TensorPlace, fingerprint, read_header
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, fingerprint, read_header
 from gemsmith.errors import CheckpointError
 from gemsmith.system.json import read_json
 
@@ -29,7 +29,7 @@ _EMBEDDING, _HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """An opened folder. `places` holds every tensor, those of the vision and audio encoders too."""
+    """`places` holds every tensor, those of the vision and audio encoders too."""
 
     source: str
     folder: Path
@@ -52,7 +52,7 @@ def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoin
     """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
 
     Raises CheckpointError where a file is missing or damaged, the tensors are not those that the config describes, or
-    the config is not `variant`'s (where one is given).
+    the config is not that of the `variant` given.
     """
     folder = fetch_folder(source)
     config = read_config(folder)
@@ -99,7 +99,12 @@ def name_variant(variant: Variant) -> Variant:
 def _read_places(folder: Path) -> dict[str, TensorPlace]:
     index = folder / INDEX
     if not index.exists():
-        return _places_of(folder / "model.safetensors")
+        whole = folder / "model.safetensors"
+        if not whole.exists():
+            raise CheckpointError(
+                f"checkpoint {folder}: has neither {whole.name} nor {INDEX}; give a folder with safetensors weights"
+            )
+        return read_header(whole)[0]
     try:
         weight_map: dict[str, str] = read_json(index)["weight_map"]
         shards = sorted({os.fspath(shard) for shard in weight_map.values()})
@@ -111,22 +116,11 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
         raise CheckpointError(
             f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again"
         )
-    places = {name: place for shard in shards for name, place in _places_of(folder / shard).items()}
-    if lost := sorted(
-        name for name, shard in weight_map.items() if name not in places or places[name].file.name != shard
-    ):
-        raise CheckpointError(
-            f"checkpoint {folder}: {weight_map[lost[0]]} lacks {lost[0]}, which the index places there"
-        )
+    places = {name: place for shard in shards for name, place in read_header(folder / shard)[0].items()}
+    for name, shard in sorted(weight_map.items()):
+        if name not in places or places[name].file.name != shard:
+            raise CheckpointError(f"checkpoint {folder}: {shard} lacks {name}, which the index places there")
     return places
-
-
-def _places_of(file: Path) -> dict[str, TensorPlace]:
-    if not file.exists():
-        raise CheckpointError(
-            f"checkpoint {file.parent}: has neither {file.name} nor {INDEX}; give a folder with safetensors weights"
-        )
-    return read_header(file)[0]
 
 
 def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPlace]) -> None:
@@ -135,26 +129,22 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
     missing = [tensor.name for tensor in expected.values() if not tensor.optional and tensor.name not in places]
     if missing:
         other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the encoders have layers, too
-        hint = (
-            f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
-            if other in places
-            else ""
-        )
+        hint = f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
         raise CheckpointError(
             f"checkpoint {folder}: config.json describes {len(missing)} tensors that do not exist, such as "
-            f"{missing[0]}{hint}"
+            f"{missing[0]}{hint if other in places else ''}"
         )
     for name, place in places.items():
-        if name in expected and place.shape != expected[name].shape:
+        if name not in expected:
+            if name.startswith(PREFIX):
+                raise CheckpointError(f"checkpoint {folder}: holds {name}, which config.json does not describe")
+            continue
+        shape, wanted = list(place.shape), list(expected[name].shape)
+        if shape != wanted:
+            raise CheckpointError(f"checkpoint {folder}: {name} is {shape}, config.json describes {wanted}")
+        if place.dtype not in FLOATS:
             raise CheckpointError(
-                f"checkpoint {folder}: {name} is {list(place.shape)}, config.json describes "
-                f"{list(expected[name].shape)}"
-            )
-        if name.startswith(PREFIX) and name not in expected:
-            raise CheckpointError(f"checkpoint {folder}: holds {name}, which config.json does not describe")
-        if name in expected and place.dtype not in ("BF16", "F16", "F32"):
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} is {place.dtype}; allowed: BF16, F16, F32 (give the weights before "
+                f"checkpoint {folder}: {name} is {place.dtype}; allowed: {', '.join(FLOATS)} (give the weights before "
                 "quantization)"
             )
     head, embedding = places.get(_HEAD), places[_EMBEDDING]

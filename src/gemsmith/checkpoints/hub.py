@@ -1,4 +1,4 @@
-"""Checkpoints from where they live to a local folder: a folder as it is, a Hugging Face hub id, gs://."""
+"""The local folder of a checkpoint that is named as a folder, a Hugging Face hub id or gs://bucket/folder."""
 
 import hashlib
 import os
@@ -14,10 +14,7 @@ _WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*
 
 
 def fetch_folder(source: str) -> Path:
-    """The local folder that holds the checkpoint, downloaded first where the source is elsewhere.
-
-    Raises CheckpointError where there is nothing, or it cannot be reached.
-    """
+    """Downloads first where the source is elsewhere. Raises CheckpointError where nothing is there or reached."""
     check_source(source)
     if "://" in source:
         return _fetch_bucket(source)
@@ -62,10 +59,7 @@ def _fetch_hub(hub_id: str) -> Path:
 
 
 def _fetch_bucket(url: str) -> Path:
-    """Copies a bucket's folder into the cache; a file that is there in full is not copied again.
-
-    tensorstore reads gs:// with the machine's own credentials, and file:// in the same way.
-    """
+    """Copies the files of a bucket's folder into the cache, but those whose version is there."""
     cache = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
     folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,18 +68,12 @@ def _fetch_bucket(url: str) -> Path:
         names = [name for name in bucket.names() if "/" not in name]
         wanted = [name for name in names if any(Path(name).match(pattern) for pattern in _WANTED)]
         for name in wanted:
-            _copy(bucket, name, folder / name)
+            target, mark, generation = folder / name, folder / f".{name}.generation", bucket.generation(name)
+            if not (target.exists() and mark.exists() and mark.read_text() == generation):
+                bucket.download(name, target)
+                mark.write_text(generation)
     except (MachineError, OSError) as error:
         raise CheckpointError(f"checkpoint {url}: cannot be read: {error}") from None
     if "config.json" not in wanted:
         raise CheckpointError(f"checkpoint {url}: holds no config.json; give the folder of a Hugging Face checkpoint")
     return folder
-
-
-def _copy(bucket: Bucket, name: str, target: Path) -> None:
-    """Copies one file, and notes the version that was copied."""
-    mark, generation = target.with_name(f".{target.name}.generation"), bucket.generation(name)
-    if target.exists() and mark.exists() and mark.read_text() == generation:
-        return
-    bucket.download(name, target)
-    mark.write_text(generation)

@@ -8,29 +8,29 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from gemsmith.arch import Tensor, Variant, name_in_files
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
-from gemsmith.checkpoints.safetensors import TensorPlace, Written, check_digest, read_header, write_tensors
+from gemsmith.checkpoints.peft_config import CONFIG, read_peft_config
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, WrittenFile, check_digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from gemsmith.recipe.schema import lora_scale
 
 WEIGHTS = "adapter_model.safetensors"
-# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, and the fingerprint of the base that was trained
-# on.
-SHA256_KEY, BASE_KEY, QUANTIZED_KEY = "gemsmith_sha256", "gemsmith_base", "gemsmith_base_in"
-# Also there: the modules v_proj that no model has, and that hold K's matrices again for vLLM.
-_COPIES_KEY = "gemsmith_v_of_k"
-_PEFT_PREFIX = "base_model.model."
-_TEXT_ONLY_PREFIX = "model."
+# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, the fingerprint of the base that was trained on,
+# what that was quantized to, and the modules v_proj that no model has, with K's matrices again for vLLM.
+SHA256_KEY, _BASE_KEY, _QUANTIZED_KEY, _COPIES_KEY = (
+    "gemsmith_sha256",
+    "gemsmith_base",
+    "gemsmith_base_in",
+    "gemsmith_v_of_k",
+)
 # What the text-only class calls model.<this> and the multimodal one model.language_model.<this>.
-_IN_TEXT_MODEL = ("layers.", "per_layer_model_projection")
-_LISTED = 8
-_FLOATS = ("BF16", "F16", "F32")
+_IN_TEXT_MODEL = ("model.layers.", "model.per_layer_model_projection")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,13 +82,9 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
     expected = {target.module: target.shape for target in targets}
     missing, extra = sorted(expected.keys() - adapter.modules.keys()), sorted(adapter.modules.keys() - expected.keys())
     if missing or extra:
-        parts = [
-            f"{len(names)} {word} ({some(names)})"
-            for word, names in (("missing", missing), ("not asked for", extra))
-            if names
-        ]
         raise CheckpointError(
-            f"adapter {source}: its modules are not those of model and lora.targets: {'; '.join(parts)}"
+            f"adapter {source}: its modules are not those of model and lora.targets: "
+            + some_of_each({"missing": missing, "not asked for": extra})
         )
     for name, (a, b) in adapter.shapes.items():
         out, inner = expected[name]
@@ -101,9 +97,8 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
 
 def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
     """Raises CheckpointError, with what to do `otherwise`, where an adapter would break the model."""
-    refuse_broken(
-        [name for name, pair in adapter.modules.items() if not pair.finite], source=source, otherwise=otherwise
-    )
+    broken = [name for name, pair in adapter.modules.items() if not pair.finite]
+    refuse_broken(broken, source=source, otherwise=otherwise)
 
 
 def refuse_broken(modules: Sequence[str], *, source: str, otherwise: str) -> None:
@@ -131,11 +126,19 @@ def read_peft_adapter(folder: Path) -> Adapter:
     places, metadata = read_header(folder / WEIGHTS)
     copies = metadata.get(_COPIES_KEY, "").split()
     sides = {module: found for module, found in _sides(places, folder).items() if module not in copies}
-    _check_ranks(sides, config, folder)
+    wrong = [
+        module for module, (original, (a, b)) in sides.items() if {a.shape[0], b.shape[1]} != {config.rank_of(original)}
+    ]
+    if wrong:
+        original, (a, b) = sides[wrong[0]]
+        raise CheckpointError(
+            f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, the tensors of {some(wrong)} do not have "
+            f"it (A {list(a.shape)}, B {list(b.shape)})"
+        )
     check_digest(places, metadata, SHA256_KEY, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
-    known: dict[str, Any] = {"base_sha256": metadata.get(BASE_KEY), "quantized": metadata.get(QUANTIZED_KEY)}
+    known: dict[str, Any] = {"base_sha256": metadata.get(_BASE_KEY), "quantized": metadata.get(_QUANTIZED_KEY)}
     if len(ranks | {config.rank}) == 1 and len(scales | {config.scale}) == 1:
         pairs = _Pairs(sides, {})
         return Adapter(modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, **known)
@@ -150,46 +153,42 @@ def write_peft_adapter(
     base_name: str,
     *,
     dropout: float = 0.0,
-    prefix: str = PREFIX,
-    v_of_k: Mapping[str, str] | None = None,
-    class_names: Mapping[str, str] | None = None,
-) -> dict[str, Written]:
-    """Sizes and checksums of adapter_config.json and adapter_model.safetensors, written for PEFT and vLLM.
+    v_of_k: Mapping[str, str] = MappingProxyType({}),
+    class_names: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, WrittenFile]:
+    """Writes adapter_config.json and adapter_model.safetensors for PEFT and vLLM; their sizes and checksums by name.
 
-    The default names fit Gemma4ForConditionalGeneration and its unified twin; `prefix="model."` those of a text-only
-    Gemma4ForCausalLM, whose modules lack `language_model`. target_modules fits both. Of a vision tower it names the
-    linears inside the clipped ones, which PEFT cannot wrap themselves.
+    The names fit Gemma4ForConditionalGeneration and its unified twin, target_modules also a text-only
+    Gemma4ForCausalLM, whose modules lack `language_model`. `class_names`: see arch.class_names.
 
     Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
     has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such
-    module. `class_names`: see zoo.class_names.
+    module.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    copies = {v: k for v, k in (v_of_k or {}).items() if k in adapter.modules}
+    copies = {v: k for v, k in v_of_k.items() if k in adapter.modules}
     sources = {name: name for name in adapter.modules} | copies
-    in_class = {(class_names or {}).get(name, name): source for name, source in sources.items()}
-    config = _peft_config(adapter, base_name, targets=target_pattern(in_class), dropout=dropout)
-    shapes = adapter.shapes
-    stems = {_PEFT_PREFIX + _with_prefix(name, prefix): source for name, source in in_class.items()}
-    entries = {
-        f"{stem}.lora_{side}.weight": shapes[name]["AB".index(side)] for stem, name in stems.items() for side in "AB"
-    }
+    in_class = {class_names.get(name, name): source for name, source in sources.items()}
+    shapes, entries = adapter.shapes, {}
+    for name, source in in_class.items():
+        for side, shape in zip("AB", shapes[source], strict=True):
+            entries[f"base_model.model.{name}.lora_{side}.weight"] = shape
 
     # A and B of a module follow each other, and are read once.
     pair_of = functools.lru_cache(maxsize=1)(adapter.modules.__getitem__)
 
     def tensor(key: str) -> np.ndarray:
-        stem, _, rest = key.rpartition(".lora_")
-        pair = pair_of(stems[stem])
+        name, _, rest = key.removeprefix("base_model.model.").rpartition(".lora_")
+        pair = pair_of(in_class[name])
         return pair.a if rest.startswith("A") else pair.b
 
+    config = _peft_config(adapter, base_name, targets=target_pattern(in_class), dropout=dropout)
     text = (json.dumps(config, indent=2) + "\n").encode()
     (folder / CONFIG).write_bytes(text)
-    metadata = {"format": "pt"} | ({_COPIES_KEY: " ".join(copies)} if copies else {})
-    metadata |= {BASE_KEY: adapter.base_sha256} if adapter.base_sha256 else {}
-    metadata |= {QUANTIZED_KEY: adapter.quantized} if adapter.quantized else {}
+    known = {_COPIES_KEY: " ".join(copies), _BASE_KEY: adapter.base_sha256, _QUANTIZED_KEY: adapter.quantized}
+    metadata = {"format": "pt"} | {key: value for key, value in known.items() if value}
     weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
-    return {CONFIG: Written(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
+    return {CONFIG: WrittenFile(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
 
 
 def _peft_config(adapter: Adapter, base_name: str, *, targets: str, dropout: float) -> dict[str, Any]:
@@ -233,23 +232,32 @@ def target_pattern(modules: Iterable[str]) -> str:
         match = re.fullmatch(rf"{re.escape(PREFIX)}layers\.(\d+)\.(.+)", module)
         if match:
             layers.setdefault(match[2], []).append(match[1])
+        elif module.startswith(PREFIX):
+            others.append(either + re.escape(module.removeprefix(PREFIX)))
         else:
-            others.append(
-                either + re.escape(module.removeprefix(PREFIX)) if module.startswith(PREFIX) else re.escape(module)
-            )
+            others.append(re.escape(module))
     kinds = [f"(?:{'|'.join(numbers)})\\.{re.escape(name)}" for name, numbers in layers.items()]
     pattern = rf"{either}layers\.(?:{'|'.join(kinds)})"
     return "|".join([*([pattern] if kinds else []), *others])
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], *, most: int = 8) -> str:
     """The first names, without what they share.
 
-    >>> some(["model.language_model.layers.0.mlp.up_proj"])
-    'layers.0.mlp.up_proj'
+    >>> some(["model.language_model.layers.0.mlp.up_proj", "model.vision_tower"], most=1)
+    'layers.0.mlp.up_proj and 1 more'
     """
-    short = [name.removeprefix(PREFIX) for name in names[:_LISTED]]
-    return ", ".join(short) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    short = [name.removeprefix(PREFIX) for name in names[:most]]
+    return ", ".join(short) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def some_of_each(modules: Mapping[str, Sequence[str]]) -> str:
+    """What is wrong -> the modules it is wrong with, in words.
+
+    >>> some_of_each({"missing": ["a", "b"], "not asked for": []})
+    '2 missing (a, b)'
+    """
+    return "; ".join(f"{len(names)} {wrong} ({some(names)})" for wrong, names in modules.items() if names)
 
 
 def refuse_outside(file: Path, folder: Path) -> None:
@@ -260,13 +268,8 @@ def refuse_outside(file: Path, folder: Path) -> None:
         raise CheckpointError(f"{file}: is a symbolic link out of its folder, to {target}; put the file itself there")
 
 
-def _with_prefix(module: str, prefix: str) -> str:
-    return prefix + module.removeprefix(PREFIX) if module.startswith(PREFIX) else module
-
-
 def _full_name(module: str) -> str:
-    inner = module.removeprefix(_TEXT_ONLY_PREFIX)
-    return PREFIX + inner if inner != module and inner.startswith(_IN_TEXT_MODEL) else name_in_files(module)
+    return PREFIX + module.removeprefix("model.") if module.startswith(_IN_TEXT_MODEL) else name_in_files(module)
 
 
 class _Pairs(Mapping[str, LoraPair]):
@@ -309,37 +312,18 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
     found: dict[str, dict[str, TensorPlace]] = {}
     for key, place in places.items():
         match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.weight", key)
-        if not match or len(place.shape) != 2 or place.dtype not in _FLOATS:
+        if not match or len(place.shape) != 2 or place.dtype not in FLOATS:
             raise CheckpointError(
                 f"adapter {folder}: holds {key} ({place.dtype} {list(place.shape)}); allowed: matrices "
-                f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(_FLOATS)}"
+                f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(FLOATS)}"
             )
         found.setdefault(match[1], {})[match[2]] = place
     if not found:
         raise CheckpointError(f"adapter {folder}: {WEIGHTS} holds no matrices; export it again where it was trained")
     if halves := [_full_name(module) for module, sides in found.items() if len(sides) != 2]:
         raise CheckpointError(f"adapter {folder}: has only one of lora_A and lora_B for {some(halves)}")
-    return {
-        _full_name(name): (name, (sides["A"], sides["B"]))
-        for name, sides in sorted(found.items(), key=lambda item: _in_order(item[0]))
-    }
 
+    def in_order(module: str) -> list[tuple[int, str]]:  # layer 2 before layer 10
+        return [(int(word), "") if word.isdecimal() else (-1, word) for word in module.split(".")]
 
-def _in_order(module: str) -> list[tuple[int, str]]:
-    """Sorts layer 2 before layer 10."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in module.split(".")]
-
-
-def _check_ranks(sides: _Sides, config: PeftConfig, folder: Path) -> None:
-    wrong = [
-        module
-        for module, (original, (a, b)) in sides.items()
-        if (a.shape[0], b.shape[1]) != (config.rank_of(original), config.rank_of(original))
-    ]
-    if wrong:
-        a, b = sides[wrong[0]][1]
-        raise CheckpointError(
-            f"adapter {folder}: {CONFIG} says r = {config.rank_of(sides[wrong[0]][0])}, the tensors of {some(wrong)} "
-            "do not have it "
-            f"(A {list(a.shape)}, B {list(b.shape)})"
-        )
+    return {_full_name(name): (name, (found[name]["A"], found[name]["B"])) for name in sorted(found, key=in_order)}

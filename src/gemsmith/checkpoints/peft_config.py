@@ -38,8 +38,6 @@ _MOST_PATTERNS = 1000  # each is tried on every module
 # Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
 # first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-
-
 _NAMES = "a list of modules' names, or one regular expression"
 
 
@@ -79,14 +77,12 @@ class PeftConfig:
             return None
         if excluded and _named(excluded, module):
             return False
-        return _named(wanted, module) and (isinstance(wanted, str) or self._in_layers(module))
-
-    def _in_layers(self, module: str) -> bool:
         chosen = self.values.get("layers_to_transform")
-        if chosen is None or chosen == []:
-            return True
+        if isinstance(wanted, str) or chosen is None or chosen == []:
+            return _named(wanted, module)
         number = re.search(r"\blayers\.(\d+)\.", module)
-        return number is not None and int(number[1]) in ([chosen] if isinstance(chosen, int) else chosen)
+        in_layers = number is not None and int(number[1]) in ([chosen] if isinstance(chosen, int) else chosen)
+        return in_layers and _named(wanted, module)
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
@@ -108,8 +104,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
     if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
         raise CheckpointError(
             f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; "
-            "save the adapter for "
-            "the base itself with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+            "save the adapter for the base itself with PEFT's save_pretrained(..., "
+            "path_initial_model_for_weight_conversion=...)"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not _is_positive(rank) or not isinstance(rank, int) or not _is_positive(alpha):
@@ -153,6 +149,5 @@ def _matches(pattern: str, module: str) -> bool:
     try:
         return search(compile_pattern(pattern), module, whole=True) is not None
     except ValueError as error:
-        raise CheckpointError(
-            f"{CONFIG}: {pattern!r:.200} is no regular expression that can be used ({error})"
-        ) from None
+        reason = f"is no regular expression that can be used ({error})"
+        raise CheckpointError(f"{CONFIG}: {pattern!r:.200} {reason}") from None

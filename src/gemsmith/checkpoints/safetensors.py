@@ -1,8 +1,8 @@
-"""Where each tensor lies in a safetensors file, from its header alone.
+"""Where each tensor lies in a safetensors file, from its header alone; and writing such a file.
 
 The format: 8 bytes of little-endian header length, the header as JSON, then the tensors' bytes. The safetensors library
-reads tensors, but gives neither their byte ranges nor bfloat16 as numpy; both are needed to load and merge one tensor
-at a time. Source: https://github.com/huggingface/safetensors#format
+gives neither byte ranges nor bfloat16 as numpy, which loading and merging one tensor at a time needs.
+Source: https://github.com/huggingface/safetensors#format
 """
 
 import hashlib
@@ -21,31 +21,22 @@ from gemsmith.system.json import parse_json
 if TYPE_CHECKING:
     import numpy as np
 
-_ITEM_BYTES = {
-    "BF16": 2,
-    "F16": 2,
-    "F32": 4,
-    "F64": 8,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
+FLOATS = ("BF16", "F16", "F32")
+# dtype -> its name in numpy or ml_dtypes, and the bytes of a value.
+_DTYPES = {
+    "BF16": ("bfloat16", 2),
+    "F16": ("float16", 2),
+    "F32": ("float32", 4),
+    "F64": ("float64", 8),
+    "I64": ("int64", 8),
+    "I32": ("int32", 4),
+    "I16": ("int16", 2),
+    "I8": ("int8", 1),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
 }
-_NUMPY = {
-    "F16": "float16",
-    "F32": "float32",
-    "F64": "float64",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-}
-_NUMPY |= {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _LONGEST_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 4096
@@ -87,9 +78,7 @@ class TensorPlace:
         return self._typed(np.memmap(self.file, np.uint8, mode="r", offset=self.begin, shape=(self.end - self.begin,)))
 
     def copy(self) -> "np.ndarray":
-        """The tensor, in memory of its own.
-
-        A file that is shortened meanwhile is an error here; in a map it would end the process.
+        """The tensor, in memory of its own: a file that is shortened meanwhile would end the process if it were mapped.
 
         Raises CheckpointError where the file has become shorter, OSError where it is gone.
         """
@@ -101,21 +90,21 @@ class TensorPlace:
         return self._typed(content)
 
     def _typed(self, content: "np.ndarray") -> "np.ndarray":
-        import ml_dtypes
-        import numpy as np
-
         # A view of bytes, since neither np.memmap nor np.fromfile knows bfloat16.
-        name = _NUMPY[self.dtype]
-        return content.view(np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)).reshape(
-            self.shape
-        )
+        return content.view(numpy_dtype(self.dtype)).reshape(self.shape)
+
+
+def numpy_dtype(dtype: str) -> "np.dtype":
+    """The numpy dtype of safetensors' `BF16`, `F32`, …"""
+    import ml_dtypes
+    import numpy as np
+
+    name = _DTYPES[dtype][0]
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
-    """Every tensor's place, and the file's metadata.
-
-    Raises CheckpointError where the file is missing, truncated, or not safetensors.
-    """
+    """Every tensor's place, and the metadata. Raises CheckpointError for a missing, truncated or damaged file."""
     try:
         size_bytes = file.stat().st_size
         with regular_file(file).open("rb") as stream:
@@ -128,9 +117,7 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise CheckpointError(f"{file}: its safetensors header is damaged ({error}); copy it again") from None
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise CheckpointError(f"{file}: its safetensors header is damaged; copy it again")
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
@@ -147,9 +134,7 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """A file that was written: its size and checksum."""
-
+class WrittenFile:
     bytes: int
     sha256: str
 
@@ -161,7 +146,7 @@ def write_tensors(
     *,
     metadata: Mapping[str, str],
     sha256_key: str,
-) -> Written:
+) -> WrittenFile:
     """Writes float32 tensors, one in memory at a time, with the digest of all under `sha256_key` of the metadata."""
     header: dict[str, Any] = {"__metadata__": {**metadata, sha256_key: "0" * 64}}
     end = 0
@@ -183,7 +168,7 @@ def write_tensors(
         stream.flush()
         os.fsync(stream.fileno())
     with file.open("rb") as stream:
-        return Written(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+        return WrittenFile(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
 def digest(places: Mapping[str, TensorPlace]) -> str:
@@ -206,20 +191,17 @@ def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str],
 
 
 def fingerprint(places: Mapping[str, TensorPlace]) -> str:
-    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors.
+    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors, however sharded.
 
-    Two bases differ in it, two copies do not.
-
-    It reads 10 MB of a 62 GB checkpoint, and how tensors lie in files does not matter.
+    Reads 10 MB of a 62 GB checkpoint.
     """
     total = hashlib.sha256()
     for name in sorted(places):
         place = places[name]
         total.update(f"{name} {place.dtype} {list(place.shape)}\n".encode())
         with place.file.open("rb") as stream:
-            for begin in sorted(
-                {place.begin, (place.begin + place.end) // 2, max(place.begin, place.end - _SAMPLE_BYTES)}
-            ):
+            last = max(place.begin, place.end - _SAMPLE_BYTES)
+            for begin in sorted({place.begin, (place.begin + place.end) // 2, last}):
                 stream.seek(begin)
                 total.update(stream.read(min(_SAMPLE_BYTES, place.end - begin)))
     return total.hexdigest()
@@ -234,7 +216,7 @@ def _header_bytes(header: Mapping[str, Any]) -> bytes:
 def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        item_bytes = _ITEM_BYTES[dtype]
+        item_bytes = _DTYPES[dtype][1]
         ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(

@@ -5,8 +5,7 @@
                                          moments.safetensors
 
 Either has metadata: what training says of the step, `checksums` of what lies beside it, and the `sha256` of all that.
-
-A checksum of a tensor's bits, computed where its parts are, split over devices and hosts, or from numpy.
+Those of files are SHA-256; those of tensors can be computed where a tensor's parts are, split over devices and hosts:
 
     mixed = mix(bits, place)    sums modulo 2**32 over all places: mixed, and mixed · (2 place + 1)
 
@@ -28,7 +27,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gemsmith.checkpoints.peft import WEIGHTS
+from gemsmith.checkpoints.peft import WEIGHTS, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.errors import CorruptCheckpointError, first_line
 from gemsmith.system.signals import heard_later
@@ -36,9 +35,7 @@ from gemsmith.system.signals import heard_later
 ResultT = TypeVar("ResultT")
 
 ORBAX, TRAINING = "_CHECKPOINT_METADATA", "training.json"
-_COMMITTED, _COMMIT_TIME = "commit_success.txt", "commit_timestamp_nsecs"
 _CHECKSUMS, _SHA256 = "checksums", "sha256"
-_LISTED = 3
 
 
 def checkpoint_steps(checkpoints: Path) -> list[int]:
@@ -46,7 +43,7 @@ def checkpoint_steps(checkpoints: Path) -> list[int]:
     if not checkpoints.is_dir():
         return []
     folders = [folder for folder in checkpoints.iterdir() if folder.name.isdecimal() and folder.is_dir()]
-    return sorted(int(folder.name) for folder in folders if is_peft_step(folder) or not _is_unfinished(folder))
+    return sorted(int(folder.name) for folder in folders if is_peft_step(folder) or _is_committed(folder))
 
 
 def is_peft_step(folder: Path) -> bool:
@@ -54,13 +51,14 @@ def is_peft_step(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (TRAINING, CONFIG, WEIGHTS))
 
 
-def _is_unfinished(folder: Path) -> bool:
+def _is_committed(folder: Path) -> bool:
     """Orbax marks the end of a save in two files, so that neither's damage makes a step look unfinished."""
+    if (folder / "commit_success.txt").is_file():
+        return True
     try:
-        ended = (read_json(folder / ORBAX) or {}).get(_COMMIT_TIME)
-    except (CorruptCheckpointError, AttributeError):
-        ended = None
-    return not ended and not (folder / _COMMITTED).is_file()
+        return bool(read_json(folder / ORBAX)["commit_timestamp_nsecs"])
+    except (CorruptCheckpointError, KeyError, TypeError):
+        return False
 
 
 def add_checksum(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,24 +88,14 @@ def read_step_metadata(folder: Path) -> dict[str, Any]:
     return verify_checksum(whole["custom_metadata"] or {})
 
 
-def has_checksums(metadata: Mapping[str, Any]) -> bool:
-    return _CHECKSUMS in metadata
-
-
-def no_checksums(place: object) -> str:
-    """The notice on a step of an earlier version."""
-    return f"{place} was saved by an earlier version, without checksums: damage to its values would go unseen."
-
-
 def compare_checksums(metadata: Mapping[str, Any], item: str, found: Mapping[str, str]) -> None:
-    """Raises CorruptCheckpointError where an item's tensors are not those saved, as far as checksums say."""
-    if not has_checksums(metadata):
+    """Raises CorruptCheckpointError where an item's tensors are not those saved; another program says no checksums."""
+    if _CHECKSUMS not in metadata:
         return
     saved: Mapping[str, str] = metadata[_CHECKSUMS].get(item, {})
     if changed := sorted(name for name in saved.keys() | found.keys() if saved.get(name) != found.get(name)):
-        raise CorruptCheckpointError(
-            f"{_some(changed)} in {item} {'is' if len(changed) == 1 else 'are'} not what was saved"
-        )
+        verb = "is" if len(changed) == 1 else "are"
+        raise CorruptCheckpointError(f"{some(changed, most=3)} in {item} {verb} not what was saved")
 
 
 def check_files(folder: Path, metadata: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -118,7 +106,7 @@ def check_files(folder: Path, metadata: Mapping[str, Any], names: Iterable[str])
                 found = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise CorruptCheckpointError(_unreadable(folder / name, error)) from None
-        if has_checksums(metadata) and metadata[_CHECKSUMS].get(name) != found:
+        if _CHECKSUMS in metadata and metadata[_CHECKSUMS].get(name) != found:
             raise CorruptCheckpointError(f"{name} is not what was saved")
 
 
@@ -171,19 +159,13 @@ def _hear(before: Callable[[Any], object], swallowed: Any) -> None:
 
 
 def _unreadable(file: Path, error: OSError) -> str:
-    return (
-        f"its {file.name} is missing"
-        if isinstance(error, FileNotFoundError)
-        else f"its {file.name} cannot be read: {error.strerror or error}"
-    )
+    if isinstance(error, FileNotFoundError):
+        return f"its {file.name} is missing"
+    return f"its {file.name} cannot be read: {error.strerror or error}"
 
 
 def _sha256_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 # The finalizer of MurmurHash3: https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp

@@ -5,8 +5,7 @@ checkpoints; only the numbers are small, and random.
 """
 
 import json
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -45,11 +44,6 @@ IMAGE_TOKENS = {
     "eoa_token": (97, "<audio|>"),
 }
 """What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
-_CONFIG_KEYS = {"eoa_token": "eoa_token_index"}
-_TEXT_PART = "{{- part.text | trim -}}"
-_ANY_PART = "{{- '<|image|>' if part.type == 'image' else part.text | trim -}}"
-_FIRST_BYTE_ID = 108
-_NEWLINE_ID = 107
 
 
 def with_vision(variant: Variant) -> Variant:
@@ -92,28 +86,28 @@ def write_checkpoint(
         folder / "generation_config.json",
         {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0},
     )
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     if variant.vision is not None:
-        _write_json(folder / "processor_config.json", make_processor_config(variant.vision))
+        _write_json(folder / "processor_config.json", _processor_config(variant.vision))
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    total, seen = sum(weight.size for weight in weights.values()), 0
+    files: list[dict[str, np.ndarray]] = [{} for _ in range(shards)]  # of about the same size
+    for name, weight in weights.items():
+        files[min(seen * shards // total, shards - 1)][name] = weight.astype(kind)
+        seen += weight.size
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(_split_evenly(weights, shards), start=1):
+    for number, tensors in enumerate(files, start=1):
         shard = f"model-{number:05d}-of-{shards:05d}.safetensors"
-        save_file({name: weights[name].astype(kind) for name in names}, folder / shard, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, shard)
-    total_bytes = sum(weight.size for weight in weights.values()) * np.dtype(kind).itemsize
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+        save_file(tensors, folder / shard, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, shard)
+    index = {"metadata": {"total_size": total * kind.itemsize}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
 
 
 def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
     """The config.json of a checkpoint in the multimodal layout, with vision where the variant has it."""
-    architecture = (
-        "Gemma4UnifiedForConditionalGeneration"
-        if variant.model_type == "gemma4_unified"
-        else "Gemma4ForConditionalGeneration"
-    )
+    unified = "Unified" if variant.model_type == "gemma4_unified" else ""
     config = {
-        "architectures": [architecture],
+        "architectures": [f"Gemma4{unified}ForConditionalGeneration"],
         "dtype": dtype,
         "model_type": variant.model_type,
         "text_config": variant.to_config() | {"dtype": dtype},
@@ -121,12 +115,13 @@ def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
         "vision_config": variant.vision.to_config() | {"dtype": dtype} if variant.vision else None,
         "audio_config": None,
     }
-    ids = {_CONFIG_KEYS.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
+    names = {"eoa_token": "eoa_token_index"}
+    ids = {names.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
     return config | (ids if variant.vision else {})
 
 
-def make_processor_config(vision: Vision) -> dict[str, Any]:
-    """The processor_config.json of a checkpoint with vision, as much of it as its patches make another."""
+def _processor_config(vision: Vision) -> dict[str, Any]:
+    """As much of processor_config.json as depends on the patches."""
     patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
     unified = "Unified" if isinstance(vision, PatchProjection) else ""
     return {
@@ -138,16 +133,11 @@ def make_processor_config(vision: Vision) -> dict[str, Any]:
 
 
 def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
-    """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and, where wanted, the chat template.
-
-    With `vision` some of its unused ids are those of images, and the template writes their places.
-    """
+    """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and the chat template; with `vision` for images."""
     files = resources.files("gemsmith.checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
-    with resources.as_file(files / "tiny_tokenizer.json") as source:
-        shutil.copyfile(source, folder / "tokenizer.json")
-    if vision:
-        _name_image_tokens(folder / "tokenizer.json")
+    tokenizer = (files / "tiny_tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_with_image_tokens(tokenizer) if vision else tokenizer, encoding="utf-8")
     _write_json(
         folder / "tokenizer_config.json",
         {
@@ -163,59 +153,18 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
         | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
     )
     if chat_template:
-        text = (files / "tiny_chat_template.jinja").read_text(encoding="utf-8")
-        assert _TEXT_PART in text
-        with_images = text.replace(_TEXT_PART, _ANY_PART) if vision else text
-        (folder / "chat_template.jinja").write_text(with_images, encoding="utf-8")
+        template = (files / "tiny_chat_template.jinja").read_text(encoding="utf-8")
+        if vision:
+            text_part = "{{- part.text | trim -}}"
+            assert text_part in template
+            any_part = "{{- '<|image|>' if part.type == 'image' else part.text | trim -}}"
+            template = template.replace(text_part, any_part)
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def train_tokenizer(texts: Iterable[str], file: Path, *, vocabulary: int = 1024) -> None:
-    """Writes a tokenizer.json in Gemma's form, its merges learned from the texts.
-
-    BPE with byte fallback, spaces as ▁.
-    """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    merges_wanted = vocabulary - _FIRST_BYTE_ID - 256
-    texts = list(texts)
-    alphabet = sorted({character for text in texts for character in text.replace(" ", "▁")} - {"\n"})
-    learner = Tokenizer(models.BPE())
-    learner.normalizer = normalizers.Replace(" ", "▁")
-    # Words, numbers digit by digit, and single signs: no merge crosses a word's border.
-    learner.pre_tokenizer = pre_tokenizers.Split(_regex(r"▁?[A-Za-z_]+|▁+|[0-9]|[^A-Za-z_0-9▁]"), "isolated")
-    learner.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=merges_wanted, show_progress=False, initial_alphabet=[], limit_alphabet=1000, min_frequency=2
-        ),
-    )
-    merges = json.loads(learner.to_str())["model"]["merges"]
-    pieces = [*alphabet, *("".join(pair) for pair in merges)]
-    pieces = list(dict.fromkeys(pieces))[:merges_wanted]
-    merges = [pair for pair in merges if "".join(pair) in set(pieces)]
-    ids = [f"<unused{number}>" for number in range(_FIRST_BYTE_ID)]
-    for number, token in SPECIAL_TOKENS.items():
-        ids[number] = token
-    ids[_NEWLINE_ID] = "\n"
-    ids += [f"<0x{byte:02X}>" for byte in range(256)] + pieces
-    ids += [f"<unused{number}>" for number in range(len(ids), vocabulary)]
-    model = models.BPE(
-        vocab={token: number for number, token in enumerate(ids)},
-        merges=[tuple(pair) for pair in merges],
-        unk_token="<unk>",
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", "▁")
-    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    tokenizer.save(str(file), pretty=False)
-
-
-def _name_image_tokens(file: Path) -> None:
-    """Names ids of the tokenizer that are unused."""
-    tokenizer = json.loads(file.read_text(encoding="utf-8"))
+def _with_image_tokens(text: str) -> str:
+    """The tokenizer.json with unused ids renamed."""
+    tokenizer = json.loads(text)
     vocabulary = tokenizer["model"]["vocab"]
     for number, token in IMAGE_TOKENS.values():
         assert vocabulary.pop(f"<unused{number}>") == number
@@ -223,13 +172,7 @@ def _name_image_tokens(file: Path) -> None:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         tokenizer["added_tokens"].append({"id": number, "content": token, **flags, "special": True})
     tokenizer["added_tokens"].sort(key=lambda added: added["id"])
-    file.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-
-
-def _regex(pattern: str) -> Any:
-    from tokenizers import Regex
-
-    return Regex(pattern)
+    return json.dumps(tokenizer, ensure_ascii=False)
 
 
 def _random_weight(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
@@ -239,24 +182,15 @@ def _random_weight(random: np.random.Generator, tensor: Tensor) -> np.ndarray:
     if tensor.role == "vision_bound":  # some of what goes in and comes out is beyond 2.5
         sign = -1 if tensor.name.endswith("_min") else 1
         return np.array(sign * (2.5 + 0.3 * random.random()), np.float32)
+    normal = random.standard_normal(tensor.shape)
     if tensor.name.endswith("bias"):
-        return (0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
+        return (0.1 * normal).astype(np.float32)
     if len(tensor.shape) == 1:
-        return (1 + 0.1 * random.standard_normal(tensor.shape)).astype(np.float32)
+        return (1 + 0.1 * normal).astype(np.float32)
     if tensor.role == "vision_position":
-        return (0.3 * random.standard_normal(tensor.shape)).astype(np.float32)
+        return (0.3 * normal).astype(np.float32)
     scale = 0.5 if tensor.role in ("embed", "per_layer_embed") else 1.0
-    return (scale * random.standard_normal(tensor.shape) / np.sqrt(tensor.shape[-1])).astype(np.float32)
-
-
-def _split_evenly(weights: Mapping[str, np.ndarray], shards: int) -> Sequence[list[str]]:
-    """The names in order, cut into shards of about the same size."""
-    total, seen = sum(weight.size for weight in weights.values()), 0
-    parts: list[list[str]] = [[] for _ in range(shards)]
-    for name, weight in weights.items():
-        parts[min(seen * shards // total, shards - 1)].append(name)
-        seen += weight.size
-    return parts
+    return (scale * normal / np.sqrt(tensor.shape[-1])).astype(np.float32)
 
 
 def _write_json(file: Path, value: object) -> None:

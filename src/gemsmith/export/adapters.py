@@ -1,4 +1,4 @@
-"""LoRA adapters out of a run's Orbax checkpoint.
+"""The adapter in a run's saved step, of either backend. Orbax has stacks of layers, transposed:
 
 training:       kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)
 PEFT and here:  A (R, in), B (out, R), W + scale * B A
@@ -7,13 +7,13 @@ PEFT and here:  A (R, in), B (out, R), W + scale * B A
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets
+from gemsmith.arch import Variant, VisionTower, lora_targets
 from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
@@ -81,27 +81,23 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     try:
         metadata = read_step_metadata(folder)
         if is_peft_step(folder):
-            adapter = _read_peft(folder, metadata)
+            check_files(folder, metadata, (CONFIG, WEIGHTS))
+            try:
+                adapter = read_peft_adapter(folder)
+            except CheckpointError as error:
+                raise CorruptCheckpointError(str(error)) from None
         else:
-            adapter = Adapter(
-                modules=_read_orbax(folder, metadata, variant), rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora
-            )
+            modules = _read_orbax(folder, metadata, variant)
+            adapter = Adapter(modules=modules, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
     if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
         raise CheckpointError(
             f"{folder}: has rank {adapter.rank} and alpha {adapter.alpha:g}, the recipe {lora.rank} and {lora.alpha:g}"
         )
-    check_adapter(adapter, lora_targets(variant, lora.targets), source=str(folder))
+    check_fit(adapter, lora_targets(variant, lora.targets), source=str(folder))
+    check_values(adapter, source=str(folder))
     return adapter
-
-
-def _read_peft(folder: Path, metadata: Mapping[str, Any]) -> Adapter:
-    check_files(folder, metadata, (CONFIG, WEIGHTS))
-    try:
-        return read_peft_adapter(folder)
-    except CheckpointError as error:
-        raise CorruptCheckpointError(str(error)) from None
 
 
 def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LoraPair]:
@@ -124,12 +120,6 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> 
     return {name: LoraPair(**found) for name, found in sides.items()}
 
 
-def check_adapter(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> None:
-    """Raises CheckpointError unless the adapter has the targets' modules in their shapes, finite and not zero."""
-    check_fit(adapter, targets, source=source)
-    check_values(adapter, source=source)
-
-
 def check_values(adapter: Adapter, *, source: str) -> None:
     """Raises CheckpointError where an adapter would break the model (not finite) or do nothing (all of B is zero)."""
     broken, idle = [], []
@@ -142,8 +132,7 @@ def check_values(adapter: Adapter, *, source: str) -> None:
     if idle:
         raise CheckpointError(
             f"adapter {source}: is all zero in {len(idle)} of {len(adapter.modules)} modules ({some(idle)}), so it "
-            "would change nothing "
-            "there; train for more steps"
+            "would change nothing there; train for more steps"
         )
 
 
@@ -154,30 +143,27 @@ def delta_norm(pair: LoraPair, scale: float) -> float:
 
 
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy.
-
-    Nothing else of it is read, and none is kept here.
+    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept.
 
     As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
     Raises CorruptCheckpointError.
     """
-    for keys, value in _leaves(read_or_damage(lambda: _restore_lora(folder))):
+
+    def restore() -> Any:
+        import orbax.checkpoint as ocp
+        from etils import epath
+
+        # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that
+        # there is none.
+        handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
+        tree = handler.metadata(path).tree
+        wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
+        as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
+        return handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
+
+    for keys, value in _take_leaves(read_or_damage(restore)):
         if _is_lora(keys):
             yield keys, np.asarray(value, dtype=np.float32)
-
-
-def _restore_lora(folder: Path) -> Any:
-    """The tree, with placeholders for what is no LoRA matrix."""
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that there
-    # is none.
-    handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
-    tree = handler.metadata(path).tree
-    wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
-    as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
-    return handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
 
 
 def _is_lora(keys: Sequence[str]) -> bool:
@@ -190,44 +176,37 @@ def _map_leaves(tree: Any, function: Any, path: tuple[str, ...] = ()) -> Any:
     return {key: _map_leaves(value, function, (*path, str(key))) for key, value in tree.items()}
 
 
-def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _take_leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The leaves of a tree, which is emptied on the way, so that what has been used need not be kept."""
     if isinstance(tree, dict):
         for key in list(tree):
-            yield from _leaves(tree.pop(key), (*path, str(key)))
+            yield from _take_leaves(tree.pop(key), (*path, str(key)))
     else:
         yield path, tree
 
 
 def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
-    """HF modules, one for each layer of the stack, and side of a LoRA leaf.
-
-    The path in the 31B:
+    """HF modules, one for each layer of the stack, and side of a LoRA leaf; its path in the 31B:
 
     layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
 
     A tower's layers are one stack, vision_tower.encoder.layers, and embed_vision is none.
     """
-    if visual := _visual_modules_of(".".join(path), variant):
-        return visual
-    match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", ".".join(path))
+    leaf = ".".join(path)
+    visual = re.fullmatch(r"(?:.+\.)?((?:vision_tower|embed_vision)\..+)\.kernel_lora_([ab])(?:\.value)?", leaf)
+    if visual and isinstance(variant.vision, VisionTower):
+        module, side = f"model.{visual[1]}", visual[2]
+        if not module.startswith(TOWER_LAYERS):
+            return [module], side
+        inside = module.removeprefix(TOWER_LAYERS)
+        return [f"{TOWER_LAYERS}{layer}.{inside}" for layer in range(variant.vision.layers)], side
+    match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", leaf)
     if not match or int(match[1]) >= len(variant.stacks):
         raise CheckpointError(
-            f"checkpoint leaf {'.'.join(path)}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was "
+            f"checkpoint leaf {leaf}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was "
             "Gemsmith the trainer?"
         )
     return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
-
-
-def _visual_modules_of(leaf: str, variant: Variant) -> tuple[list[str], str] | None:
-    match = re.fullmatch(r"(?:.+\.)?((?:vision_tower|embed_vision)\..+)\.kernel_lora_([ab])(?:\.value)?", leaf)
-    if not match or not isinstance(variant.vision, VisionTower):
-        return None
-    module, side = f"model.{match[1]}", match[2]
-    if not module.startswith(TOWER_LAYERS):
-        return [module], side
-    inside = module.removeprefix(TOWER_LAYERS)
-    return [f"{TOWER_LAYERS}{layer}.{inside}" for layer in range(variant.vision.layers)], side
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:

@@ -2,14 +2,9 @@
 
 The base and the result have the same dtypes and shapes, so each shard keeps its size, its header and every byte that no
 adapter touches: a merge is a copy in which some ranges are computed. PEFT's merge does the same arithmetic in the same
-order; where its `safe_merge` is asked for, it rounds B A to the base's dtype before adding, and differs. So do a few in
-100 000 weights, in the last bit, of modules whose own alpha or rank (alpha_pattern, rank_pattern) makes the scale
-another one, and not by a power of two: their B is scaled first, so that one alpha holds for all; and of all modules,
-where numpy's BLAS adds up in another order than torch's on a processor.
-
-What rounding to the base's dtype leaves of an adapter.
-
-A weak one is lost in merged weights that base + adapter still has.
+order, and differs in these: with `safe_merge` it rounds B A to the base's dtype before adding; modules whose own alpha
+or rank (alpha_pattern, rank_pattern) changes the scale, not by a power of two, have B scaled first here; and numpy's
+BLAS may add up in another order than torch's. The last two change a few in 100,000 weights, in the last bit.
 """
 
 import errno
@@ -21,7 +16,7 @@ import queue
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,6 +29,7 @@ from gemsmith.checkpoints import Checkpoint, TensorPlace
 from gemsmith.checkpoints.finite import SIZE_BITS, count_nonfinite
 from gemsmith.checkpoints.folder import INDEX
 from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
+from gemsmith.checkpoints.safetensors import FLOATS, numpy_dtype
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
@@ -48,7 +44,6 @@ _BLOCK_BYTES = 2**20
 _AHEAD = 16
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
-DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 FileStates = Mapping[Path, tuple[int, ...]]
 _T = TypeVar("_T")
@@ -56,17 +51,28 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Merged:
-    """What a merge wrote."""
-
     files: tuple[FileSum, ...]
     merged_tensors: int
     copied_tensors: int
-    """With the base's bytes; the rest is without an adapter, and as training held it."""
+    """With the base's bytes; others without an adapter are as training held them."""
 
 
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
     """Raises CheckpointError where the adapter does not fit the base, or is not finite, or does nothing."""
-    _check_fit(base, adapter)
+    for module, (a, b) in adapter.shapes.items():
+        name = f"{module}.weight"
+        place = base.places.get(name)
+        if place is None:
+            raise CheckpointError(
+                f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?"
+            )
+        if place.shape != (b[0], a[1]):
+            raise CheckpointError(
+                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it "
+                "another variant's?"
+            )
+        if place.dtype not in FLOATS:
+            raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(FLOATS)}")
     check_values(adapter, source="to merge")
     files_to_write(base)
 
@@ -117,12 +123,14 @@ def files_to_write(base: Checkpoint) -> list[Path]:
     something else: the merged folder, which may be published, would hold a copy of it.
     """
     shards = {place.file for place in base.places.values()}
-    beside = [
+    beside = {
         file
         for file in base.folder.iterdir()
-        if not file.name.startswith(".") and (file.is_file() or file.is_symlink())
-    ]
-    files = sorted(shards | {file for file in beside if file.suffix not in _OTHER_WEIGHTS and not file.is_dir()})
+        if not file.name.startswith(".")
+        and file.suffix not in _OTHER_WEIGHTS
+        and (file.is_file() or (file.is_symlink() and not file.is_dir()))
+    }
+    files = sorted(shards | beside)
     # To open the checkpoint, these were read, and found to be a checkpoint's.
     known = {*shards, base.folder / "config.json", *(file for file in files if file.name == INDEX)}
     homes = {file.resolve().parent for file in known}
@@ -159,10 +167,7 @@ def file_states(files: Iterable[Path]) -> FileStates:
 
 @contextmanager
 def unchanged(before: FileStates) -> Iterator[None]:
-    """Raises CheckpointError at the end where a file is not as it was before.
-
-    Also in place of an error that came of it.
-    """
+    """Raises CheckpointError at the end where a file is not as it was before, also in place of an error."""
     try:
         yield
     finally:
@@ -175,10 +180,7 @@ def merged_bytes(base: Checkpoint) -> int:
 
 
 def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-    """W + scale * B A of some rows, in the weight's dtype: one rounding, to nearest even.
-
-    The weight's own memory holds the result.
-    """
+    """W + scale * B A of some rows, in the weight's dtype and memory: one rounding, to nearest even."""
     delta, wide = _scratch.arrays(weight.shape)
     np.matmul(b, a, out=delta)
     if scale != 1:
@@ -229,13 +231,6 @@ def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[
     return (slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows))
 
 
-def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of safetensors' BF16, F16 or F32."""
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if name == "BF16" else DTYPES[name])
-
-
 def check_space(folder: Path, need_bytes: int) -> None:
     """Raises MachineError where the disk of the folder has less space free."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
@@ -243,8 +238,7 @@ def check_space(folder: Path, need_bytes: int) -> None:
     if free_bytes < need_bytes:
         raise MachineError(
             f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make "
-            "room, or name a place "
-            "on another disk"
+            "room, or name a place on another disk"
         )
 
 
@@ -258,23 +252,6 @@ def no_space_named(folder: Path) -> Iterator[None]:
         raise MachineError(
             f"{folder}: the disk became full while merged weights were written; make room and run export again"
         ) from None
-
-
-def _check_fit(base: Checkpoint, adapter: Adapter) -> None:
-    for module, (a, b) in adapter.shapes.items():
-        name = f"{module}.weight"
-        place = base.places.get(name)
-        if place is None:
-            raise CheckpointError(
-                f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?"
-            )
-        if place.shape != (b[0], a[1]):
-            raise CheckpointError(
-                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it "
-                "another variant's?"
-            )
-        if place.dtype not in DTYPES:
-            raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(DTYPES)}")
 
 
 def _blocks(
@@ -351,55 +328,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-# Rounding that moves logits by more than this share of what the adapter does to them has made another model.
-_LARGE_SHARE = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounding:
-    """What an adapter does, and what rounding did to that.
-
-    `away`: the share of its changes of weights that is lost, by norm; 0 to 1.
-
-    `effect`: the most that base + adapter differs from the base in logits; `moved`: the most that merged differs from
-    base + adapter. None where logits were not compared, as with `away`, where no weight was.
-    """
-
-    dtypes: Sequence[str] = ()
-    away: float | None = None
-    effect: float | None = None
-    moved: float | None = None
-
-
-def rounding_notices(rounding: Rounding) -> tuple[str, ...]:
-    """What a reader must know where rounding took much of the adapter.
-
-    Decided by logits, and by weights only without them.
-
-    In a mixture of experts a rounding can turn a token to another expert, so that a few logits move far more than the
-    others.
-    """
-    kinds = " and ".join(sorted(DTYPES[dtype] for dtype in rounding.dtypes))
-    away = (
-        ""
-        if rounding.away is None
-        else f"{100 * rounding.away:.0f} % of its changes of weights, by norm, are rounded away"
-    )
-    if rounding.effect is not None and rounding.moved is not None:
-        if rounding.moved <= _LARGE_SHARE * rounding.effect:
-            return ()
-        found = f"the adapter moves logits by {rounding.effect:.2g}, the rounding by {rounding.moved:.2g}" + (
-            f"; {away}" if away else ""
-        )
-    elif rounding.away is not None and rounding.away > _LARGE_SHARE:
-        found = f"{away}; logits were not compared"
-    else:
-        return ()
-    return (
-        f"Rounding to {kinds} took much of the adapter out of the merged weights: {found}. Serve the base with "
-        "adapter/ instead "
-        "(vLLM: --enable-lora), or train a stronger adapter: more steps, a higher optimizer.learning_rate or "
-        "lora.alpha.",
-    )

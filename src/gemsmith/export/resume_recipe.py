@@ -13,13 +13,9 @@ from gemsmith.export.stage import check_base
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.system.files import write_text
 
-_FILL_IN = "FILL-IN.jsonl"
-
 
 def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:
-    """The text of a recipe that trains on from the adapter: train.init_adapter, and lora as the adapter has it.
-
-    Written to `out` if given.
+    """The text of a recipe that trains on from the adapter, with train.init_adapter and its lora; written to `out`.
 
     Raises InputError where the adapter is damaged, does not fit the base, or has modules that no choice of lora.targets
     gives.
@@ -28,26 +24,18 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
         raise RunError(f"--out {out}: already exists; name another")
     adapter = read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
-    check_base(adapter, base, source=str(adapter_folder))
+    check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
     targets = _targets(adapter, base.variant, adapter_folder)
     check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
     check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
-    values: dict[str, Any] = (
-        {"data": {"train": _FILL_IN}}
-        if recipe is None
-        else load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
-    )
+    values: dict[str, Any] = {"data": {"train": "FILL-IN.jsonl"}}
+    if recipe is not None:
+        values = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
     values["checkpoint"] = str(Path(base_source).absolute()) if Path(base_source).is_dir() else base_source
     values.pop("model", None)
-    lora = values.get("lora") or {}
-    values["lora"] = {
-        **lora,
-        "rank": adapter.rank,
-        "alpha": adapter.alpha,
-        "rslora": adapter.rslora,
-        "targets": list(targets),
-    }
-    values["train"] = {**(values.get("train") or {}), "init_adapter": str(adapter_folder.absolute())}
+    lora = {"rank": adapter.rank, "alpha": adapter.alpha, "rslora": adapter.rslora, "targets": list(targets)}
+    values["lora"] = (values.get("lora") or {}) | lora
+    values["train"] = (values.get("train") or {}) | {"init_adapter": str(adapter_folder.absolute())}
     build_recipe(values, source=f"recipe {recipe}" if recipe else "recipe")
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     if out is not None:

@@ -1,35 +1,40 @@
-"""The stage `export`: a run's adapter, and the base with it merged in.
+"""The stage `export`: an adapter, and the base with it merged in.
 
-Exports that need no run: any PEFT adapter or Tunix checkpoint and a base, into one folder in the form of a run's.
+A run's lie in its directory. Of a base and any PEFT adapter or Tunix checkpoint they are written into one folder:
 
-OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
+    OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
 """
 
-import dataclasses
 import platform
-import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gemsmith.arch import class_names, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.peft import WEIGHTS, Adapter, read_peft_adapter, shared_projections, some, write_peft_adapter
+from gemsmith.checkpoints.peft import (
+    WEIGHTS,
+    Adapter,
+    read_peft_adapter,
+    shared_projections,
+    some_of_each,
+    write_peft_adapter,
+)
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoints.quantized import as_trained
-from gemsmith.checkpoints.safetensors import Written
-from gemsmith.checkpoints.steps import has_checksums, is_peft_step, no_checksums, read_step_metadata
+from gemsmith.checkpoints.safetensors import WrittenFile
+from gemsmith.checkpoints.steps import is_peft_step, read_step_metadata
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
 from gemsmith.export.adapters import find_step, latest_restorable_step, read_run_adapter
 from gemsmith.export.merge import (
     FileStates,
+    Merged,
     check_mergeable,
     check_space,
     file_states,
@@ -39,7 +44,17 @@ from gemsmith.export.merge import (
     write_merged,
 )
 from gemsmith.runs.provenance import Clock, host_info, start_clock
-from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, Origin, TrainRecord, TrainStep
+from gemsmith.runs.records import (
+    DataRecord,
+    ExportRecord,
+    FileSum,
+    Origin,
+    Record,
+    RecordT,
+    TrainRecord,
+    TrainStep,
+    read_record_file,
+)
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
@@ -49,61 +64,88 @@ PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
 
 
-def export(run: Run) -> ExportRecord:
-    """Writes adapter/ and merged/ of the run from a saved step, and records what is in them.
+@dataclass(frozen=True, kw_only=True)
+class ExportDir:
+    """A folder that export wrote without a run. What it holds is called as in a run directory."""
 
-    The step is export.step, or the last.
-    """
+    path: Path
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def record_file(self, stage: str) -> Path:
+        return self.path / f"{stage}.json"
+
+    def read_record(self, kind: type[RecordT]) -> RecordT:
+        """Raises VersionError, and RunError with what to do where it is missing or damaged."""
+        if kind.stage == ExportRecord.stage:
+            missing = "give a run directory, or a folder that gemsmith export wrote"
+            damaged = "export again, with --overwrite"
+        else:
+            missing, damaged = (f"{do}: gemsmith {kind.stage} {self.path}" for do in ("run first", "run"))
+        return read_record_file(self.record_file(kind.stage), kind, missing=missing, damaged=damaged)
+
+    def write_record(self, record: Record) -> None:
+        write_text(self.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+
+    def make_origin(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Origin:
+        return Origin(
+            started=clock.started,
+            duration_s=round(clock.elapsed_s(), 3),
+            gemsmith=__version__,
+            versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+            machine=host_info(),
+            seed=0,
+            inputs_sha256=dict(inputs_sha256),
+        )
+
+
+def export(run: Run) -> ExportRecord:
+    """Writes adapter/ and merged/ of the run from the step export.step, or the last, and records what is in them."""
     clock = start_clock()
-    console = open_console()
     step = find_step(run, run.recipe.export.step)
-    saved = run.checkpoints / str(step)
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
-    _check_base(run, base, fingerprint)
+    if run.record_file("data").exists():
+        begun_on = read_record(run, DataRecord).origin.inputs_sha256.get("checkpoint")
+        check_base(base, begun_on, fingerprint, source=str(run.path))
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     with (
         no_space_named(run.merged),
-        atomic_replace_dir(run.adapter) as beside,
-        atomic_replace_dir(run.merged) as merged_beside,
+        atomic_replace_dir(run.adapter) as adapter_folder,
+        atomic_replace_dir(run.merged) as merged_folder,
     ):
-        dtype = run.recipe.train.dtype
-        quantized = dtype if dtype in KINDS else None
+        quantized = run.recipe.train.dtype if run.recipe.train.dtype in KINDS else None
         adapter = replace(_read_saved(run, step), base_sha256=fingerprint, quantized=quantized)
-        copies, names = shared_projections(base.variant), class_names(base.variant)
-        dropout = run.recipe.lora.dropout
-        written = write_peft_adapter(
-            adapter, beside, run.recipe.checkpoint, dropout=dropout, v_of_k=copies, class_names=names
-        )
+        written = _write_adapter(base, adapter, adapter_folder, run.recipe.lora.dropout)
         del adapter
         # From the file, one module at a time, so that all of them need not lie in memory.
-        adapter = read_peft_adapter(beside)
+        adapter = read_peft_adapter(adapter_folder)
         check_mergeable(into, adapter)
         check_space(run.merged, merged_bytes(into))
-        merged = write_merged(into, adapter, merged_beside)
-        # Both folders are replaced now; killed in between, there is no record of what they held, rather than one that
-        # lies.
+        merged = write_merged(into, adapter, merged_folder)
+        # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
-    total_bytes = sum(file.bytes for file in merged.files)
+    packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
-        origin=make_origin(run, "export", clock, packages=PACKAGES if is_peft_step(saved) else (*PACKAGES, _ORBAX)),
-        warnings=() if has_checksums(read_step_metadata(saved)) else (no_checksums(saved),),
+        origin=make_origin(run, "export", clock, packages=packages),
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
         merged_into=run.recipe.export.merge_into,
-        adapter=tuple(
-            FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items())
-        ),
-        merged=merged.files,
-        merged_tensors=merged.merged_tensors,
-        copied_tensors=merged.copied_tensors,
+        **_files(written, merged),
     )
     write_record(run, record)
-    console.print(
-        f"step {step}: {merged.merged_tensors} tensors merged, {merged.copied_tensors} copied, "
-        f"{total_bytes / 1e9:.2f} GB in {clock.elapsed_s():.1f} s -> {run.merged}"
-    )
+    open_console().print(f"step {step}: {_summary(record, clock)} -> {run.merged}")
     return record
 
 
@@ -120,41 +162,17 @@ def _read_saved(run: Run, step: int) -> Adapter:
         raise CheckpointError(
             f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         ) from None
-    _refuse_another_training(run, step)
-    return adapter
-
-
-def _refuse_another_training(run: Run, step: int) -> None:
-    """Raises RunError where a step's losses are not those of train.json; it may lack that, or them."""
     lines = read_step_metadata(run.checkpoints / str(step)).get("steps")
     if lines is None or not run.record_file("train").exists():
-        return
-    trained = read_record(run, TrainRecord).steps[:step]
+        return adapter
+    saved = [TrainStep.model_validate_json(line).model_dump_json() for line in lines]
     # As text, in which NaN is NaN.
-    if [TrainStep.model_validate_json(line).model_dump_json() for line in lines] != [
-        one.model_dump_json() for one in trained
-    ]:
+    if saved != [one.model_dump_json() for one in read_record(run, TrainRecord).steps[:step]]:
         raise RunError(
             f"{run.checkpoints}/{step}: was saved by another training than {run.record_file('train')} is of; put that "
             f"one's back, or train again with: gemsmith train {run.path} --force"
         )
-
-
-def _check_base(run: Run, base: Checkpoint, fingerprint: str) -> None:
-    """Raises CheckpointError where the run was begun with another base than is there now."""
-    if not run.record_file("data").exists():
-        return
-    trained_on = read_record(run, DataRecord).origin.inputs_sha256.get("checkpoint")
-    if trained_on not in (None, fingerprint):
-        raise CheckpointError(
-            f"checkpoint {base.source}: is not the base that {run.path} was trained on (fingerprint "
-            f"{fingerprint[:12]}…, trained on "
-            f"{trained_on[:12]}…); put that one back"
-        )
-
-
-RECORD, VERIFIED, ADAPTER, MERGED, LOGS = "export.json", "verify.json", "adapter", "merged", "logs"
-_PACKAGES = ("ml_dtypes", "numpy")
+    return adapter
 
 
 def export_folder(
@@ -183,6 +201,19 @@ def export_folder(
     return export_peft(base, adapter, out, **options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """An adapter without a run, and what is recorded of where it came from."""
+
+    folder: Path
+    adapter: Adapter
+    step: int | None = None
+    dropout: float = 0.0
+    files: FileStates = field(default_factory=dict)
+    """As they were before the adapter was read."""
+    packages: tuple[str, ...] = PACKAGES
+
+
 def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite: bool = False) -> ExportRecord:
     """Writes a PEFT folder's adapter and the base with it merged in to `out`, and records what is in them.
 
@@ -193,14 +224,13 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
     check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
     check_target()
-    before = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
+    files = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
-    check_base(adapter, base, source=str(adapter_folder))
-    check_modules(adapter, config, base, source=str(adapter_folder))
-    return _write(
-        base, adapter, out, clock, check_target, source=str(adapter_folder), dropout=config.dropout, read=before
-    )
+    check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
+    _check_modules(adapter, config, base, source=str(adapter_folder))
+    source = _Source(folder=adapter_folder, adapter=adapter, dropout=config.dropout, files=files)
+    return _write(base, source, out, clock, check_target)
 
 
 def export_tunix(
@@ -227,66 +257,50 @@ def export_tunix(
     found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
     for note in found.notes:
         open_console().print(f"note: {note}")
-    packages = (*_PACKAGES, "orbax-checkpoint")
-    return _write(
-        base, found.adapter, out, clock, check_target, source=str(checkpoint), step=found.step, packages=packages
-    )
+    source = _Source(folder=checkpoint, adapter=found.adapter, step=found.step, packages=(*PACKAGES, _ORBAX))
+    return _write(base, source, out, clock, check_target)
 
 
-def check_base(adapter: Adapter, base: Checkpoint, *, source: str) -> None:
-    """Raises CheckpointError where the adapter says which base it was trained on, and this is another."""
-    if adapter.base_sha256 is not None and adapter.base_sha256 != (found := base.fingerprint()):
+def check_base(base: Checkpoint, trained_on: str | None, fingerprint: str, *, source: str) -> None:
+    """Raises CheckpointError where the base that was trained on is known, and another than this."""
+    if trained_on not in (None, fingerprint):
         raise CheckpointError(
-            f"checkpoint {base.source}: is not the base that {source} was trained on (fingerprint {found[:12]}…, "
-            "trained on "
-            f"{adapter.base_sha256[:12]}…); give that one"
+            f"checkpoint {base.source}: is not the base that {source} was trained on (fingerprint {fingerprint[:12]}…, "
+            f"trained on {trained_on[:12]}…); give that one"
         )
 
 
-def check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
+def _check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, source: str) -> None:
     """Raises CheckpointError unless the adapter has the modules of the base that its config names, as PEFT would."""
     unused = {tensor.module for tensor in text_tensors(base.variant, optional=True) if tensor.optional}
     missing: list[str] = []
     extra: list[str] = []
-    try:
-        for name, place in base.places.items():
-            module = name.removesuffix(".weight")
-            if len(place.shape) != 2 or name == module or module in unused or "embed_tokens" in module:
-                continue
-            wanted = _any_name(config.targets, module)
-            if wanted is not None and wanted != (module in adapter.modules):
-                (missing if wanted else extra).append(module)
-    except re.error as error:
-        raise CheckpointError(
-            f"adapter {source}: target_modules in {CONFIG} is no regular expression ({error})"
-        ) from None
+    for name, place in base.places.items():
+        module = name.removesuffix(".weight")
+        if len(place.shape) != 2 or name == module or module in unused or "embed_tokens" in module:
+            continue
+        # By its multimodal name, or that of the text-only class.
+        names = {module, module.replace(PREFIX, "model.", 1) if module.startswith(PREFIX) else module}
+        wanted = [config.targets(name) for name in names]
+        if None not in wanted and any(wanted) != (module in adapter.modules):
+            (missing if any(wanted) else extra).append(module)
     if missing or extra:
-        parts = [
-            f"{len(names)} {word} ({some(names)})"
-            for word, names in (("missing", missing), ("not named there", extra))
-            if names
-        ]
         raise CheckpointError(
-            f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: {'; '.join(parts)}"
+            f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: "
+            + some_of_each({"missing": missing, "not named there": extra})
         )
-
-
-def _any_name(targets: Callable[[str], bool | None], module: str) -> bool | None:
-    """Whether the module is meant, under its multimodal name or that of the text-only class."""
-    names = [module, *([f"model.{module.removeprefix(PREFIX)}"] if module.startswith(PREFIX) else [])]
-    answers = [targets(name) for name in names]
-    return None if None in answers else any(answers)
 
 
 def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
-    place = out.absolute()
-    for source in (entry for folder in sources for entry in (folder, *_links_in(expanduser(folder)))):
-        read = expanduser(source).resolve()
-        if read.exists() and (
-            place.resolve() == read or place.resolve().is_relative_to(read) or read.is_relative_to(place.resolve())
-        ):
-            raise RunError(f"--out {out}: lies in {source}, which is read, or holds it; name another folder")
+    place = out.absolute().resolve()
+    for source in sources:
+        folder = expanduser(source)
+        links = [file for file in folder.iterdir() if file.is_symlink()] if folder.is_dir() else []
+        for entry in (source, *links):
+            read = expanduser(entry).resolve()
+            if read.exists() and (place.is_relative_to(read) or read.is_relative_to(place)):
+                raise RunError(f"--out {out}: lies in {entry}, which is read, or holds it; name another folder")
     if out.name in ("", ".."):
         raise RunError(
             f"--out {out}: has no name that a new folder could take; name the folder itself ({out.resolve()})"
@@ -300,103 +314,80 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
             f"--out {out}: already exists; name another, or add --overwrite, which replaces it once the new one is "
             "complete"
         )
-    if not (out / RECORD).is_file():
+    if not (out / "export.json").is_file():
         raise RunError(
-            f"--out {out}: was not written by gemsmith export (it holds no {RECORD}), so it is not replaced; name "
+            f"--out {out}: was not written by gemsmith export (it holds no export.json), so it is not replaced; name "
             "another"
         )
-    if foreign := sorted({file.name for file in out.iterdir()} - {RECORD, VERIFIED, ADAPTER, MERGED, LOGS}):
+    ours = {"export.json", "verify.json", "adapter", "merged", "logs"}
+    if foreign := sorted({file.name for file in out.iterdir()} - ours):
         raise RunError(
             f"--out {out}: holds {foreign[0]}, which gemsmith export did not write, so it is not replaced; name another"
         )
 
 
-def _links_in(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.is_symlink()] if folder.is_dir() else []
-
-
 def _write(
-    base: Checkpoint,
-    adapter: Adapter,
-    out: Path,
-    clock: Clock,
-    check_target: Callable[[], None],
-    *,
-    source: str,
-    step: int | None = None,
-    dropout: float = 0.0,
-    read: FileStates = MappingProxyType({}),
-    packages: tuple[str, ...] = _PACKAGES,
+    base: Checkpoint, source: _Source, out: Path, clock: Clock, check_target: Callable[[], None]
 ) -> ExportRecord:
-    """Writes both folders and the record.
-
-    The small files are written and hashed beside the merge, which uses every core. `read`: the adapter's
-    files, as they were before they were read.
+    """Writes both folders and the record. The small files are hashed beside the merge, which uses every core.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have
     finished there, one that was killed between its renames is put back, and a merge takes minutes.
     """
-    check_mergeable(base, adapter)
-    check_space(out, merged_bytes(base) + adapter.float32_bytes)
+    check_mergeable(base, source.adapter)
+    check_space(out, merged_bytes(base) + source.adapter.float32_bytes)
     fingerprint = base.fingerprint()
-    with no_space_named(out), atomic_replace_dir(out) as beside, unchanged(read), ThreadPoolExecutor(1) as aside:
+    other_weights = (
+        f"{source.folder} was trained on the base in {source.adapter.quantized} and is merged into its original "
+        "weights: part of what training gained may be lost. For the weights that it was trained on, export its run, "
+        "with export.merge_into: trained."
+    )
+    with (
+        no_space_named(out),
+        atomic_replace_dir(out) as beside,
+        unchanged(source.files),
+        ThreadPoolExecutor(1) as aside,
+    ):
         check_target()
-        known = dataclasses.replace(adapter, base_sha256=fingerprint)
-        writing = aside.submit(
-            write_peft_adapter,
-            known,
-            beside / ADAPTER,
-            base.source,
-            dropout=dropout,
-            v_of_k=shared_projections(base.variant),
-            class_names=class_names(base.variant),
-        )
-        hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in read})
-        (beside / MERGED).mkdir()
-        merged = write_merged(base, known, beside / MERGED)
-        written = writing.result()
+        new, adapter = ExportDir(path=beside), replace(source.adapter, base_sha256=fingerprint)
+        writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
+        hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
+        new.merged.mkdir()
+        merged = write_merged(base, adapter, new.merged)
+        files = _files(writing.result(), merged)
         record = ExportRecord(
-            origin=make_folder_origin(clock, packages, {"base": fingerprint} | hashing.result()),
-            warnings=_other_weights(adapter, source),
-            source=source,
-            step=step,
+            origin=new.make_origin(clock, source.packages, {"base": fingerprint} | hashing.result()),
+            warnings=() if source.adapter.quantized is None else (other_weights,),
+            source=str(source.folder),
+            step=source.step,
             base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
-            adapter=_sums(written),
-            merged=merged.files,
-            merged_tensors=merged.merged_tensors,
-            copied_tensors=merged.copied_tensors,
+            **files,
         )
-        write_text(beside / RECORD, record.model_dump_json(indent=1) + "\n")
+        new.write_record(record)
         check_target()
-    size = f"{sum(file.bytes for file in merged.files) / 1e9:.2f} GB in {clock.elapsed_s():.1f} s"
-    counts = f"{merged.merged_tensors} tensors merged, {merged.copied_tensors} copied"
-    open_console().print(f"{counts}, {size} -> {out / MERGED}, {out / ADAPTER}")
+    written = ExportDir(path=out)
+    open_console().print(f"{_summary(record, clock)} -> {written.merged}, {written.adapter}")
     return record
 
 
-def _other_weights(adapter: Adapter, source: str) -> tuple[str, ...]:
-    if adapter.quantized is None:
-        return ()
-    return (
-        f"{source} was trained on the base in {adapter.quantized} and is merged into its original weights: part of "
-        "what training gained may be lost. For the weights that it was trained on, export its run, with "
-        "export.merge_into: trained.",
-    )
+def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> dict[str, WrittenFile]:
+    copies, names = shared_projections(base.variant), class_names(base.variant)
+    return write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
 
 
-def _sums(written: Mapping[str, Written]) -> tuple[FileSum, ...]:
-    return tuple(FileSum(name=name, bytes=file.bytes, sha256=file.sha256) for name, file in sorted(written.items()))
+def _files(written: Mapping[str, WrittenFile], merged: Merged) -> dict[str, Any]:
+    """What a record says of both folders."""
+    return {
+        "adapter": tuple(
+            FileSum(name=name, bytes=one.bytes, sha256=one.sha256) for name, one in sorted(written.items())
+        ),
+        "merged": merged.files,
+        "merged_tensors": merged.merged_tensors,
+        "copied_tensors": merged.copied_tensors,
+    }
 
 
-def make_folder_origin(clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Origin:
-    """Where a record comes from that no run has."""
-    return Origin(
-        started=clock.started,
-        duration_s=round(clock.elapsed_s(), 3),
-        gemsmith=__version__,
-        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
-        machine=host_info(),
-        seed=0,
-        inputs_sha256=dict(inputs_sha256),
-    )
+def _summary(record: ExportRecord, clock: Clock) -> str:
+    size = f"{sum(file.bytes for file in record.merged) / 1e9:.2f} GB in {clock.elapsed_s():.1f} s"
+    return f"{record.merged_tensors} tensors merged, {record.copied_tensors} copied, {size}"

@@ -10,7 +10,7 @@ Qwix scales by alpha / rank, and no checkpoint says alpha unless the run put it 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,13 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
     "per_layer_projection.w": ("per_layer_projection",),
 }
 _KEY_AND_VALUE = ("attn.k_einsum.w", "attn.kv_einsum.w")
-_ALPHA_KEYS = ("alpha", "lora_alpha")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunixAdapter:
-    """The adapter, the step it was saved at (None where the folder has none), and what is worth knowing about it."""
-
     adapter: Adapter
     step: int | None
+    """None where the folder's name is none."""
     notes: tuple[str, ...]
 
 
@@ -60,9 +58,12 @@ def read_tunix_adapter(
     """
     place = _find_params(folder, step)
     sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}
-    for path, value in _read_leaves(place):
-        layer, name, side = _parse(path, variant, place)
-        sides.setdefault((layer, name), {})[side] = value
+    try:
+        for path, value in restore_lora(place):
+            layer, name, side = _parse(path, variant, place)
+            sides.setdefault((layer, name), {})[side] = value
+    except CorruptCheckpointError as error:
+        raise CheckpointError(f"{place.parent}: {error}; export another step") from None
     if not sides:
         raise CheckpointError(
             f"{place}: holds no LoRA parameters; was the run saved with its adapter, and Qwix's rule matched?"
@@ -80,7 +81,19 @@ def read_tunix_adapter(
     adapter = Adapter(modules=modules, rank=found_rank, alpha=alpha)
     check_values(adapter, source=str(place))
     number = int(place.parent.name) if place.parent.name.isdecimal() else None
-    return TunixAdapter(adapter=adapter, step=number, notes=_notes(sides, used, variant))
+    notes = []
+    without_v = [layer for layer in range(variant.layers) if not variant.shares_kv(layer) and not variant.has_v(layer)]
+    names = {name for _, name in used}
+    if "attn.kv_einsum.w" in names and "attn.k_einsum.w" not in names and without_v:
+        notes.append(
+            f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
+            "did not match"
+        )
+    if unused := len(sides) - len(used):
+        notes.append(
+            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
+        )
+    return TunixAdapter(adapter=adapter, step=number, notes=tuple(notes))
 
 
 def _find_params(folder: Path, step: int | None) -> Path:
@@ -117,13 +130,6 @@ def _step_metadata(folder: Path) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _read_leaves(place: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    try:
-        yield from restore_lora(place)
-    except CorruptCheckpointError as error:
-        raise CheckpointError(f"{place.parent}: {error}; export another step") from None
-
-
 def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, str, str]:
     """Layer, Tunix's name of the weight, and side of a LoRA leaf."""
     text = ".".join(path).removesuffix(".value")
@@ -149,9 +155,7 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
     if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
     if flat := [
-        f"layers.{layer}.{name}"
-        for (layer, name), found in sides.items()
-        if min(side.ndim for side in found.values()) < 2
+        f"layers.{layer}.{name}" for (layer, name), found in sides.items() if found["a"].ndim < 2 or found["b"].ndim < 2
     ]:
         raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
@@ -170,14 +174,11 @@ def _read_alpha(place: Path) -> float:
     """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
     custom = _step_metadata(place.parent).get("custom_metadata")
     if isinstance(custom, dict):
-        for holder in (custom, custom.get("lora_config") or custom.get("lora")):
-            for key in _ALPHA_KEYS:
-                if (
-                    isinstance(holder, dict)
-                    and isinstance(holder.get(key), int | float)
-                    and not isinstance(holder[key], bool)
-                ):
-                    return float(holder[key])
+        lora = custom.get("lora_config") or custom.get("lora")
+        for holder in (custom, lora if isinstance(lora, dict) else {}):
+            for alpha in (holder.get("alpha"), holder.get("lora_alpha")):
+                if isinstance(alpha, int | float) and not isinstance(alpha, bool):
+                    return float(alpha)
     raise CheckpointError(f"{place}: does not say alpha; give --alpha, as it was given to qwix.LoraProvider")
 
 
@@ -194,15 +195,13 @@ def _check_layers(used: Mapping[tuple[int, str], object], variant: Variant, plac
     if missing:
         raise CheckpointError(
             f"{place}: {len(missing)} weights of {variant.name} have no adapter although other layers' have "
-            f"({some(missing)}); is it "
-            "another variant's checkpoint?"
+            f"({some(missing)}); is it another variant's checkpoint?"
         )
 
 
 def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:
-    rank = a.shape[-1]
+    rank, modules = a.shape[-1], _MODULES[name]
     shared = contiguous(a.reshape(-1, rank).T)
-    modules = _MODULES[name]
     if len(modules) == 1:
         return [(modules[0], LoraPair(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
     if b.ndim != 4 or b.shape[1] != len(modules):
@@ -213,21 +212,3 @@ def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[s
         (module, LoraPair(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T)))
         for side, module in enumerate(modules)
     ]
-
-
-def _notes(
-    sides: Mapping[tuple[int, str], object], used: Mapping[tuple[int, str], object], variant: Variant
-) -> tuple[str, ...]:
-    notes = []
-    names = {name for _, name in used}
-    without_v = [layer for layer in range(variant.layers) if not variant.shares_kv(layer) and not variant.has_v(layer)]
-    if "attn.kv_einsum.w" in names and "attn.k_einsum.w" not in names and without_v:
-        notes.append(
-            f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
-            "did not match"
-        )
-    if unused := len(sides) - len(used):
-        notes.append(
-            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
-        )
-    return tuple(notes)

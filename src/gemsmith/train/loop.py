@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gemsmith.checkpoints.steps import has_checksums, no_checksums
 from gemsmith.errors import CorruptCheckpointError
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import ImageBucket, Origin, TrainImages, TrainRecord, TrainSaves, TrainStep
@@ -140,7 +139,6 @@ class Session:
         self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
-        self._notices: tuple[str, ...] = ()
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
         self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
         backend.prepare(self)
@@ -168,7 +166,6 @@ class Session:
         with self._one_line_damage():
             metadata = self._backend.read_metadata(step)
             earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
-            self._notices = () if has_checksums(metadata) else (no_checksums(place),)
             return step, earlier, list(metadata["resumed_at"])
 
     @contextlib.contextmanager
@@ -302,7 +299,6 @@ class Session:
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,
             warnings=(
-                *self._notices,
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *loss_plateau_warnings(steps, run.recipe),
             ),

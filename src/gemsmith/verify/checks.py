@@ -1,22 +1,90 @@
-"""Whether merged/ has what training gained: its loss beside that of what was trained, on the same rows.
+"""Checks that need no model: what lies beside the weights, what rounding took, and what training's gain is worth.
 
 Bytes and logits prove that merged/ is the weights it was made from, plus the adapter. These need not be the weights
-that were trained on.
-
-What lies beside the weights of a merged folder: tokenizer, chat template, processor, configs, byte for byte.
+that were trained on, hence the check of losses.
 """
 
 import filecmp
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.text import Text
 
 from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.safetensors import numpy_dtype
+from gemsmith.errors import VerifyError
 from gemsmith.export.merge import files_to_write
 from gemsmith.runs.records import Check, Losses
+from gemsmith.system.console import open_console
 
 # Shares of what training gained. To lose more than the first is told, than the second by export.merge_into a failure.
 _TOLD, _ALLOWED = 0.1, 0.5
 # A difference below this is noise of float32 and rounding, however little was gained.
 _SMALLEST_DIFFERENCE = 0.01
 _REMEDY = "set export.merge_into to trained, and export again"
+# Rounding that moves logits by more than this share of what the adapter does to them has made another model.
+_LARGE_SHARE = 0.5
+
+
+def make_check(name: str, problems: Sequence[str], passed: str, *, most: int = 5) -> Check:
+    """Passed where there are no problems; `passed` is what is said then."""
+    more = f" and {len(problems) - most} more" if len(problems) > most else ""
+    return Check(name=name, passed=not problems, detail="; ".join(problems[:most]) + more if problems else passed)
+
+
+def report_checks(checks: Sequence[Check], place: Path) -> None:
+    """Prints the checks of a run or a folder. Raises VerifyError naming those that failed."""
+    console = open_console()
+    words: Mapping[bool | None, tuple[str, str]] = {
+        True: ("ok  ", "green"),
+        False: ("fail", "red"),
+        None: ("not done", "yellow"),
+    }
+    for check in checks:
+        console.print(Text.assemble(words[check.passed], f" {check.name}: {check.detail}"))
+    if failed := [check for check in checks if check.passed is False]:
+        raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
+
+
+def compare_beside(base: Checkpoint, merged: Checkpoint) -> list[str]:
+    """Files that are missing, too many, or not the base's, by name; tensors are compared elsewhere."""
+    shards = {place.file.name for checkpoint in (base, merged) for place in checkpoint.places.values()}
+    expected = {file.name: file for file in files_to_write(base) if file.name not in shards}
+    files = {str(path.relative_to(merged.folder)) for path in merged.folder.rglob("*") if not path.is_dir()} - shards
+    problems = [f"{name} is missing" for name in sorted(expected.keys() - files)]
+    problems += [f"{name} is not in the base" for name in sorted(files - expected.keys())]
+    return problems + [
+        f"{name} is not the base's"
+        for name in sorted(expected.keys() & files)
+        if not filecmp.cmp(expected[name], merged.folder / name, shallow=False)
+    ]
+
+
+def rounding_notices(
+    dtypes: Sequence[str], *, lost: float | None = None, effect: float | None = None, moved: float | None = None
+) -> tuple[str, ...]:
+    """What a reader must know where rounding to the base's dtypes took much of the adapter.
+
+    `lost`: the share of its changes of weights, by norm; `effect`: the most that base + adapter differs from the base
+    in logits; `moved`: the most that merged differs from base + adapter. None: not computed. Logits decide, weights
+    only without them: in a mixture of experts a rounding can turn a token to another expert, so that a few logits move
+    far more than the others.
+    """
+    share = "" if lost is None else f"{100 * lost:.0f} % of its changes of weights, by norm, are rounded away"
+    if effect is not None and moved is not None:
+        if moved <= _LARGE_SHARE * effect:
+            return ()
+        found = f"the adapter moves logits by {effect:.2g}, the rounding by {moved:.2g}{share and f'; {share}'}"
+    elif lost is not None and lost > _LARGE_SHARE:
+        found = f"{share}; logits were not compared"
+    else:
+        return ()
+    kinds = " and ".join(sorted(numpy_dtype(dtype).name for dtype in dtypes))
+    return (
+        f"Rounding to {kinds} took much of the adapter out of the merged weights: {found}. Serve the base with "
+        "adapter/ instead (vLLM: --enable-lora), or train a stronger adapter: more steps, a higher "
+        "optimizer.learning_rate or lora.alpha.",
+    )
 
 
 def check_losses(losses: Losses, *, dtype: str, original: bool) -> tuple[Check, tuple[str, ...]]:
@@ -24,7 +92,8 @@ def check_losses(losses: Losses, *, dtype: str, original: bool) -> tuple[Check, 
 
     `dtype`: train.dtype; `original`: whether merged/ was made from other weights than these.
     """
-    lost = _lost(losses) if losses.exported - losses.trained > _SMALLEST_DIFFERENCE else 0.0
+    gain, loss = losses.base - losses.trained, losses.exported - losses.trained
+    lost = loss / gain if gain > 0 and loss > _SMALLEST_DIFFERENCE else 0.0
     detail = (
         f"base {losses.base:.3f} as it was trained on ({dtype}), trained {losses.trained:.3f}, exported "
         f"{losses.exported:.3f}, over {losses.targets} targets that were trained on"
@@ -36,23 +105,3 @@ def check_losses(losses: Losses, *, dtype: str, original: bool) -> tuple[Check, 
         return check, ()
     why = f"it was trained on {dtype} and merged into the original weights; {_REMEDY}" if original else "by rounding"
     return check, (f"{share} ({detail}): {why}.",)
-
-
-def _lost(losses: Losses) -> float:
-    """The share of what training gained that merged/ has not; 0 where it gained nothing."""
-    gain = losses.base - losses.trained
-    return (losses.exported - losses.trained) / gain if gain > 0 else 0.0
-
-
-def compare_beside(base: Checkpoint, merged: Checkpoint) -> list[str]:
-    """Files that are missing, too many, or not the base's, by name; tensors are compared elsewhere."""
-    shards = {place.file.name for checkpoint in (base, merged) for place in checkpoint.places.values()}
-    expected = {file.name: file for file in files_to_write(base)}
-    there = {str(path.relative_to(merged.folder)) for path in merged.folder.rglob("*") if not path.is_dir()}
-    problems = [f"{name} is missing" for name in sorted(expected.keys() - there - shards)]
-    problems += [f"{name} is not in the base" for name in sorted(there - expected.keys() - shards)]
-    return problems + [
-        f"{name} is not the base's"
-        for name in sorted((expected.keys() & there) - shards)
-        if not filecmp.cmp(expected[name], merged.folder / name, shallow=False)
-    ]

@@ -30,14 +30,12 @@ _OVERHEAD_BYTES = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class LogitCheck:
-    """The check, and the largest difference it was decided by (None where that could not be computed).
-
-    Without any rounding of weights: `effect` of the adapter on the base, `rounding` that sets merged apart from base +
-    adapter.
+    """`max_abs_difference`: what the check was decided by; without any rounding of weights, `effect` of the adapter on
+    the base, and `rounding` that sets merged apart from base + adapter. None: not computed.
     """
 
     check: Check
-    max_abs_difference: float | None
+    max_abs_difference: float | None = None
     effect: float | None = None
     rounding: float | None = None
     losses: Losses | None = None
@@ -68,16 +66,18 @@ def compare_logits(
             f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify "
             "on a larger machine"
         )
-        return LogitCheck(check=Check(name="logits", passed=None, detail=detail), max_abs_difference=None)
+        return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
     with _quiet():
         try:
             plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
-            merged = _merged_logits(merged_folder, prompts, streamed=streamed)
+            gc.collect()
+            exported = open_checkpoint(str(merged_folder))
+            merged = _run(load_streamed(exported) if streamed else load_model(merged_folder), prompts)
             before, after = plain, unmerged
             if trained_on is not None and trained_on is not base:
                 before, after, _ = _base_logits(trained_on, adapter_folder, adapter, prompts, streamed=streamed)
         except CheckpointError as error:
-            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)), max_abs_difference=None)
+            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)))
     check = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
     return replace(check, losses=_losses(prompts, before, after, merged))
 
@@ -99,13 +99,19 @@ def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
 
 def free_memory_bytes() -> int:
     """Memory that can be had without swapping, within the limit of the control group where there is one."""
+
+    def read(file: str) -> str:
+        try:
+            return Path(file).read_text(encoding="ascii")
+        except OSError:
+            return ""
+
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            free_bytes = int(line.split()[1]) * 1024
-    limit, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limit and used and limit[0].isdecimal():
-        free_bytes = min(free_bytes, int(limit[0]) - int(used[0]))
+    if available := re.search(r"^MemAvailable:\s+(\d+) kB", read("/proc/meminfo"), re.MULTILINE):
+        free_bytes = int(available[1]) * 1024
+    limit, used = read("/sys/fs/cgroup/memory.max").strip(), read("/sys/fs/cgroup/memory.current").strip()
+    if limit.isdecimal() and used:
+        free_bytes = min(free_bytes, int(limit) - int(used))
     return free_bytes
 
 
@@ -237,12 +243,6 @@ def _base_logits(
     return plain, unmerged, _run(merged, prompts)
 
 
-def _merged_logits(folder: Path, prompts: Sequence[Prompt], *, streamed: bool) -> list[np.ndarray]:
-    gc.collect()
-    merged = open_checkpoint(str(folder))
-    return _run(load_streamed(merged) if streamed else load_model(folder), prompts)
-
-
 def _rounded(weight: Any, dtype: str) -> Any:
     """The weight with the one rounding that files of that dtype carry."""
     import torch
@@ -253,20 +253,17 @@ def _rounded(weight: Any, dtype: str) -> Any:
 def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     import torch
 
-    with torch.inference_mode():
-        return [model(**_inputs(prompt)).logits[0].float().numpy() for prompt in prompts]
-
-
-def _inputs(prompt: Prompt) -> dict[str, Any]:
-    """What transformers' models take for one prompt."""
-    import torch
-
-    inputs = {"input_ids": torch.from_numpy(prompt.tokens)[None]}
-    if prompt.image is not None:
-        inputs["mm_token_type_ids"] = torch.from_numpy((prompt.tokens == prompt.image_token).astype(np.int64))[None]
-        inputs["pixel_values"] = torch.from_numpy(prompt.image.values)[None]
-        inputs["image_position_ids"] = torch.from_numpy(prompt.image.positions.astype(np.int64))[None]
-    return inputs
+    logits = []
+    for prompt in prompts:
+        inputs = {"input_ids": prompt.tokens}
+        if prompt.image is not None:
+            inputs["mm_token_type_ids"] = (prompt.tokens == prompt.image_token).astype(np.int64)
+            inputs["pixel_values"] = prompt.image.values
+            inputs["image_position_ids"] = prompt.image.positions.astype(np.int64)
+        with torch.inference_mode():
+            found = model(**{name: torch.from_numpy(value)[None] for name, value in inputs.items()})
+            logits.append(found.logits[0].float().numpy())
+    return logits
 
 
 def _judge(
@@ -283,8 +280,8 @@ def _judge(
     effect, kept = _distance(unmerged, plain), _distance(rounded, plain)
     detail = (
         f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed "
-        f"{allowed:.2g}) and by "
-        f"{rounding:.2g} without; the adapter moves logits by {effect:.2g}, with that rounding by {kept:.2g}{how}"
+        f"{allowed:.2g}) and by {rounding:.2g} without; the adapter moves logits by {effect:.2g}, with that rounding "
+        f"by {kept:.2g}{how}"
     )
     passed = difference <= allowed and kept >= SMALLEST_EFFECT * difference and kept > 0
     return LogitCheck(
@@ -303,9 +300,8 @@ def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | No
 
     def nll(prompt: Prompt, logits: np.ndarray, before: np.ndarray) -> float:
         found = logits[before].astype(np.float64)
-        return float(
-            (np.logaddexp.reduce(found, axis=1) - found[np.arange(len(before)), prompt.tokens[before + 1]]).sum()
-        )
+        of_targets = found[np.arange(len(before)), prompt.tokens[before + 1]]
+        return float((np.logaddexp.reduce(found, axis=1) - of_targets).sum())
 
     base, trained, exported = (sum(map(nll, prompts, logits, places)) / targets for logits in models)
     return Losses(base=base, trained=trained, exported=exported, targets=targets)
@@ -329,10 +325,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="ascii").split("\n")
-    except OSError:
-        return []

@@ -1,7 +1,7 @@
 """What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
-A image in a prompt is one that was trained on, or has the shape of one and random values where its file is not on
-this machine.
+An image in a prompt is one that was trained on, or has the shape of one and random values where its file is not on this
+machine.
 """
 
 import contextlib
@@ -24,17 +24,15 @@ from gemsmith.runs.run import Run
 
 PROMPTS = 3
 PROMPT_TOKENS = 128
+# At most, where they are short: their loss is taken over more targets.
 _DOCUMENTS = 8
-"""At most, where they are short: their loss is taken over more targets."""
-_AROUND = 32
-"""Tokens before and after a image of random tokens."""
-_SIDE = 8
-"""Soft tokens of its sides."""
+# Of an image among random tokens: the tokens before and after it, and the soft tokens of its sides.
+_AROUND, _SIDE = 32, 8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prompt:
-    """Tokens (L,), and where some are a image's soft tokens, that image and the id that stands in their places.
+    """Tokens (L,), and where some are an image's soft tokens, that image and the id that stands in their places.
 
     `targets` (L,): 1 where the token was a target of training; None where that is not known, or the image another.
     """
@@ -48,10 +46,9 @@ class Prompt:
 def make_prompts(
     base: Checkpoint, rows: Rows | None, adapter: Adapter, *, image_tokens: int = PatchConfig.budget, seed: int = 0
 ) -> list[Prompt]:
-    """Prompts of text, and one with a image where rows have some, or the adapter lies on what embeds them."""
+    """Prompts of text, and one with an image where rows have some, or the adapter lies on what embeds them."""
     found = text_prompts(rows, base.variant.vocabulary, seed)
-    sees = rows is not None and bool(rows.images)
-    if sees or any(not module.startswith(PREFIX) for module in adapter.modules):
+    if (rows is not None and rows.images) or any(not module.startswith(PREFIX) for module in adapter.modules):
         found.append(image_prompt(base, rows, image_tokens, seed))
     return found
 
@@ -69,7 +66,7 @@ def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
 
 
 def image_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
-    """A prompt with a image: what is around the first that was trained on, or random tokens where there is none.
+    """A prompt with an image: what is around the first that was trained on, or random tokens where there is none.
 
     `image_tokens`: data.image_tokens of the run.
     """
@@ -114,7 +111,7 @@ def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image_token: int
     document = next(places for places in rows.documents(row) if places.start <= begin < places.stop)
     end = begin + rows.images[row][0].soft_tokens
     later = np.flatnonzero(tokens[end : document.stop] == image_token)
-    # What stands before a image is its own, too.
+    # What stands before an image is its own, too.
     last = end + int(later[0]) - 1 if len(later) else document.stop
     places = slice(max(document.start, begin - PROMPT_TOKENS), min(last, end + PROMPT_TOKENS))
     return tokens[places].astype(np.int64), places

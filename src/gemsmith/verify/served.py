@@ -1,7 +1,4 @@
-"""Proof by behavior that adapter and merged weights are one model.
-
-A server of the base with the adapter and one of the merged weights answer the same, and not as the base does.
-"""
+"""Proof by behavior: servers of base + adapter and of merged weights answer the same, and not as the base does."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +8,9 @@ from typing import Any
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.errors import EngineError, VerifyError
+from gemsmith.errors import EngineError
 from gemsmith.evals.tasks import asked_messages, read_questions
-from gemsmith.export.stage import ADAPTER, LOGS, MERGED, VERIFIED
+from gemsmith.export.stage import ExportDir
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.client.batch import Request, ask_all
@@ -21,9 +18,8 @@ from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, read_choice, 
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, base_name
 from gemsmith.serve.stage import make_settings
-from gemsmith.system.files import write_text
+from gemsmith.verify.checks import report_checks
 from gemsmith.verify.prompts import text_prompts, trained_rows
-from gemsmith.verify.stage import print_checks, read_export, read_verify
 
 PROMPTS, ANSWER_TOKENS = 8, 48
 # Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change
@@ -31,6 +27,7 @@ PROMPTS, ANSWER_TOKENS = 8, 48
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
 Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
+"""Token ids, or a conversation."""
 
 
 def check_served_run(run: Run) -> VerifyRecord:
@@ -43,44 +40,44 @@ def check_served_run(run: Run) -> VerifyRecord:
     else:
         found = text_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
         prompts = [prompt.tokens.tolist() for prompt in found]
-    checks = check_served(base, run.adapter, run.merged, prompts, settings=make_settings(run), logs=run.logs)
+    checks = check_served(base, run, prompts, settings=make_settings(run))
     exported: ExportRecord = read_record(run, ExportRecord)
     if run.recipe.train.dtype in KINDS and exported.merged_into == "trained":
         other = "not compared: merged/ has the dequantized base that was trained on, the adapter's server the original"
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
     record = _with_checks(record, checks)
     write_record(run, record)
-    _finish(checks, run.path)
+    report_checks(checks, run.path)
     return record
 
 
 def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     """The same of a folder that export wrote without a run, on prompts of random tokens."""
-    base = open_checkpoint(base_source or read_export(out).base)
+    folder = ExportDir(path=out)
+    base = open_checkpoint(base_source or folder.read_record(ExportRecord).base)
     prompts = [prompt.tokens.tolist() for prompt in text_prompts(None, base.variant.vocabulary, 1)]
-    checks = check_served(
-        base, out / ADAPTER, out / MERGED, prompts, settings=ServeSettings(max_model_len=512), logs=out / LOGS
-    )
-    record = _with_checks(read_verify(out), checks)
-    write_text(out / VERIFIED, record.model_dump_json(indent=1) + "\n")
-    _finish(checks, out)
+    checks = check_served(base, folder, prompts, settings=ServeSettings(max_model_len=512))
+    record = _with_checks(folder.read_record(VerifyRecord), checks)
+    folder.write_record(record)
+    report_checks(checks, out)
     return record
 
 
 def check_served(
-    base: Checkpoint, adapter: Path, merged: Path, prompts: Sequence[Prompt], *, settings: ServeSettings, logs: Path
+    base: Checkpoint, place: Run | ExportDir, prompts: Sequence[Prompt], *, settings: ServeSettings
 ) -> tuple[Check, ...]:
     """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
-    logs.mkdir(exist_ok=True)
-    read = read_peft_adapter(adapter)
+    place.logs.mkdir(exist_ok=True)
+    read = read_peft_adapter(place.adapter)
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":
         settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
-    with_lora = replace(settings, adapter=ServedAdapter(folder=str(adapter.absolute()), rank=read.rank))
-    with running_server(base.folder, name=ADAPTER, settings=with_lora, log=logs / "vllm-adapter.log") as server:
-        plain, adapted = (_ask(server, name, prompts) for name in (base_name(ADAPTER), ADAPTER))
-    with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
-        tuned = _ask(server, MERGED, prompts)
+    with_lora = replace(settings, adapter=ServedAdapter(folder=str(place.adapter.absolute()), rank=read.rank))
+    log = place.logs / "vllm-adapter.log"
+    with running_server(base.folder, name="adapter", settings=with_lora, log=log) as server:
+        plain, adapted = (_ask(server, name, prompts) for name in (base_name("adapter"), "adapter"))
+    with running_server(place.merged, name="merged", settings=settings, log=place.logs / "vllm-merged.log") as server:
+        tuned = _ask(server, "merged", prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 
@@ -132,36 +129,21 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
             )
         replies.append(reply)
 
+    asked = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0, "return_tokens_as_token_ids": True}
+    requests = []
+    for prompt in prompts:
+        if isinstance(prompt[0], int):
+            body = {"prompt": list(prompt), "logprobs": TOP}
+            requests.append(Request(path="/v1/completions", body=asked | body))
+        else:
+            body = {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
+            requests.append(Request(path="/v1/chat/completions", body=asked | body))
     # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
-    ask_all(server, [_request(model, prompt) for prompt in prompts], heard, concurrency=1)
+    ask_all(server, requests, heard, concurrency=1)
     return replies
-
-
-def _request(model: str, prompt: Prompt) -> Request:
-    ids = isinstance(prompt[0], int)
-    asked: dict[str, Any] = {
-        "model": model,
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-        "return_tokens_as_token_ids": True,
-    }
-    asked |= (
-        {"prompt": list(prompt), "logprobs": TOP}
-        if ids
-        else {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
-    )
-    return Request(path="/v1/completions" if ids else "/v1/chat/completions", body=asked)
 
 
 def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecord:
     names = {check.name for check in checks}
-    all_checks = (*(check for check in record.checks if check.name not in names), *checks)
-    return record.model_copy(
-        update={"checks": all_checks, "passed": all(check.passed is not False for check in all_checks)}
-    )
-
-
-def _finish(checks: tuple[Check, ...], place: Path) -> None:
-    print_checks(checks)
-    if failed := [check for check in checks if check.passed is False]:
-        raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
+    checks = (*(check for check in record.checks if check.name not in names), *checks)
+    return record.model_copy(update={"checks": checks, "passed": all(check.passed is not False for check in checks)})
