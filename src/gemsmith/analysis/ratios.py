@@ -1,9 +1,8 @@
-"""The ratios of two sides, each with its 95 % interval where what was recorded gives one.
+"""The ratios of two sides, each with its 95 % interval where what was recorded one by one gives one.
 
-95 % intervals of ratios by resampling what was recorded one by one: steps, requests, and the tokens of requests.
-
-What stands next to each other is slow together, so circular blocks of n^⅓ neighbors are drawn (Politis and Romano
-1992, in Exploring the Limits of Bootstrap). Every interval is seeded: the same records give the same.
+Steps, requests, and the tokens of requests are resampled. What stands next to each other is slow together, so circular
+blocks of n^⅓ neighbors are drawn (Politis and Romano 1992, in Exploring the Limits of Bootstrap). Every interval is
+seeded: the same records give the same.
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from gemsmith.analysis.confounders import Kind
-from gemsmith.analysis.sides import Cell, Side, SideScore, Way
+from gemsmith.analysis.sides import WAYS, Cell, Side, SideScore, Way
 from gemsmith.evals.metrics import bootstrap_interval, wilson_interval
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.records import Part, Range
@@ -185,9 +184,8 @@ def is_inside(value: float | None, interval: Range | None) -> bool:
 def _training(first: Side, other: Side) -> Iterator[Ratio]:
     if not first.real_tokens_per_s or not other.real_tokens_per_s:
         return
-    interval = None
-    if len(first.timed_steps) > 1 < len(other.timed_steps):
-        interval = bootstrap_ratio(first.timed_steps, other.timed_steps)
+    single = len(first.timed_steps) > 1 < len(other.timed_steps)
+    interval = bootstrap_ratio(first.timed_steps, other.timed_steps) if single else None
     yield Ratio(
         kind="training speed",
         what="training",
@@ -199,15 +197,13 @@ def _training(first: Side, other: Side) -> Iterator[Ratio]:
         interval=interval,
         interval_of="steps resampled, one run each" if interval else "no single steps recorded",
         main=True,
-        notes=tuple(note for side in (first, other) for note in _drift_notes(side)),
+        notes=tuple(
+            f"{side.name} was not steady: {drift[0]:,.0f} real tokens/s in its first half, "
+            f"{drift[1]:,.0f} in its second"
+            for side in (first, other)
+            if (drift := speed_drift(side))
+        ),
     )
-
-
-def _drift_notes(side: Side) -> Iterator[str]:
-    """That its speed was not one speed."""
-    if drift := speed_drift(side):
-        early, late = drift
-        yield f"{side.name} was not steady: {early:,.0f} real tokens/s in its first half, {late:,.0f} in its second"
 
 
 def speed_drift(side: Side) -> tuple[float, float] | None:
@@ -253,11 +249,9 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 main=ours == heaviest,
                 notes=(*limited[ours.load], *lost),
             )
-        latencies: tuple[tuple[Latency, float | None, float | None], ...] = (
-            ("TTFT", ours.ttft_ms, theirs.ttft_ms),
-            ("TPOT", ours.tpot_ms, theirs.tpot_ms),
-        )
-        for name, mine, yours in latencies:
+        ttft, tpot = (ours.ttft_ms, theirs.ttft_ms), (ours.tpot_ms, theirs.tpot_ms)
+        latencies: tuple[tuple[Latency, tuple[float | None, float | None]], ...] = (("TTFT", ttft), ("TPOT", tpot))
+        for name, (mine, yours) in latencies:
             if mine and yours:
                 interval, of = latency_interval(name, ours, theirs)
                 yield Ratio(
@@ -289,17 +283,16 @@ def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | N
     """The 95 % interval of the medians' ratio, by resampling requests: in pairs where both had the same prompts."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
-    values = [_latencies(name, cell.each, cell.output_tokens) for cell in (ours, theirs) if cell.each]
+    values = [
+        each.ttft_ms if name == "TTFT" else each.tpot_ms(cell.output_tokens)
+        for cell, each in ((ours, ours.each), (theirs, theirs.each))
+    ]
     if min(map(min, values)) <= 0:
         return None, "some of its times are zero"
     alike = ours.each.prompts_sha256 is not None and ours.each.prompts_sha256 == theirs.each.prompts_sha256
     paired = alike and not ours.unanswered and not theirs.unanswered
     of = f"paired over {len(values[0]):,} prompts" if paired else "requests resampled"
     return bootstrap_medians(*values, paired=paired), f"{of}, one run each"
-
-
-def _latencies(name: Latency, each: Requests, output_tokens: int) -> tuple[float, ...]:
-    return each.ttft_ms if name == "TTFT" else each.tpot_ms(output_tokens)
 
 
 def _requests_words(*cells: Cell) -> str:
@@ -391,8 +384,7 @@ def own_interval(score: SideScore) -> Range:
 
 
 def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
-    way: Way
-    for way in ("on demand", "spot"):
+    for way in WAYS:
         trained = first.train_usd(way), other.train_usd(way)
         yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
         for served in hours:

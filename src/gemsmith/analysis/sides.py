@@ -1,9 +1,6 @@
-"""One side of a comparison: what it was made under, and what came out.
+"""One side of a comparison: what it was made under, and what came out; from a run's records or a published table.
 
-A run's records make one, and so do published tables. A condition's name is a dotted key of the recipe, or a record and
-what it says, such as `train:machine`.
-
-A run's records as one side of a comparison.
+A condition's name is a dotted key of the recipe, or a record and what it says, such as `train:machine`.
 """
 
 import json
@@ -19,9 +16,9 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import flatten
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
-from gemsmith.runs.eval_records import EvalRecord, ModelResult, Score, TaskResult
-from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import DataRecord, Machine, Origin, Part, Record, ServerFacts, TrainRecord
+from gemsmith.runs.eval_records import EvalRecord, Score, TaskResult
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import DataRecord, Machine, Part, Record, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
 
@@ -174,6 +171,7 @@ def finite(value: float | None) -> float | None:
 
 
 Conditions = Iterator[tuple[str, Any]]
+"""Names and values; a value None is not recorded."""
 
 
 def side_of_run(
@@ -207,8 +205,12 @@ def side_of_run(
     proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
-    conditions |= {key: _text(value) for key, value in said if value is not None}
+    conditions |= {
+        key: _text(value)
+        for said in (_data(data), _train(train), _bench(bench), _eval(scores), _prices(train_rates, serve_rates))
+        for key, value in said
+        if value is not None
+    }
     return Side(
         name=name,
         source=source,
@@ -276,7 +278,8 @@ def _train(train: TrainRecord | None) -> Conditions:
     if train is None:
         return
     yield "train:machine", machine_words(train.origin.machine)
-    yield "train:mesh", _product(train.mesh)
+    axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
+    yield "train:mesh", " × ".join(axes) or "one device"
     yield "train:hosts", train.hosts
     yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
     yield "train:remat", train.remat
@@ -288,7 +291,9 @@ def _train(train: TrainRecord | None) -> Conditions:
     yield "train:steps", len(train.steps)
     yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
-    yield from _versions("train", train.origin)
+    yield "train:gemsmith", train.origin.gemsmith
+    for name, version in train.origin.versions.items():
+        yield f"train:version_{name}", version
 
 
 def _bench(bench: BenchRecord | None) -> Conditions:
@@ -311,19 +316,11 @@ def _eval(scores: EvalRecord | None) -> Conditions:
 
 
 def _server(stage: str, server: ServerFacts | None) -> Conditions:
-    if server is None:
-        return
-    for name in ("dtype", "quantization", "kv_cache_dtype"):
-        yield f"{stage}:{name}", getattr(server, name)
+    names: tuple[str, ...] = ("dtype", "quantization", "kv_cache_dtype")
     if stage == "bench":
-        for name in ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens"):
-            yield f"{stage}:{name}", getattr(server, name)
-
-
-def _versions(stage: str, origin: Origin) -> Conditions:
-    yield f"{stage}:gemsmith", origin.gemsmith
-    for name, version in origin.versions.items():
-        yield f"{stage}:version_{name}", version
+        names += ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens")
+    for name in names if server else ():
+        yield f"{stage}:{name}", getattr(server, name)
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
@@ -337,14 +334,10 @@ def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
 
 def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
     machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
-    return {} if machine is None else dict(_rates_of(machine))
-
-
-def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
-    ways: tuple[Way, ...] = ("on demand", "spot")
-    for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
-        if price is not None:
-            yield way, Rate(machine=machine.name, **price.model_dump())
+    prices = (machine.price, machine.price_spot) if machine else ()
+    return {
+        way: Rate(machine=str(name), **price.model_dump()) for way, price in zip(WAYS, prices, strict=False) if price
+    }
 
 
 def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
@@ -391,7 +384,7 @@ def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
         return tuple(score for task in scores.tasks for score in _task_scores(task))
     task = f"{scores.scorer}, questions {scores.origin.inputs_sha256.get('questions', 'not recorded')[:12]}"
     both = (("base", scores.base), ("tuned", scores.tuned))
-    return tuple(_score(task, f"{scores.scorer}, {model}", score) for model, score in both)
+    return tuple(_score(task, f"{scores.scorer}, {model}", score, {}) for model, score in both)
 
 
 def _task_scores(result: TaskResult) -> Iterator[SideScore]:
@@ -399,12 +392,15 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     task = f"{result.task}, questions {result.questions_sha256[:12]}, {settings}, {result.max_tokens} tokens"
     task += f", {result.prompt} prompt" if result.prompt else ""
     for model, found in (("base", result.base), ("tuned", result.tuned)):
-        yield _score(task, f"{result.task}, {model}", found.score, _by_question(found))
+        judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
+        by_question = {problem.name: problem.passed / problem.samples for problem in judged}
+        yield _score(task, f"{result.task}, {model}", found.score, by_question)
         for each in found.pass_at:
             if each.k > 1:
+                name = f"{result.task} pass@{each.k}, {model}"
                 yield SideScore(
                     task=f"{task}, pass@{each.k}",
-                    name=f"{result.task} pass@{each.k}, {model}",
+                    name=name,
                     value=each.score,
                     low=each.low,
                     high=each.high,
@@ -412,7 +408,7 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
                 )
 
 
-def _score(task: str, name: str, score: Score, by_question: dict[str, float] | None = None) -> SideScore:
+def _score(task: str, name: str, score: Score, by_question: dict[str, float]) -> SideScore:
     return SideScore(
         task=task,
         name=name,
@@ -420,16 +416,8 @@ def _score(task: str, name: str, score: Score, by_question: dict[str, float] | N
         low=score.low,
         high=score.high,
         questions=score.n,
-        by_question=by_question or {},
+        by_question=by_question,
     )
-
-
-def _by_question(found: ModelResult) -> dict[str, float]:
-    return {
-        problem.name: problem.passed / problem.samples
-        for problem in found.problems
-        if problem.samples and problem.ungraded is None
-    }
 
 
 def machine_words(machine: Machine) -> str:
@@ -442,10 +430,6 @@ def machine_words(machine: Machine) -> str:
     chips = [f"{number} {kind}" for kind, number in kinds.items()]
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
     return ", ".join((*chips, f"{machine.cores} cores of {machine.processor}", memory, machine.system))
-
-
-def _product(mesh: Mapping[str, int]) -> str:
-    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
 
 
 def _text(value: Any) -> str:

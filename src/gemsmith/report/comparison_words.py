@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gemsmith.analysis.compare import NOT_RECORDED, Comparison, Difference, Pair
+from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
 from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.system import format as numbers
@@ -58,7 +58,7 @@ def condition_value(value: str | None) -> str:
     return value
 
 
-def effect(difference: Difference) -> str:
+def effect(difference: ConditionDifference) -> str:
     """What a difference does to the ratios, and why."""
     if difference.about == difference.condition:
         return "what is compared"

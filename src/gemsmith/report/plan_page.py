@@ -84,8 +84,7 @@ def bar_of(machine: MachinePlan) -> Bar:
     limit = machine.hbm_limit_bytes_per_chip
     whole = max(limit, sum(sizes.values()), 1)
     return Bar(
-        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size),
-        limit=limit / whole,
+        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size), limit=limit / whole
     )
 
 
@@ -106,11 +105,7 @@ def _tiles(record: PlanRecord) -> list[Tile]:
             value=None if hours is None else numbers.span(*(numbers.rough(3600 * end) for end in hours)),
             note=f"{record.priced} on {fastest.name}" if fastest else "no machine fits",
         ),
-        Tile(
-            label="Machines that fit",
-            value=f"{len(fitting)} of {len(record.machines)}",
-            note="the recipe as it is",
-        ),
+        Tile(label="Machines that fit", value=f"{len(fitting)} of {len(record.machines)}", note="the recipe as it is"),
     ]
 
 

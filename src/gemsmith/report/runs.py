@@ -61,12 +61,7 @@ class RunRow:
 
 
 def find_runs(
-    folder: Path,
-    *,
-    states: Sequence[str] = (),
-    name: str | None = None,
-    sort: str = "started",
-    reverse: bool = False,
+    folder: Path, *, states: Sequence[str] = (), name: str | None = None, sort: str = "started", reverse: bool = False
 ) -> list[RunRow]:
     """The runs in the folder, or the one that it is. Raises InputError for a folder that is none, or another state."""
     for state in states:

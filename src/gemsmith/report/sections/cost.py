@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.cost import ActualCost, Price, actual_cost, trained_machine
+from gemsmith.analysis.cost import ActualCost, HourPrice, actual_cost, trained_machine
 from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
@@ -189,7 +189,7 @@ def served_costs(findings: RunRecords, found: ActualCost | None) -> list[Served]
     return [best[length] for length in sorted(best)]
 
 
-def _served(cell: BenchCell, price: Price) -> Served | None:
+def _served(cell: BenchCell, price: HourPrice) -> Served | None:
     tokens, requests = price.usd_per_million_output_tokens(cell), price.usd_per_thousand_requests(cell)
     if not cell.completed or tokens is None or requests is None:
         return None
