@@ -16,7 +16,7 @@ from gemsmith.runs.stages import STAGES
 def rendered(table, width=100):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(table)
+        console.print(table.to_rich())
         return console.export_text().replace("\u00a0", " ")
 
 

@@ -225,6 +225,10 @@ def fastest_cell(bench: BenchRecord) -> BenchCell | None:
     return max(cells, key=lambda cell: cell.output_tokens_per_s, default=None)
 
 
+def load_words(cell: BenchCell) -> str:
+    return f"{count(cell.input_tokens)} in, {rate(cell.request_rate, cell.max_concurrency)}"
+
+
 def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
     """Of the machines that fit and have a price, the one with the lowest upper cost."""
     priced = [machine for machine in plan.machines if machine.fits and machine.usd is not None]

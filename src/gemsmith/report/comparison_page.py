@@ -45,7 +45,7 @@ def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
     drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
     return {
         "pair": pair,
-        "tiles": list(words.main_ratios(pair)),
+        "tiles": [ratio for ratio in pair.ratios if ratio.main],
         "groups": words.groups(pair),
         "serving": [chart for chart in drawn if chart is not None],
         "cost": [charts.cost_chart(curve, (pair.first, pair.other), places=places) for curve in pair.curves],

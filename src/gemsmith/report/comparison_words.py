@@ -1,19 +1,17 @@
 """A comparison in words: what terminal, Markdown, CSV and page write of its differences and ratios."""
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
 from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.ratios import Ratio
-from gemsmith.system import format as numbers
+from gemsmith.system.format import decimal, fraction, short_hash, some, span, usd
 
-_NAMED = 3
 _LONG_HASH = 40
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RatioGroup:
     """Ratios of one kind that the same differences confound."""
 
     kind: str
@@ -54,7 +52,7 @@ def condition_value(value: str | None) -> str:
     if value is None or value == "null":
         return NOT_RECORDED if value is None else "none"
     if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
-        return numbers.short_hash(value)
+        return short_hash(value)
     return value
 
 
@@ -90,13 +88,13 @@ def summary_line(comparison: Comparison) -> str:
     )
 
 
-def groups(pair: Pair) -> list[Group]:
+def groups(pair: Pair) -> list[RatioGroup]:
     """The ratios by kind, and within by what confounds them."""
     found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
     for ratio in pair.ratios:
         found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
     return [
-        Group(kind=kind, confounded_by=by, ratios=tuple(ratios))
+        RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios))
         for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
     ]
 
@@ -104,15 +102,15 @@ def groups(pair: Pair) -> list[Group]:
 def ratio_value(ratio: Ratio, which: float) -> str:
     """One of the two numbers of a ratio, with as many digits as its unit has."""
     if ratio.unit == "USD":
-        return numbers.usd(which)
-    return numbers.fraction(which) if ratio.kind == "quality" else numbers.decimal(which)
+        return usd(which)
+    return fraction(which) if ratio.kind == "quality" else decimal(which)
 
 
 def ratio_words(ratio: Ratio) -> str:
     """The ratio, or the difference of scores in points."""
     if ratio.value is None:
         return "–"
-    return _points(ratio.value) if ratio.is_difference else f"{numbers.decimal(ratio.value)}\u00a0×"
+    return _points(ratio.value) if ratio.is_difference else f"{decimal(ratio.value)}\u00a0×"
 
 
 def column(ratio: Ratio) -> str:
@@ -131,30 +129,14 @@ def bounds(ratio: Ratio) -> str:
     low, high = ratio.interval
     if ratio.is_difference:
         return f"{100 * low:+.1f} to {_points(high)}"
-    return numbers.span(numbers.decimal(low), numbers.decimal(high))
-
-
-def confound_words(confounds: Sequence[str], *, most: int | None = None) -> str:
-    """The differences that confound, the first few where `most` says so.
-
-    >>> confound_words(["a", "b", "c"], most=2), confound_words([])
-    ('a, b and 1 more', '')
-    """
-    if most is None or len(confounds) <= most:
-        return ", ".join(confounds)
-    return f"{', '.join(confounds[:most])} and {len(confounds) - most} more"
+    return span(decimal(low), decimal(high))
 
 
 def why_no_headline(ratio: Ratio) -> str:
     """In a few words; empty for a headline."""
     if ratio.confounded_by:
-        return f"no headline: confounded by {confound_words(ratio.confounded_by, most=_NAMED)}"
+        return f"no headline: confounded by {some(ratio.confounded_by, 3)}"
     return "; ".join(ratio.notes)
-
-
-def main_ratios(pair: Pair) -> Iterator[Ratio]:
-    """Those that stand for their kind, of every kind that there is one of."""
-    yield from (ratio for ratio in pair.ratios if ratio.main)
 
 
 def _points(share: float) -> str:
