@@ -1,6 +1,6 @@
 from gemsmith.analysis.compare import ConditionDifference, compare_sides
 from gemsmith.analysis.summary import read_sides
-from gemsmith.report import comparison_words as words
+from gemsmith.report import comparison_page as words
 
 
 def compared(make_run, **how):

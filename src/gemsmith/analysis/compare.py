@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from gemsmith.analysis.confounders import RULES, Kind, follows_from, needed_conditions, rule_of
 from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval, refused_scores
-from gemsmith.analysis.sides import STALE, WAYS, Cell, Side
+from gemsmith.analysis.sides import STALE, WAYS, LoadCell, Side
 from gemsmith.bench.cell import count_requests
 from gemsmith.errors import InputError, suggest
 from gemsmith.recipe.load_grids import BURST, GRIDS, Load
@@ -73,7 +73,7 @@ def _request_doubts(side: Side) -> Iterator[str]:
         )
 
 
-def needed_requests(cell: Cell) -> int:
+def needed_requests(cell: LoadCell) -> int:
     """How many requests the grid `paper` measures such a load with; its fewest where the rate is not said."""
     if cell.asked is not None:
         return GRIDS["paper"].fewest
@@ -131,10 +131,6 @@ class Pair(Part):
     curves: tuple[Curve, ...]
     refused: tuple[str, ...]
     """What is not compared or not shown, and why."""
-
-    def headlines(self) -> list[Ratio]:
-        """The ratios that nothing confounds."""
-        return [ratio for ratio in self.ratios if ratio.is_headline]
 
 
 class Comparison(Part):

@@ -9,7 +9,7 @@ from pydantic import Field
 from gemsmith.analysis.compare import CLOSE, HOURS, Comparison, compare_sides
 from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import WAYS, Cell, Rate, Side, Way
+from gemsmith.analysis.sides import WAYS, LoadCell, Rate, Side, Way
 from gemsmith.arch import find_variant
 from gemsmith.hardware import Catalog, Price, load_catalog
 from gemsmith.hardware.model.serving import least_token_s
@@ -126,7 +126,7 @@ def reanalyze(
 
 def _with_best(side: Side) -> Side:
     """The side with, for each length, the most tokens a second of all its rates as a load of its own."""
-    swept: dict[tuple[int, int], dict[float, Cell]] = {}
+    swept: dict[tuple[int, int], dict[float, LoadCell]] = {}
     for cell in side.cells:
         if cell.request_rate is not None and cell.max_concurrency is None and cell.output_tokens_per_s is not None:
             swept.setdefault((cell.input_tokens, cell.output_tokens), {})[cell.request_rate] = cell
@@ -160,14 +160,15 @@ def _price(catalog: Catalog, machine: str, region: str) -> Price:
 
 
 def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: Catalog) -> Judged:
+    first, other = comparison.sides
     if claim.alike:
         return _judge_alike(claim, comparison)
     if claim.machine is not None and claim.region is not None:
         return _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
     if claim.within is not None:
-        return _judge_within(claim, *comparison.sides)
+        return _judge_within(claim, first, other)
     if claim.hours is not None:
-        return _judge_total(claim, cost_curve(*comparison.sides, way="on demand"))
+        return _judge_total(claim, cost_curve(first, other, "on demand"))
     return _judge_ratio(claim, comparison)
 
 

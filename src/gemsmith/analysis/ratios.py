@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from gemsmith.analysis.confounders import Kind
-from gemsmith.analysis.sides import WAYS, Cell, Side, SideScore, Way
+from gemsmith.analysis.sides import WAYS, LoadCell, Side, SideScore, Way
 from gemsmith.evals.metrics import bootstrap_interval, wilson_interval
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.records import Part, Range
@@ -216,14 +216,14 @@ def speed_drift(side: Side) -> tuple[float, float] | None:
     return (early, late) if max(early, late) > (1 + DRIFT) * min(early, late) else None
 
 
-def common_cells(first: Side, other: Side) -> list[tuple[Cell, Cell]]:
+def common_cells(first: Side, other: Side) -> list[tuple[LoadCell, LoadCell]]:
     """The loads that both sides were put under, the lightest first."""
     theirs = {cell.load: cell for cell in other.cells}
     pairs = [(cell, theirs[cell.load]) for cell in first.cells if cell.load in theirs]
     return sorted(pairs, key=lambda pair: (pair[0].input_tokens, pair[0].output_tokens, _heaviness(pair[0])))
 
 
-def _heaviness(cell: Cell) -> tuple[float, float]:
+def _heaviness(cell: LoadCell) -> tuple[float, float]:
     return cell.request_rate or math.inf, cell.max_concurrency or math.inf
 
 
@@ -268,7 +268,7 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 )
 
 
-def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+def throughput_interval(ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
     """The 95 % interval of tokens a second, by resampling how many came when; or why there is none."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
@@ -279,7 +279,7 @@ def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
     return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
 
 
-def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+def latency_interval(name: Latency, ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
     """The 95 % interval of the medians' ratio, by resampling requests: in pairs where both had the same prompts."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
@@ -295,13 +295,13 @@ def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | N
     return bootstrap_medians(*values, paired=paired), f"{of}, one run each"
 
 
-def _requests_words(*cells: Cell) -> str:
+def _requests_words(*cells: LoadCell) -> str:
     """Why a load's ratio has no interval."""
     bare = next(cell for cell in cells if cell.each is None)
     return "no single requests recorded" + (f", {bare.requests} in all" if bare.requests is not None else "")
 
 
-def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:
+def _request_notes(first: Side, ours: LoadCell, other: Side, theirs: LoadCell) -> tuple[str, ...]:
     """That requests were lost, or that the two had not as many, or not as long prompts."""
     lost = [
         f"{side.name}: {cell.unanswered} of {cell.requests} requests were not answered, and are in no number"
@@ -315,7 +315,7 @@ def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[
     return (*lost, *unlike)
 
 
-def asked_notes(*cells: Cell) -> tuple[str, ...]:
+def asked_notes(*cells: LoadCell) -> tuple[str, ...]:
     """That tokens a second say what was asked for, where every side gave most of that."""
     asked = cells[0].request_rate and cells[0].request_rate * cells[0].output_tokens
     if not asked or any((cell.output_tokens_per_s or 0.0) < ASKED_SHARE * asked for cell in cells):

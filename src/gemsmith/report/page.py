@@ -26,22 +26,9 @@ from gemsmith.analysis.summary import (
     total_s,
 )
 from gemsmith.errors import MachineError
-from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import (
-    count,
-    decimal,
-    duration,
-    fraction,
-    interval,
-    p_value,
-    price,
-    rate,
-    signed,
-    span,
-    usd,
-)
+from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, rate, signed, span, usd
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -92,30 +79,22 @@ def _good(findings: RunRecords) -> Tile:
     scores, question = findings.eval, "How good?"
     if scores is None:
         return Tile(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
-    base, tuned = scores.base, scores.tuned
-    sampled = bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
+    base, tuned, (first, *others) = scores.base, scores.tuned, scores.tasks
+    sampled, found = bool(first.tuned.problems), first.difference
+    lines = [
+        f"{scores.scorer}, {count(tuned.n)} {'problems' if sampled else 'held-out rows'}",
+        f"95 % intervals {interval(base.low, base.high)} and {interval(tuned.low, tuned.high)}",
+        f"difference {signed(found.mean)} ({signed(found.low)} to {signed(found.high)}), {p_value(found.p_value)}",
+    ]
+    if others:
+        lines.append(f"and {len(others)} more task{'s' if len(others) > 1 else ''} below")
     return Tile(
         question=question,
         answer=fraction(tuned.score),
         before=fraction(base.score),
         unit="pass@1" if sampled else "right",
-        lines=(
-            f"{scores.scorer}, {count(tuned.n)} {'problems' if sampled else 'held-out rows'}",
-            f"95 % intervals {interval(base.low, base.high)} and {interval(tuned.low, tuned.high)}",
-            *_difference_lines(scores),
-        ),
+        lines=tuple(lines),
     )
-
-
-def _difference_lines(scores: EvalRecord) -> Iterator[str]:
-    if scores.tasks:
-        found = scores.tasks[0].difference
-        low, high = signed(found.low), signed(found.high)
-        yield f"difference {signed(found.mean)} ({low} to {high}), {p_value(found.p_value)}"
-    elif scores.p_value is not None:
-        yield f"base against tuned: {p_value(scores.p_value)}"
-    if len(scores.tasks) > 1:
-        yield f"and {len(scores.tasks) - 1} more task{'s' if len(scores.tasks) > 2 else ''} below"
 
 
 def _fast(findings: RunRecords) -> Tile:

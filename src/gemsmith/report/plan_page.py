@@ -6,27 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import InputError
-from gemsmith.plan.machine import describe_changes
+from gemsmith.plan.machine import RUNTIME, describe_changes
 from gemsmith.report.charts import COLORS, Chart, make_chart
 from gemsmith.report.page import Tile, open_environment
-from gemsmith.report.plan_table import serving_cost
+from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
 from gemsmith.system.files import write_text
 from gemsmith.system.format import rough, span, usd
 
-PARTS = {
-    "frozen weights": ("weights", "s1"),
-    "adapters": ("adapters, moments, gradients", "s2"),
-    "moments": ("adapters, moments, gradients", "s2"),
-    "gradients": ("adapters, moments, gradients", "s2"),
-    "saved activations": ("saved activations", "s3"),
-    "process": ("the runtime's", "line-strong"),
-    "runtime": ("the runtime's", "line-strong"),
-}
-"""A part of the memory -> what it is shown as, and the color; the others are those of the layer or loss at hand."""
-OTHER = ("the layer or loss at hand", "s4")
-LEGEND = tuple(dict.fromkeys((*PARTS.values(), OTHER)))
+LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.values(), OTHER)))
+"""What parts of the memory are shown as, and their colors."""
 _ROW = 19
 """Height that a machine has in a chart."""
 
@@ -72,9 +62,10 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
 
 def bar_of(machine: MachinePlan) -> Bar:
     """The memory by what it is for, parts that are shown alike put together, the runtime last."""
-    sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != PARTS["runtime"]), PARTS["runtime"]), 0)
+    runtime = PARTS[RUNTIME][1:]
+    sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != runtime), runtime), 0)
     for part, size in machine.parts.items():
-        sizes[PARTS.get(part, OTHER)] += size
+        sizes[PARTS.get(part, OTHER)[1:]] += size
     limit = machine.hbm_limit_bytes_per_chip
     whole = max(limit, sum(sizes.values()), 1)
     return Bar(

@@ -16,17 +16,18 @@ HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/
 SERVING_HEADINGS = ("machine", "dtype", "tp", "memory", "at once", "prefill ms", "token ms", "out tok/s", "USD/M out")
 BAR = 8
 """Letters that a chip's memory is wide."""
-LETTERS = {
-    "frozen weights": "W",
-    "adapters": "A",
-    "moments": "A",
-    "gradients": "A",
-    "saved activations": "S",
-    PROCESS: "r",
-    RUNTIME: "r",
+PARTS = {
+    "frozen weights": ("W", "weights", "s1"),
+    "adapters": ("A", "adapters, moments, gradients", "s2"),
+    "moments": ("A", "adapters, moments, gradients", "s2"),
+    "gradients": ("A", "adapters, moments, gradients", "s2"),
+    "saved activations": ("S", "saved activations", "s3"),
+    PROCESS: ("r", "the runtime's", "line-strong"),
+    RUNTIME: ("r", "the runtime's", "line-strong"),
 }
-"""The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
-OTHER = "L"
+"""A part of the memory -> its letter in the bar, what the page shows it as, and the color there."""
+OTHER = ("L", "the layer or loss at hand", "s4")
+"""The same of all other parts."""
 LEGEND = (
     "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
     "L the layer or loss at hand, r the runtime's, . free, > more than there is"
@@ -124,11 +125,11 @@ def bar_of(machine: MachinePlan) -> str:
     for name, size in machine.parts.items():
         if name != RUNTIME:
             held += size
-            letters += LETTERS.get(name, OTHER) * (min(BAR, round(BAR * held / limit)) - len(letters))
+            letters += PARTS.get(name, OTHER)[0] * (min(BAR, round(BAR * held / limit)) - len(letters))
     if machine.exceeded_by is not None:
-        return letters[: BAR - 1].ljust(BAR - 1, OTHER) + ">"
+        return letters[: BAR - 1].ljust(BAR - 1, OTHER[0]) + ">"
     runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))
-    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + LETTERS[RUNTIME] * runtime
+    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + PARTS[RUNTIME][0] * runtime
 
 
 def _fix_lines(record: PlanRecord) -> Iterator[str]:

@@ -143,14 +143,16 @@ def score_chart(scores: EvalRecord) -> Chart:
     several = len(tasks) > 1
     rows: list[tuple[float, str, Score]] = []
     names, words = {}, []
-    for place, (task, base, tuned) in enumerate(tasks or [(scores.scorer, scores.base, scores.tuned)]):
+    for place, (task, base, tuned) in enumerate(tasks):
         top = -_TASK * place
         rows += [(top, "base", base), (top - 1, "tuned", tuned)]
         if several:
             names[top] = task if len(task) <= _LONGEST_NAME else f"{task[: _LONGEST_NAME - 1]}…"
         of = f"{names[top]}, " if several else ""
-        words += [f"{of}{name}: {_words(score)}" for name, score in (("base", base), ("tuned", tuned))]
-    sampled = bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
+        for name, score in (("base", base), ("tuned", tuned)):
+            ends = f"{fraction(score.low)} to {fraction(score.high)}"
+            words.append(f"{of}{name}: {fraction(score.score)} ({ends})")
+    sampled = bool(scores.tasks[0].tuned.problems)
     what = f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
 
     def draw(axes: Any) -> None:
@@ -190,7 +192,3 @@ def _draw_interval(axes: Any, height: float, score: Score, color: str) -> None:
         va="center",
         color=COLORS["ink"],
     )
-
-
-def _words(score: Score) -> str:
-    return f"{fraction(score.score)} ({fraction(score.low)} to {fraction(score.high)})"

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich import table as rich_table
+from rich.console import JustifyMethod
 from rich.text import Text
 
 from gemsmith.analysis.compare import Comparison, Pair
@@ -23,9 +24,8 @@ from gemsmith.analysis.summary import (
     saturation_lines,
     stage_s,
     total_s,
-    verdict,
 )
-from gemsmith.report import comparison_words as words
+from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.plan_records import PlanRecord
@@ -56,7 +56,7 @@ class Table:
             padding=(0, 1, 0, 0),
         )
         for name in self.columns:
-            justify: rich_table.JustifyMethod = "right" if name in self.right else "left"
+            justify: JustifyMethod = "right" if name in self.right else "left"
             table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=name in self.whole)
         for row in self.rows:
             table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
@@ -172,15 +172,12 @@ def _eval_lines(scores: EvalRecord) -> _Lines:
             if rows:
                 reasons = ", ".join(f"{count(number)} {reason}" for reason, number in rows.items())
                 yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({reasons})", "bold red"
-    if scores.p_value is not None or scores.tasks:
-        yield "verdict", verdict(scores)
-    for result in scores.tasks:
+    for number, result in enumerate(scores.tasks):
+        yield f"{result.task}, verdict" if number else "verdict", result.difference.summary
         for name, model in (("base", result.base), ("tuned", result.tuned)):
             if model.pass_at:
                 passes = ", ".join(f"pass@{each.k} {fraction(each.score)}" for each in model.pass_at)
                 yield f"{result.task}, {name}", f"{passes} over {count(len(model.problems))} problems"
-    for result in scores.tasks[1:]:
-        yield f"{result.task}, verdict", result.difference.summary
 
 
 _LINES: dict[str, Callable[[Any], _Lines]] = {
@@ -295,8 +292,8 @@ def _catalog_lines(redrawn: Reanalysis) -> list[str]:
 def csv_of(comparison: Comparison) -> str:
     """A line for each difference of each pair's sides and for each ratio, whole numbers as they are."""
     rows = [*_difference_rows(comparison), *_ratio_rows(comparison)]
-    columns = ("row", "kind", "what", "unit", "first", "other", "first_value", "other_value", "value", "low", "high")
-    columns += ("interval_of", "headline", "confounded_by", "notes")
+    columns = ["row", "kind", "what", "unit", "first", "other", "first_value", "other_value", "value", "low", "high"]
+    columns += ["interval_of", "headline", "confounded_by", "notes"]
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()

@@ -9,7 +9,7 @@ from gemsmith.analysis.cost import ActualCost, actual_cost, trained_machine
 from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
-from gemsmith.runs.records import Range, TrainRecord
+from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import duration, rough, size, span
@@ -35,7 +35,11 @@ def make_plan(_run: Run, findings: RunRecords) -> dict[str, Any]:
     if machine and train:
         used = train.peak_memory_bytes
         times = [step.step_s for step in timed_steps(train.steps, train.resumed_at)]
-        steps = _step_words(statistics.median(times), machine.step_s) if times else None
+        if times:
+            measured, (low, high) = statistics.median(times), machine.step_s
+            where = "within" if low <= measured <= high else "below" if measured < low else "above"
+            of = span(rough(low), rough(high))
+            steps = f"A step took {duration(measured)} (median, measured), {where} the {of} of the plan."
     parts = memory_parts(shown, used) if shown and shown.parts else []
     return {"shown": shown, "used": used, "parts": parts, "steps": steps}
 
@@ -65,13 +69,6 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[MemoryPart]:
     share, beyond = min(limit / width, 1), ", beyond the edge" if limit > width else ""
     parts.append(MemoryPart(name=f"limit of a chip{beyond}", bytes=limit, start=0, share=share, color="line-strong"))
     return parts
-
-
-def _step_words(measured: float, planned: Range) -> str:
-    low, high = planned
-    where = "within" if low <= measured <= high else "below" if measured < low else "above"
-    of = span(rough(low), rough(high))
-    return f"A step took {duration(measured)} (median, measured), {where} the {of} of the plan."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, verdict
+from gemsmith.analysis.summary import RunRecords
 from gemsmith.report.run_charts import score_chart
 from gemsmith.runs.eval_records import (
     EvalRecord,
@@ -121,17 +121,6 @@ def marked_text(text: str, against: str) -> Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A line of the table of scores: a measure of both models' answers to a task."""
-
-    task: str
-    """Empty where the line above has the same."""
-    name: str
-    base: str
-    tuned: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProblemPair:
     """A question with a name of its own: the shares of its answers that passed, and why others did not."""
 
@@ -158,30 +147,33 @@ class TaskScores:
 
 def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
-    scores = findings.eval
+    scores, lm_eval = findings.eval, list(_lm_eval(findings.lm_eval)) if findings.lm_eval else []
+    if scores is None:
+        return {"lm_eval": lm_eval}
     return {
-        "chart": score_chart(scores) if scores else None,
-        "verdict": verdict(scores) if scores else None,
-        "measures": list(_measures(scores)) if scores else [],
-        "tasks": [_task(result) for result in scores.tasks] if scores else [],
-        "examples": read_examples(scores) if scores else [],
-        "lm_eval": list(_lm_eval(findings.lm_eval)) if findings.lm_eval else [],
+        "chart": score_chart(scores),
+        "verdict": scores.tasks[0].difference.summary,
+        "measures": list(_measures(scores)),
+        "tasks": [_task(result) for result in scores.tasks],
+        "examples": read_examples(scores),
+        "lm_eval": lm_eval,
     }
 
 
-def _measures(scores: EvalRecord) -> Iterator[Measure]:
-    """Of each task the score, pass@k beyond the first, which is the score, and the scorer's other measures."""
-    if not scores.tasks:
-        yield Measure(task=scores.scorer, name="score", base=_interval(scores.base), tuned=_interval(scores.tuned))
+def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
+    """Task, measure, base, tuned: the score, pass@k beyond the first, which is the score, and the scorer's others.
+
+    The task is named in its first line alone.
+    """
     for result in scores.tasks:
         base, tuned = result.base, result.tuned
-        yield Measure(task=result.task, name="score", base=_interval(base.score), tuned=_interval(tuned.score))
+        yield result.task, "score", _interval(base.score), _interval(tuned.score)
         for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
             if one.k > 1 and one.k == other.k:
-                yield Measure(task="", name=f"pass@{one.k}", base=_interval(one), tuned=_interval(other))
+                yield "", f"pass@{one.k}", _interval(one), _interval(other)
         for name, share in base.score.others.items():
             if name in tuned.score.others:
-                yield Measure(task="", name=name, base=_interval(share), tuned=_interval(tuned.score.others[name]))
+                yield "", name, _interval(share), _interval(tuned.score.others[name])
 
 
 def _interval(score: Score | PassAt | Share) -> str:

@@ -73,7 +73,7 @@ def make_bench(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
     if bench is None:
-        return {"charts": [], "lengths": [], "cells": [], "fastest": None, "metrics": [], "most_open": MOST_OPEN}
+        return {}
     cells = sorted(bench.cells, key=lambda cell: (cell.input_tokens, cell.output_tokens, *load_of(cell)))
     return {
         "charts": load_charts(bench),

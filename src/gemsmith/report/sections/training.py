@@ -81,7 +81,7 @@ def make_data(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
-        return {"positions": [], "longest_tokens": 1, "rows_read": 0, "images": [], "shared": "", "shared_more": []}
+        return {}
     return {
         "positions": _positions(data),
         "longest_tokens": max((1, *data.length_percentiles.values())),
@@ -111,7 +111,7 @@ def _images(data: DataRecord) -> list[tuple[str, str]]:
     return [
         ("Images", count(data.images)),
         ("Soft tokens of images", f"{count(data.soft_tokens)} of the tokens"),
-        ("Soft tokens a image, mean", decimal(data.soft_tokens / data.images)),
+        ("Soft tokens an image, mean", decimal(data.soft_tokens / data.images)),
         ("Patches of a row, at most", count(data.most_patches)),
     ]
 
@@ -136,6 +136,6 @@ def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
     of = f"of {count(found.rows)} rows"
     rows = [("Held out, prompt and answer trained on", f"{count(found.same_answer)} {of}")]
     if found.same_image is not None:
-        rows.append(("Held out, a image of it trained on", f"{count(found.same_image)} {of}"))
+        rows.append(("Held out, an image of it trained on", f"{count(found.same_image)} {of}"))
     nearly = "not looked for: prompts are compared whole, but for white space"
     return [*rows, ("Held out and nearly trained on", nearly)]
