@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gemsmith.analysis.sides import Cell, Rate, Side, side_of_run
+from gemsmith.analysis.sides import LoadCell, Rate, Side, side_of_run
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.plan_records import PlanPrice
@@ -70,20 +70,20 @@ def rented() -> Callable[[float], dict[str, Rate]]:
 
 
 @pytest.fixture
-def cell() -> Callable[..., Cell]:
+def cell() -> Callable[..., LoadCell]:
     """Returns a function that makes a load and what came of it."""
 
-    def make(speed: float = 100.0, **values: Any) -> Cell:
-        return Cell(**{"input_tokens": 64, "output_tokens": 32, "output_tokens_per_s": speed, **values})
+    def make(speed: float = 100.0, **values: Any) -> LoadCell:
+        return LoadCell(**{"input_tokens": 64, "output_tokens": 32, "output_tokens_per_s": speed, **values})
 
     return make
 
 
 @pytest.fixture
-def served() -> Callable[..., Cell]:
+def served() -> Callable[..., LoadCell]:
     """Returns a function that makes a load of 60 requests, kept one by one, of a machine `slower` times slower."""
 
-    def make(slower: float, *, prompts: str | None = None, seed: int = 0) -> Cell:
+    def make(slower: float, *, prompts: str | None = None, seed: int = 0) -> LoadCell:
         noise = np.random.default_rng(seed)
         ttft_ms = slower * 40 * noise.lognormal(0, 0.3, 60)
         latency_ms = ttft_ms + slower * 31 * 10 * noise.lognormal(0, 0.1, 60)
@@ -95,7 +95,7 @@ def served() -> Callable[..., Cell]:
             latency_ms=tuple(map(float, latency_ms)),
             input_tokens=(64,) * 60,
         )
-        return Cell(
+        return LoadCell(
             input_tokens=64,
             output_tokens=32,
             requests=60,

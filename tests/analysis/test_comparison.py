@@ -14,7 +14,7 @@ def differing(compared):
 
 
 def headlines(compared):
-    return {ratio.kind for pair in compared.pairs for ratio in pair.headlines()}
+    return {ratio.kind for pair in compared.pairs for ratio in pair.ratios if ratio.is_headline}
 
 
 def test_two_records_of_one_run_differ_in_nothing_and_all_ratios_are_one(demo_side):

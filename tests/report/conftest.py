@@ -14,7 +14,7 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.report import charts as drawing
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
-from gemsmith.runs.eval_records import EvalRecord, Score
+from gemsmith.runs.eval_records import Difference, EvalRecord, ModelResult, Score, TaskResult
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
     Check,
@@ -287,12 +287,38 @@ def eval_record(run: Run, hostile: bool) -> EvalRecord:
                 "tuned_right": False,
             }
         )
+    base, tuned = wilson(0.03, 200), wilson(0.94, 200)
+    difference = Difference(
+        mean=0.91,
+        low=0.87,
+        high=0.95,
+        p_value=1e-6,
+        significant=True,
+        questions=200,
+        better=183,
+        worse=1,
+        sample_size_for_2pp=1_600,
+        summary="The tuned model scores higher: 0.910 (0.870 to 0.950).",
+    )
+    task = TaskResult(
+        task="verilog-exact",
+        samples=1,
+        temperature=0.0,
+        top_p=1.0,
+        seed=0,
+        max_tokens=512,
+        questions_sha256=digest("questions"),
+        base=ModelResult(score=base, answers=200),
+        tuned=ModelResult(score=tuned, answers=200),
+        difference=difference,
+    )
     return EvalRecord(
         origin=origin(run, "eval"),
         scorer="verilog-exact",
-        base=wilson(0.03, 200),
-        tuned=wilson(0.94, 200),
+        base=base,
+        tuned=tuned,
         examples=tuple(examples),
+        tasks=(task,),
     )
 
 

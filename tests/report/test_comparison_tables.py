@@ -6,7 +6,7 @@ import pytest
 from gemsmith.analysis.compare import compare_sides
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
-from gemsmith.report.comparison_words import groups
+from gemsmith.report.comparison_page import groups
 from gemsmith.report.tables import csv_of, markdown_of, print_comparison, print_verdicts
 
 

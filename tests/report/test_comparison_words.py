@@ -1,6 +1,6 @@
-from gemsmith.analysis.compare import Difference, compare_sides
+from gemsmith.analysis.compare import ConditionDifference, compare_sides
 from gemsmith.analysis.summary import read_sides
-from gemsmith.report import comparison_words as words
+from gemsmith.report import comparison_page as words
 
 
 def compared(make_run, **how):
@@ -14,10 +14,10 @@ def test_values_are_short_and_say_when_they_are_not_there():
 
 def test_an_effect_says_which_ratios_and_why():
     how = {"condition": "seed", "values": ("0", "1"), "confounds": ("quality",), "why": "chance"}
-    assert words.effect(Difference(**how)) == "quality: chance"
-    assert words.effect(Difference(**how | {"about": "seed"})) == "what is compared"
-    assert words.effect(Difference(**how | {"about": "data.train"})) == "follows from data.train"
-    assert words.effect(Difference(**how | {"confounds": ()})) == "bears on nothing: chance"
+    assert words.effect(ConditionDifference(**how)) == "quality: chance"
+    assert words.effect(ConditionDifference(**how | {"about": "seed"})) == "what is compared"
+    assert words.effect(ConditionDifference(**how | {"about": "data.train"})) == "follows from data.train"
+    assert words.effect(ConditionDifference(**how | {"confounds": ()})) == "bears on nothing: chance"
 
 
 def test_the_lede_counts_what_bears_on_a_ratio(make_run):

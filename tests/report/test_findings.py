@@ -4,7 +4,6 @@ import pytest
 
 from gemsmith.analysis import summary as findings
 from gemsmith.runs.bench_records import BenchRecord, Saturation
-from gemsmith.runs.eval_records import EvalRecord, Score
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import ServerFacts, TrainRecord
 from gemsmith.runs.run import Run, read_record, write_record
@@ -32,29 +31,6 @@ def test_the_cheapest_machine_fits_and_has_a_price(make_run):
         update={"machines": tuple(machine.model_copy(update={"fits": False}) for machine in plan.machines)}
     )
     assert findings.cheapest_machine(none) is None
-
-
-@pytest.mark.parametrize(("base", "tuned", "word"), [
-    ((0.0, 0.1), (0.2, 0.3), "better"),
-    ((0.2, 0.3), (0.0, 0.1), "worse"),
-    ((0.0, 0.2), (0.2, 0.3), "overlap"),
-])  # fmt: skip
-def test_the_verdict_follows_the_intervals(base, tuned, word):
-    scores = [Score(score=sum(ends) / 2, low=ends[0], high=ends[1], n=100) for ends in (base, tuned)]
-    assert word in findings.verdict(EvalRecord.model_construct(base=scores[0], tuned=scores[1]))
-
-
-@pytest.mark.parametrize(("better", "worse", "p_value", "word"), [
-    (30, 2, 1e-7, "The tuned model is better: 30 rows better, 2 worse; exact McNemar test, p < 0.001."),
-    (2, 30, 1e-7, "The tuned model is worse: 2 rows better, 30 worse; exact McNemar test, p < 0.001."),
-    (3, 2, 1.0, "This evaluation does not tell the two apart: 3 rows better, 2 worse; exact McNemar test, p = 1."),
-])  # fmt: skip
-def test_the_verdict_follows_the_rows_that_differ_where_they_are_known(better, worse, p_value, word):
-    """The intervals of these scores lie apart, or overlap, whatever the rows say."""
-    for ends in ((0.0, 0.1), (0.2, 0.3), (0.05, 0.25)):
-        scores = [Score(score=sum(some) / 2, low=some[0], high=some[1], n=100) for some in ((0.1, 0.2), ends)]
-        rows = {"rows_better": better, "rows_worse": worse, "p_value": p_value}
-        assert findings.verdict(EvalRecord.model_construct(base=scores[0], tuned=scores[1], **rows)) == word
 
 
 def test_a_records_notices_are_shown_before_the_numbers(make_run, told):

@@ -1,7 +1,4 @@
-"""Sides put next to each other: every difference, every ratio, and the differences that confound each.
-
-What a side's own numbers contradict, or leave open: the same questions to a run and to a published table.
-"""
+"""Sides next to each other: every difference, every ratio, what confounds it, and what a side's numbers contradict."""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +6,7 @@ from fnmatch import fnmatchcase
 from gemsmith.analysis.confounders import RULES, Kind, follows_from, needed_conditions, rule_of
 from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval, refused_scores
-from gemsmith.analysis.sides import STALE, WAYS, Cell, Side
+from gemsmith.analysis.sides import STALE, WAYS, LoadCell, Side
 from gemsmith.bench.cell import count_requests
 from gemsmith.errors import InputError, suggest
 from gemsmith.recipe.load_grids import BURST, GRIDS, Load
@@ -21,13 +18,12 @@ CLOSE = 0.02
 
 
 def check_side(side: Side) -> Iterator[str]:
-    """One line for each contradiction or doubt, the training's first."""
-    yield from _padding(side)
-    yield from _rows(side)
-    yield from _dollars(side)
-    yield from _requests(side)
+    """One line for each contradiction or doubt, of a run or of a published table, the training's first."""
+    yield from _training_doubts(side)
+    yield from _dollar_doubts(side)
+    yield from _request_doubts(side)
     yield from side.below_the_floor()
-    yield from _scores(side)
+    yield from _score_doubts(side)
 
 
 def padding_share(side: Side) -> float | None:
@@ -36,19 +32,16 @@ def padding_share(side: Side) -> float | None:
     return None if not positions or side.trained_tokens is None else 1 - side.trained_tokens / positions
 
 
-def _padding(side: Side) -> Iterator[str]:
+def _training_doubts(side: Side) -> Iterator[str]:
     share = padding_share(side)
     if share is not None and share > MOST_PADDING:
         yield (
             f"padding took {share:.0%} of the positions of its rows of {side.row_tokens:,}, so its speed in real "
             "tokens says how it padded as much as how fast it was."
         )
-
-
-def _rows(side: Side) -> Iterator[str]:
-    """One epoch of rows that are not packed cannot have more steps than rows."""
     if side.conditions.get("data.packing") != "false" or not (side.steps and side.rows and side.global_batch_size):
         return
+    # One epoch of rows that are not packed cannot have more steps than rows.
     epochs = int(side.conditions.get("train.epochs") or 1)
     read = side.steps * side.global_batch_size
     if read > epochs * side.rows:
@@ -58,7 +51,7 @@ def _rows(side: Side) -> Iterator[str]:
         )
 
 
-def _dollars(side: Side) -> Iterator[str]:
+def _dollar_doubts(side: Side) -> Iterator[str]:
     """What the source says of cost, against hours × price and dollars / tokens."""
     usd = side.train_usd("on demand")
     if side.usd is not None and usd is not None and abs(side.usd / usd - 1) > CLOSE:
@@ -70,7 +63,7 @@ def _dollars(side: Side) -> Iterator[str]:
         yield f"its {side.usd_per_million_tokens:.2f} USD a million tokens is not cost / tokens, {each:.2f} USD."
 
 
-def _requests(side: Side) -> Iterator[str]:
+def _request_doubts(side: Side) -> Iterator[str]:
     few = [cell for cell in side.cells if cell.requests is not None and cell.requests < needed_requests(cell)]
     if few:
         fewest = min(few, key=lambda cell: (cell.requests or 0) / needed_requests(cell))
@@ -80,7 +73,7 @@ def _requests(side: Side) -> Iterator[str]:
         )
 
 
-def needed_requests(cell: Cell) -> int:
+def needed_requests(cell: LoadCell) -> int:
     """How many requests the grid `paper` measures such a load with; its fewest where the rate is not said."""
     if cell.asked is not None:
         return GRIDS["paper"].fewest
@@ -93,7 +86,7 @@ def needed_requests(cell: Cell) -> int:
     return count_requests(load, GRIDS["paper"]).measured
 
 
-def _scores(side: Side) -> Iterator[str]:
+def _score_doubts(side: Side) -> Iterator[str]:
     for score in side.scores:
         most = 1 - (score.none_right or 0) / score.questions
         if score.value > most + CLOSE / 2:
@@ -116,7 +109,7 @@ HOURS = (1.0, 8.0, 24.0)
 NOT_RECORDED = "not recorded"
 
 
-class Difference(Part):
+class ConditionDifference(Part):
     """A condition in which not all sides are known to be alike."""
 
     condition: str
@@ -139,17 +132,13 @@ class Pair(Part):
     refused: tuple[str, ...]
     """What is not compared or not shown, and why."""
 
-    def headlines(self) -> list[Ratio]:
-        """The ratios that nothing confounds."""
-        return [ratio for ratio in self.ratios if ratio.is_headline]
-
 
 class Comparison(Part):
     """All that may be said of the sides; also what `--json` prints."""
 
     sides: tuple[Side, ...]
     about: tuple[str, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[ConditionDifference, ...]
     alike: int
     """Conditions that all sides say alike."""
     pairs: tuple[Pair, ...]
@@ -169,60 +158,59 @@ def compare_sides(
     for name in about:
         if name not in known:
             raise InputError(f"--about {name}: no run says that{suggest(name, known)}; give a key of the recipe")
-    asked = tuple(about) or _only_key(find_differences(sides, ()))
-    differences = find_differences(sides, asked)
+    asked = tuple(about)
+    if not asked:
+        bearing = [each.condition for each in find_differences(sides, ()) if each.confounds]
+        keys = [name for name in bearing if ":" not in name]
+        asked = tuple(keys) if len(keys) == 1 else ()
+    warnings = [(side, line) for side in sides for line in (*side.missing, *check_side(side))]
     return Comparison(
         sides=tuple(sides),
         about=asked,
-        differences=tuple(differences),
+        differences=tuple(find_differences(sides, asked)),
         alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
         pairs=tuple(
             _pair(first, other, asked, hours)
             for place, first in enumerate(sides[:against], 1)
             for other in sides[place:]
         ),
-        warnings=tuple(line for side in sides for line in (*side.missing, *check_side(side)))
-        if not sides[1:]
-        else tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
+        warnings=tuple(f"{side.name}: {line}" if sides[1:] else line for side, line in warnings),
     )
 
 
-def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[Difference]:
+def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[ConditionDifference]:
     """Conditions whose values are not all recorded and equal, in the order of the rules.
 
     What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
     stands for the keys that it may have had other values of.
     """
+    if not sides[1:]:
+        return []
     names = dict.fromkeys(name for side in sides for name in side.conditions)
     names |= dict.fromkeys(name for name in needed_conditions() if _concerns(name, sides))
-    found = [
-        _difference(name, values, sides, about)
-        for name in names
-        if len(set(values := tuple(_value(side, name) for side in sides))) > 1
-        or values[0] is None
-        or name.endswith(STALE)
-        if not any(name in side.unproven for side in sides)
-    ]
+    found = []
+    for name in names:
+        stale = name.endswith(STALE)
+        values = tuple(side.conditions.get(name, "no" if stale else None) for side in sides)
+        differs = len(set(values)) > 1 or values[0] is None or stale
+        if differs and not any(name in side.unproven for side in sides):
+            found.append(_difference(name, values, sides, about))
     order = [rule.pattern for rule in RULES]
 
-    def place(difference: Difference) -> tuple[bool, int]:
-        name = difference.condition
-        return not difference.confounds and difference.about is None, next(
-            (number for number, pattern in enumerate(order) if fnmatchcase(name, pattern)), len(order)
-        )
+    def place(difference: ConditionDifference) -> tuple[bool, int]:
+        matching = (number for number, pattern in enumerate(order) if fnmatchcase(difference.condition, pattern))
+        return not difference.confounds and difference.about is None, next(matching, len(order))
 
-    return sorted(found, key=place) if sides[1:] else []
+    return sorted(found, key=place)
 
 
-def _value(side: Side, name: str) -> str | None:
-    return side.conditions.get(name, "no" if name.endswith(STALE) else None)
-
-
-def _difference(name: str, values: tuple[str | None, ...], sides: Sequence[Side], about: tuple[str, ...]) -> Difference:
+def _difference(
+    name: str, values: tuple[str | None, ...], sides: Sequence[Side], about: tuple[str, ...]
+) -> ConditionDifference:
     rule, cause = rule_of(name), follows_from(name, about)
     settled = {side.conditions.get(rule.settled_by) for side in sides} if rule.settled_by else {None}
     alike = len(settled) == 1 and None not in settled
-    return Difference(
+    return ConditionDifference(
         condition=name,
         values=values,
         confounds=() if cause or alike else rule.confounds,
@@ -239,12 +227,6 @@ def _concerns(name: str, sides: Sequence[Side]) -> bool:
     if stage == "eval":
         return all(side.scores for side in sides)
     return all(side.real_tokens_per_s for side in sides)
-
-
-def _only_key(differences: Sequence[Difference]) -> tuple[str, ...]:
-    """The key of the recipe that differs, where only one that bears on a ratio does."""
-    keys = [each.condition for each in differences if ":" not in each.condition and each.confounds]
-    return tuple(keys) if len(keys) == 1 else ()
 
 
 def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[float]) -> Pair:
@@ -266,7 +248,7 @@ def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[floa
     )
 
 
-def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ...]:
+def _confounds(ratio: Ratio, differences: Sequence[ConditionDifference]) -> tuple[str, ...]:
     """The differences that bear on a ratio; of a cost those of what it pays for, and of the prices of its way."""
     found = [each for each in differences if ratio.kind in each.confounds]
     if ratio.kind == "cost":
@@ -275,7 +257,7 @@ def _confounds(ratio: Ratio, differences: Sequence[Difference]) -> tuple[str, ..
     return tuple(each.condition for each in found)
 
 
-def _bears_on_cost(difference: Difference, pays_for: str, way: str) -> bool:
+def _bears_on_cost(difference: ConditionDifference, pays_for: str, way: str) -> bool:
     stage, _, of = difference.condition.partition(":")
     if stage == "price":
         return f"_{way}" in of and (pays_for == "both" or of.startswith(pays_for))

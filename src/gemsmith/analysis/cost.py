@@ -1,12 +1,9 @@
-"""Dollars: measured time at the price that the plan's record has for the machine. So what comes out is estimated.
-
-Training and N hours of serving: what both cost, and from when on which is cheaper.
-"""
+"""Dollars: measured time at the price that the plan's record has for the machine, so they are estimated."""
 
 import math
 from dataclasses import dataclass
 
-from gemsmith.analysis.sides import Rate, Side, Way, served_where_trained
+from gemsmith.analysis.sides import Side, Way, served_where_trained
 from gemsmith.analysis.summary import RunRecords, fastest_cell, stage_s, trained_tokens
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
@@ -14,12 +11,12 @@ from gemsmith.runs.records import Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class HourPrice:
     """What an hour of the machine that trained costs on demand."""
 
     machine: str
     usd_per_hour: float
-    basis: str = ""
+    basis: str
     """Seller, source and date."""
 
     def usd(self, seconds: float) -> float:
@@ -40,7 +37,7 @@ class Price:
 class ActualCost:
     """Dollars of the stages that ran on the machine that trained."""
 
-    price: Price
+    price: HourPrice
     stages: dict[str, float]
     training: float
     per_million_trained_tokens: float | None
@@ -65,11 +62,8 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
     machine, train = trained_machine(findings), findings.train
     if machine is None or machine.price is None or train is None:
         return None
-    price = Price(
-        machine=machine.name,
-        usd_per_hour=machine.price.usd_per_hour,
-        basis=f"{machine.price.basis}, {machine.price.date}",
-    )
+    basis = f"{machine.price.basis}, {machine.price.date}"
+    price = HourPrice(machine=machine.name, usd_per_hour=machine.price.usd_per_hour, basis=basis)
     there = train.origin.machine
     stages = {
         stage: price.usd(stage_s(record))
@@ -117,14 +111,10 @@ class Curve(Part):
         cheaper = start if start is not None else end
         if cheaper is None:
             return "Both cost the same at any time."
-        ends = self.ratio_at_the_end()
-        towards = "" if ends is None else f"; {other} / {first} goes from {self.ratio(0):.3g} to {ends:.3g}"
-        return f"{names[cheaper]} is cheaper at any time{towards if self.trained_usd[0] else ''}."
-
-    def ratio_at_the_end(self) -> float | None:
-        """What other / first comes to after ever more hours."""
-        first, other = self.usd_per_hour
-        return other / first if first else None
+        (rate, rate_other), towards = self.usd_per_hour, ""
+        if self.trained_usd[0] and rate:
+            towards = f"; {other} / {first} goes from {self.ratio(0):.3g} to {rate_other / rate:.3g}"
+        return f"{names[cheaper]} is cheaper at any time{towards}."
 
     @staticmethod
     def _cheaper(pair: tuple[float, float]) -> int | None:
@@ -139,11 +129,16 @@ def cost_curve(first: Side, other: Side, way: Way) -> Curve | None:
         return None
     if not any((*trained, rates[0].usd_per_hour, rates[1].usd_per_hour)):
         return None
+    machines = [
+        f"trained on {side.train_rates[way].machine} at {side.train_rates[way].usd_per_hour:.2f} USD/h, "
+        f"served on {rate.machine} at {rate.usd_per_hour:.2f} USD/h"
+        for side, rate in ((first, rates[0]), (other, rates[1]))
+    ]
     return Curve(
         way=way,
         trained_usd=(trained[0], trained[1]),
         usd_per_hour=(rates[0].usd_per_hour, rates[1].usd_per_hour),
-        machines=(_machines(first, rates[0], way), _machines(other, rates[1], way)),
+        machines=(machines[0], machines[1]),
         break_even_hours=break_even(trained[0], trained[1], rates[0].usd_per_hour, rates[1].usd_per_hour),
     )
 
@@ -158,11 +153,3 @@ def break_even(trained: float, trained_other: float, rate: float, rate_other: fl
         return None
     hours = (trained_other - trained) / (rate - rate_other)
     return hours if hours > 0 else None
-
-
-def _machines(side: Side, serve: Rate, way: Way) -> str:
-    trained = side.train_rates[way]
-    return (
-        f"trained on {trained.machine} at {trained.usd_per_hour:.2f} USD/h, served on {serve.machine} at "
-        f"{serve.usd_per_hour:.2f} USD/h"
-    )

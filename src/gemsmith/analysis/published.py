@@ -9,7 +9,7 @@ from pydantic import Field
 from gemsmith.analysis.compare import CLOSE, HOURS, Comparison, compare_sides
 from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import WAYS, Cell, Rate, Side, Way
+from gemsmith.analysis.sides import WAYS, LoadCell, Rate, Side, Way
 from gemsmith.arch import find_variant
 from gemsmith.hardware import Catalog, Price, load_catalog
 from gemsmith.hardware.model.serving import least_token_s
@@ -50,7 +50,7 @@ class Claim(Part):
     region: str | None = None
 
 
-class Verdict(Part):
+class ClaimVerdict(Part):
     """A claim and what its own figures, by the same code as a run's, say."""
 
     of: str
@@ -83,7 +83,7 @@ class Reanalysis(Part):
     figures: dict[str, tuple[str | None, str | None]]
     at_catalog: tuple[Curve, ...]
     """Its hours at the catalog's prices, on demand and spot."""
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[ClaimVerdict, ...]
 
 
 def read_published(file: Path = PAPER) -> Published:
@@ -110,7 +110,7 @@ def reanalyze(
     dear, dearer = (at_catalog(side, published.catalog, catalog) for side in (first, other))
     curves = (cost_curve(dear, dearer, way) for way in WAYS)
     verdicts = [
-        Verdict(of=claim.of, claim=said, found=found, holds=holds)
+        ClaimVerdict(of=claim.of, claim=said, found=found, holds=holds)
         for claim in published.claims
         for said, found, holds in [_judge(claim, published, judged, catalog)]
     ]
@@ -126,7 +126,7 @@ def reanalyze(
 
 def _with_best(side: Side) -> Side:
     """The side with, for each length, the most tokens a second of all its rates as a load of its own."""
-    swept: dict[tuple[int, int], dict[float, Cell]] = {}
+    swept: dict[tuple[int, int], dict[float, LoadCell]] = {}
     for cell in side.cells:
         if cell.request_rate is not None and cell.max_concurrency is None and cell.output_tokens_per_s is not None:
             swept.setdefault((cell.input_tokens, cell.output_tokens), {})[cell.request_rate] = cell
@@ -149,11 +149,7 @@ def at_catalog(side: Side, places: Mapping[str, Mapping[str, tuple[str, str]]], 
 
 def _rates(catalog: Catalog, machine: str, region: str) -> Iterator[tuple[Way, Rate]]:
     price = _price(catalog, machine, region)
-    prices: tuple[tuple[Way, float | None], ...] = (
-        ("on demand", price.usd_per_hour),
-        ("spot", price.usd_per_hour_spot),
-    )
-    for way, usd in prices:
+    for way, usd in zip(WAYS, (price.usd_per_hour, price.usd_per_hour_spot), strict=True):
         if usd is not None:
             basis = f"{price.provider} {price.region}, {price.source}"
             yield way, Rate(machine=machine, usd_per_hour=usd, basis=basis, date=price.date)
@@ -172,9 +168,7 @@ def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: 
     if claim.within is not None:
         return _judge_within(claim, first, other)
     if claim.hours is not None:
-        curve = cost_curve(first, other, "on demand")
-        assert curve is not None
-        return _judge_total(claim, curve)
+        return _judge_total(claim, cost_curve(first, other, "on demand"))
     return _judge_ratio(claim, comparison)
 
 
@@ -199,23 +193,19 @@ def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:
     return f"{what}: {said}", f"{computed} by its tables", all(map(_is_close, stated, values))
 
 
-def _judge_total(claim: Claim, curve: Curve) -> Judged:
-    assert claim.hours is not None and claim.ratio is not None
+def _judge_total(claim: Claim, curve: Curve | None) -> Judged:
+    """Where the stated ratio r is not that of the stated hours: it is that of (t₂ - r t₁) / (r p₁ - p₂) hours."""
+    assert claim.hours is not None and claim.ratio is not None and curve is not None
     found = curve.ratio(claim.hours)
     assert found is not None
-    holds = _is_close(claim.ratio, found)
-    reached = _hours_at(claim.ratio, curve)
-    elsewhere = f"; {claim.ratio:.4g} × is that of {reached:.1f} h" if not holds and reached is not None else ""
+    holds, elsewhere = _is_close(claim.ratio, found), ""
+    (first, other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
+    below = claim.ratio * rate - rate_other
+    hours = (other - claim.ratio * first) / below if below else -1.0
+    if not holds and hours >= 0:
+        elsewhere = f"; {claim.ratio:.4g} × is that of {hours:.1f} h"
     said = f"training and {claim.hours:g} h of serving, {claim.called}: {claim.ratio:.4g} ×"
     return said, f"{found:.4g} × by its own prices{elsewhere}", holds
-
-
-def _hours_at(ratio: float, curve: Curve) -> float | None:
-    """The hours of serving at which the two cost so many times each other: (t₂ - r t₁) / (r p₁ - p₂)."""
-    (first, other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
-    below = ratio * rate - rate_other
-    hours = (other - ratio * first) / below if below else -1.0
-    return hours if hours >= 0 else None
 
 
 def _judge_within(claim: Claim, first: Side, other: Side) -> Judged:

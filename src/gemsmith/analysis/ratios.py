@@ -1,9 +1,8 @@
-"""The ratios of two sides, each with its 95 % interval where what was recorded gives one.
+"""The ratios of two sides, each with its 95 % interval where what was recorded one by one gives one.
 
-95 % intervals of ratios by resampling what was recorded one by one: steps, requests, and the tokens of requests.
-
-What stands next to each other is slow together, so circular blocks of n^⅓ neighbors are drawn (Politis and Romano
-1992, in Exploring the Limits of Bootstrap). Every interval is seeded: the same records give the same.
+Steps, requests, and the tokens of requests are resampled. What stands next to each other is slow together, so circular
+blocks of n^⅓ neighbors are drawn (Politis and Romano 1992, in Exploring the Limits of Bootstrap). Every interval is
+seeded: the same records give the same.
 """
 
 import math
@@ -13,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from gemsmith.analysis.confounders import Kind
-from gemsmith.analysis.sides import Cell, Side, SideScore, Way
+from gemsmith.analysis.sides import WAYS, LoadCell, Side, SideScore, Way
 from gemsmith.evals.metrics import bootstrap_interval, wilson_interval
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.records import Part, Range
@@ -185,9 +184,8 @@ def is_inside(value: float | None, interval: Range | None) -> bool:
 def _training(first: Side, other: Side) -> Iterator[Ratio]:
     if not first.real_tokens_per_s or not other.real_tokens_per_s:
         return
-    interval = None
-    if len(first.timed_steps) > 1 < len(other.timed_steps):
-        interval = bootstrap_ratio(first.timed_steps, other.timed_steps)
+    single = len(first.timed_steps) > 1 < len(other.timed_steps)
+    interval = bootstrap_ratio(first.timed_steps, other.timed_steps) if single else None
     yield Ratio(
         kind="training speed",
         what="training",
@@ -199,15 +197,13 @@ def _training(first: Side, other: Side) -> Iterator[Ratio]:
         interval=interval,
         interval_of="steps resampled, one run each" if interval else "no single steps recorded",
         main=True,
-        notes=tuple(note for side in (first, other) for note in _drift_notes(side)),
+        notes=tuple(
+            f"{side.name} was not steady: {drift[0]:,.0f} real tokens/s in its first half, "
+            f"{drift[1]:,.0f} in its second"
+            for side in (first, other)
+            if (drift := speed_drift(side))
+        ),
     )
-
-
-def _drift_notes(side: Side) -> Iterator[str]:
-    """That its speed was not one speed."""
-    if drift := speed_drift(side):
-        early, late = drift
-        yield f"{side.name} was not steady: {early:,.0f} real tokens/s in its first half, {late:,.0f} in its second"
 
 
 def speed_drift(side: Side) -> tuple[float, float] | None:
@@ -220,14 +216,14 @@ def speed_drift(side: Side) -> tuple[float, float] | None:
     return (early, late) if max(early, late) > (1 + DRIFT) * min(early, late) else None
 
 
-def common_cells(first: Side, other: Side) -> list[tuple[Cell, Cell]]:
+def common_cells(first: Side, other: Side) -> list[tuple[LoadCell, LoadCell]]:
     """The loads that both sides were put under, the lightest first."""
     theirs = {cell.load: cell for cell in other.cells}
     pairs = [(cell, theirs[cell.load]) for cell in first.cells if cell.load in theirs]
     return sorted(pairs, key=lambda pair: (pair[0].input_tokens, pair[0].output_tokens, _heaviness(pair[0])))
 
 
-def _heaviness(cell: Cell) -> tuple[float, float]:
+def _heaviness(cell: LoadCell) -> tuple[float, float]:
     return cell.request_rate or math.inf, cell.max_concurrency or math.inf
 
 
@@ -253,11 +249,9 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 main=ours == heaviest,
                 notes=(*limited[ours.load], *lost),
             )
-        latencies: tuple[tuple[Latency, float | None, float | None], ...] = (
-            ("TTFT", ours.ttft_ms, theirs.ttft_ms),
-            ("TPOT", ours.tpot_ms, theirs.tpot_ms),
-        )
-        for name, mine, yours in latencies:
+        ttft, tpot = (ours.ttft_ms, theirs.ttft_ms), (ours.tpot_ms, theirs.tpot_ms)
+        latencies: tuple[tuple[Latency, tuple[float | None, float | None]], ...] = (("TTFT", ttft), ("TPOT", tpot))
+        for name, (mine, yours) in latencies:
             if mine and yours:
                 interval, of = latency_interval(name, ours, theirs)
                 yield Ratio(
@@ -274,7 +268,7 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 )
 
 
-def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+def throughput_interval(ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
     """The 95 % interval of tokens a second, by resampling how many came when; or why there is none."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
@@ -285,11 +279,14 @@ def throughput_interval(ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
     return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
 
 
-def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | None, str]:
+def latency_interval(name: Latency, ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
     """The 95 % interval of the medians' ratio, by resampling requests: in pairs where both had the same prompts."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
-    values = [_latencies(name, cell.each, cell.output_tokens) for cell in (ours, theirs) if cell.each]
+    values = [
+        each.ttft_ms if name == "TTFT" else each.tpot_ms(cell.output_tokens)
+        for cell, each in ((ours, ours.each), (theirs, theirs.each))
+    ]
     if min(map(min, values)) <= 0:
         return None, "some of its times are zero"
     alike = ours.each.prompts_sha256 is not None and ours.each.prompts_sha256 == theirs.each.prompts_sha256
@@ -298,17 +295,13 @@ def latency_interval(name: Latency, ours: Cell, theirs: Cell) -> tuple[Range | N
     return bootstrap_medians(*values, paired=paired), f"{of}, one run each"
 
 
-def _latencies(name: Latency, each: Requests, output_tokens: int) -> tuple[float, ...]:
-    return each.ttft_ms if name == "TTFT" else each.tpot_ms(output_tokens)
-
-
-def _requests_words(*cells: Cell) -> str:
+def _requests_words(*cells: LoadCell) -> str:
     """Why a load's ratio has no interval."""
     bare = next(cell for cell in cells if cell.each is None)
     return "no single requests recorded" + (f", {bare.requests} in all" if bare.requests is not None else "")
 
 
-def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[str, ...]:
+def _request_notes(first: Side, ours: LoadCell, other: Side, theirs: LoadCell) -> tuple[str, ...]:
     """That requests were lost, or that the two had not as many, or not as long prompts."""
     lost = [
         f"{side.name}: {cell.unanswered} of {cell.requests} requests were not answered, and are in no number"
@@ -322,7 +315,7 @@ def _request_notes(first: Side, ours: Cell, other: Side, theirs: Cell) -> tuple[
     return (*lost, *unlike)
 
 
-def asked_notes(*cells: Cell) -> tuple[str, ...]:
+def asked_notes(*cells: LoadCell) -> tuple[str, ...]:
     """That tokens a second say what was asked for, where every side gave most of that."""
     asked = cells[0].request_rate and cells[0].request_rate * cells[0].output_tokens
     if not asked or any((cell.output_tokens_per_s or 0.0) < ASKED_SHARE * asked for cell in cells):
@@ -391,8 +384,7 @@ def own_interval(score: SideScore) -> Range:
 
 
 def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
-    way: Way
-    for way in ("on demand", "spot"):
+    for way in WAYS:
         trained = first.train_usd(way), other.train_usd(way)
         yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
         for served in hours:

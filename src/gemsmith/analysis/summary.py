@@ -1,21 +1,18 @@
 """What the records of a run say: which are there, the numbers that stand for them, and what a reader must know first.
 
-Shared by the page and the terminal's table; no plotting and no HTML.
-
-Run directories read as the sides of a comparison.
+Shared by the page, the terminal's tables and comparisons, for which `read_sides` reads run directories.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
-from gemsmith.evals.metrics import SIGNIFICANT, format_mcnemar
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
-from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
@@ -93,20 +90,20 @@ def read_findings(run: Run) -> RunRecords:
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
-    stale = tuple(stage for stage, record in records.items() if record is not None and _is_stale(run, record))
-    lm_eval = _read_lm_eval(run, problems)
+    stale = tuple(
+        stage
+        for stage, record in records.items()
+        if record
+        and any(record.origin.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
+    )
+    lm_eval, file = None, run.record_file(LmEvalRecord.stage)
+    if file.exists():
+        what_to_do = "run: gemsmith eval --lm-eval with its tasks"
+        try:
+            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=what_to_do)
+        except (RunError, OSError, RecursionError) as error:
+            problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
     return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
-
-
-def _read_lm_eval(run: Run, problems: dict[str, str]) -> LmEvalRecord | None:
-    file = run.record_file(LmEvalRecord.stage)
-    if not file.exists():
-        return None
-    try:
-        return read_record_file(file, LmEvalRecord, missing="", damaged="run: gemsmith eval --lm-eval with its tasks")
-    except (RunError, OSError, RecursionError) as error:
-        problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
-        return None
 
 
 def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
@@ -119,73 +116,57 @@ def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
 
 def find_notices(findings: RunRecords) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
-    warnings = [*_training_notices(findings), *_checking_notices(findings)]
+    notices = [*_training_notices(findings), *_checking_notices(findings)]
     for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
-        warnings += [Notice(critical=True, text=text) for text in record.critical_warnings]
-        warnings += [
-            Notice(critical=False, text=text) for text in record.warnings if not _said_again(text, record, findings)
-        ]
+        notices += [Notice(critical=True, text=text) for text in record.critical_warnings]
+        # Of held-out rows eval has looked at itself since; the data stage's may have been others.
+        old = isinstance(record, DataRecord) and findings.eval is not None
+        notices += [_mild(text) for text in record.warnings if not (old and text.startswith("data.eval: "))]
     side = side_of_run("", "", findings.run.recipe, findings.records())
     floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
-    warnings += [Notice(critical=False, text=f"The load test: {line}") for line in floors]
+    notices += [_mild(f"The load test: {line}") for line in floors]
     if findings.stale:
-        text = (
-            "Made from other settings or an earlier record than those now in the run directory: "
-            f"{', '.join(findings.stale)}."
-        )
-        warnings.append(Notice(critical=False, text=text))
+        made_from = "Made from other settings or an earlier record than those now in the run directory"
+        notices.append(_mild(f"{made_from}: {', '.join(findings.stale)}."))
     if findings.problems:
-        warnings.append(
-            Notice(critical=False, text=f"No record of: {', '.join(findings.problems)}. The page holds what there is.")
-        )
-    return sorted(warnings, key=lambda notice: not notice.critical)
+        notices.append(_mild(f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
+    return sorted(notices, key=lambda notice: not notice.critical)
 
 
-def _checking_notices(findings: RunRecords) -> list[Notice]:
+def _mild(text: str) -> Notice:
+    return Notice(critical=False, text=text)
+
+
+def _checking_notices(findings: RunRecords) -> Iterator[Notice]:
     """Of verification, the load test and the scores."""
-    warnings = []
+    checks = findings.verify.checks if findings.verify else ()
     if findings.verify and not findings.verify.passed:
-        failed = [check.name for check in findings.verify.checks if check.passed is False]
-        warnings.append(
-            Notice(
-                critical=True,
-                text=f"Verification failed: {', '.join(failed) or 'see the checks'}. Do not use these weights.",
-            )
-        )
+        failed = ", ".join(check.name for check in checks if check.passed is False) or "see the checks"
+        yield Notice(critical=True, text=f"Verification failed: {failed}. Do not use these weights.")
     # A record that has the causes says so itself.
     cells = [] if findings.bench is None else [cell for cell in findings.bench.cells if not cell.failures]
     if failed_requests := sum(cell.failed for cell in cells):
         asked = failed_requests + sum(cell.completed + cell.cut for cell in cells)
-        text = (
-            f"{count(failed_requests)} of {count(asked)} requests of the load test failed; the latencies are those of "
-            "the others."
-        )
-        warnings.append(Notice(critical=False, text=text))
-    if findings.verify and (undone := [check.name for check in findings.verify.checks if check.passed is None]):
-        warnings.append(Notice(critical=False, text=f"Verification is partial, not done here: {', '.join(undone)}."))
+        share = f"{count(failed_requests)} of {count(asked)} requests of the load test failed"
+        yield _mild(f"{share}; the latencies are those of the others.")
+    if undone := [check.name for check in checks if check.passed is None]:
+        yield _mild(f"Verification is partial, not done here: {', '.join(undone)}.")
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
-        text = (
-            f"{count(cut)} answers reached eval.max_tokens before they had ended ({count(findings.eval.tuned.cut)} of "
-            "the tuned model)."
-        )
-        warnings.append(Notice(critical=False, text=text))
-    return warnings
+        tuned = f"{count(findings.eval.tuned.cut)} of the tuned model"
+        yield _mild(f"{count(cut)} answers reached eval.max_tokens before they had ended ({tuned}).")
 
 
-def _training_notices(findings: RunRecords) -> list[Notice]:
-    warnings = []
-    if findings.train and not losses_are_finite(findings.train):
-        warnings.append(
-            Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
-        )
-    if findings.train and findings.train.skipped:
-        text = (
-            f"The updates of {_steps(findings.train.skipped)} were left out: the loss was a spike, or NaN or infinite."
-        )
-        warnings.append(Notice(critical=False, text=text))
-    if findings.train and (spikes := sorted(set(findings.train.spikes) - set(findings.train.skipped))):
-        warnings.append(Notice(critical=False, text=f"The loss had a spike at {_steps(spikes)}."))
-    return warnings
+def _training_notices(findings: RunRecords) -> Iterator[Notice]:
+    train = findings.train
+    if train is None:
+        return
+    if not losses_are_finite(train):
+        text = "The training loss is not finite at some steps. The curves leave those out."
+        yield Notice(critical=True, text=text)
+    if train.skipped:
+        yield _mild(f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite.")
+    if spikes := sorted(set(train.spikes) - set(train.skipped)):
+        yield _mild(f"The loss had a spike at {_steps(spikes)}.")
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
@@ -220,22 +201,26 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
 
 def saturation_lines(bench: BenchRecord) -> list[str]:
     """What the search for saturation has found, a line for each length."""
-    return [_say_saturation(found) for found in bench.saturations]
-
-
-def _say_saturation(found: Saturation) -> str:
-    lengths = f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out"
-    if found.held_at is None:
-        return f"{lengths}: not even at {rate(found.exceeded_at or 0)}, the lowest rate"
-    if found.exceeded_at is None:
-        return f"{lengths}: not at {rate(found.held_at)}, the highest rate tried"
-    return f"{lengths}: between {plain(found.held_at)} and {rate(found.exceeded_at)}"
+    lines = []
+    for found in bench.saturations:
+        if found.held_at is None:
+            where = f"not even at {rate(found.exceeded_at or 0)}, the lowest rate"
+        elif found.exceeded_at is None:
+            where = f"not at {rate(found.held_at)}, the highest rate tried"
+        else:
+            where = f"between {plain(found.held_at)} and {rate(found.exceeded_at)}"
+        lines.append(f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out: {where}")
+    return lines
 
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:
     """The cell with the highest output tokens/s."""
     cells = (cell for cell in bench.cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
     return max(cells, key=lambda cell: cell.output_tokens_per_s, default=None)
+
+
+def load_words(cell: BenchCell) -> str:
+    return f"{count(cell.input_tokens)} in, {rate(cell.request_rate, cell.max_concurrency)}"
 
 
 def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
@@ -266,41 +251,6 @@ def stage_s(record: Record) -> float:
     return trained_s(record) if isinstance(record, TrainRecord) else record.origin.duration_s
 
 
-def verdict(scores: EvalRecord) -> str:
-    """One sentence on what the scores allow to say.
-
-    It goes by the rows in which the models differ, or else by the two intervals.
-    """
-    base, tuned = scores.base, scores.tuned
-    if scores.tasks and scores.rows_better is None:
-        return scores.tasks[0].difference.summary
-    if scores.rows_better is not None and scores.rows_worse is not None and scores.p_value is not None:
-        rows = format_mcnemar(scores.rows_better, scores.rows_worse, scores.p_value)
-        if scores.p_value >= SIGNIFICANT:
-            return f"This evaluation does not tell the two apart: {rows}."
-        return f"The tuned model is {'better' if scores.rows_better > scores.rows_worse else 'worse'}: {rows}."
-    if tuned.low > base.high:
-        return "The tuned model is better: its interval lies wholly above the base’s."
-    if tuned.high < base.low:
-        return "The tuned model is worse: its interval lies wholly below the base’s."
-    return "The intervals overlap: this evaluation does not tell the two apart."
-
-
-def _said_again(text: str, record: Record, findings: RunRecords) -> bool:
-    """Whether the data stage says it of held-out rows that eval has looked at itself since.
-
-    They may have been others.
-    """
-    return isinstance(record, DataRecord) and findings.eval is not None and text.startswith("data.eval: ")
-
-
-def _is_stale(run: Run, record: Record) -> bool:
-    """Whether something that the record was made from is no longer what it was."""
-    return any(
-        record.origin.inputs_sha256.get(name) != value for name, value in inputs_sha256(run, record.stage).items()
-    )
-
-
 _READ = ("data", "train", "export", "bench", "eval")
 """Stages whose numbers are compared; of the plan prices alone are."""
 
@@ -311,7 +261,11 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
     `trained_on`, `served_on`: MACHINE for all runs, or NAME=MACHINE for one. Raises RunError for a folder that is no
     run, VersionError for a record that another version wrote, InputError for a machine that its plan does not have.
     """
-    names = _names(folders)
+    names = [folder.resolve().name for folder in folders]
+    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{name}: is given twice; name each run once")
     trained, served = (
         _named(option, given, names) for option, given in (("trained-on", trained_on), ("served-on", served_on))
     )
@@ -324,10 +278,17 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
 def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_on: str | None = None) -> Side:
     """One of them; what is missing or cannot be read is a line of it, never an error but of another version."""
     run = Run(path=folder, recipe=find_run(folder))
-    _refuse_other_versions(run)
+    for stage in STAGES.values():
+        if run.record_file(stage.record.stage).exists():
+            try:
+                read_record(run, stage.record)
+            except VersionError:
+                raise
+            except InputError:
+                pass  # damaged, which a line of the side says
     findings = read_findings(run)
+    planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
     for option, machine in (("trained-on", trained_on), ("served-on", served_on)):
-        planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
         if machine is not None and machine not in planned:
             raise InputError(
                 f"--{option} {machine}: the plan of {name} does not have it; it has {', '.join(planned) or 'none'}; "
@@ -335,6 +296,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
             )
     if trained_on is not None and findings.train is not None:
         _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
+    compared = [record for stage, record in findings.records().items() if stage in _READ]
     side = side_of_run(
         name,
         str(folder),
@@ -344,18 +306,9 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         trained_on=trained_on,
         served_on=served_on,
         stale=findings.stale,
-        unproven=unproven_keys(run, [record for stage, record in findings.records().items() if stage in _READ]),
+        unproven=unproven_keys(run, compared),
     )
     return with_floor(side, run.recipe, findings.bench)
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    names = [folder.resolve().name for folder in folders]
-    names = [str(folder) if names.count(name) > 1 else name for folder, name in zip(folders, names, strict=True)]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{name}: is given twice; name each run once")
-    return names
 
 
 def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -367,17 +320,6 @@ def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str,
             raise InputError(f"--{option} {text}: {name} is not one of the runs; these are {', '.join(names)}")
         machines |= {name: machine} if equals else dict.fromkeys(names, machine)
     return machines
-
-
-def _refuse_other_versions(run: Run) -> None:
-    for stage in STAGES.values():
-        if run.record_file(stage.record.stage).exists():
-            try:
-                read_record(run, stage.record)
-            except VersionError:
-                raise
-            except InputError:
-                pass  # damaged, which the page says
 
 
 def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:

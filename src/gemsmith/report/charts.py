@@ -1,16 +1,11 @@
-"""What a chart is to the page, and what all charts have in common.
-
-Charts as SVG for a page: text stays text, and the same numbers give the same bytes.
-
-Colors are the page's CSS variables.
-"""
+"""Charts of a page as SVG: text stays text, colors are CSS variables; the same numbers give the same bytes."""
 
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gemsmith.system.format import count
@@ -28,6 +23,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 # In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at
 # both.
 WIDTH, HEIGHT = 440, 236
+DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -133,14 +129,15 @@ def _inline(svg: str) -> str:
     svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} aria-hidden="true" focusable="false">', svg, count=1)
     svg = svg.replace("xlink:href", "href")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(
-        r"font-family: [^;\"]*;? ?", "", re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    )
+    svg = re.sub(r"font: (?:\w+ )*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     for variable, color in COLORS.items():
         svg = svg.replace(color, f"var(--{variable})")
-    svg = re.sub(
-        r"<[^>]*>", lambda tag: re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0]), svg
-    )
+
+    def shorten(tag: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
+
+    svg = re.sub(r"<[^>]*>", shorten, svg)
     svg = re.sub(r"<defs>\s*</defs>", "", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
 
@@ -193,6 +190,71 @@ def make_chart(
         rows=rows,
         points=json.dumps(placed, ensure_ascii=False, separators=(",", ":")),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Points of one color, joined unless `style`, which is Matplotlib's, says otherwise."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str
+    """The name of its variable; so below."""
+    style: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Upright bars behind the lines, each from `low` to `high`."""
+
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    color: str
+    style: dict[str, Any]
+
+
+def line_chart(
+    name: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    x_names: Sequence[str] = (),
+    x_range: tuple[float, float | None] | None = None,
+    y_range: tuple[float, float | None] | None = None,
+    bars: Sequence[Bars] = (),
+    dashed: Sequence[tuple[float, str]] = (),
+    dotted: float | None = None,
+    log: bool = False,
+    whole_x: bool = False,
+    **around: Any,
+) -> Chart:
+    """Numbers against x, or against places with names.
+
+    `dashed`: x and color of upright lines. `dotted`: the height of a level. `around`: as of `make_chart`.
+    """
+
+    def draw(axes: Any) -> None:
+        if log:
+            axes.set_yscale("log")
+        for bar in bars:
+            axes.vlines(bar.x, bar.low, bar.high, color=COLORS[bar.color], **bar.style)
+        for line in lines:
+            axes.plot(line.x, line.y, color=COLORS[line.color], **line.style)
+        for at, color in dashed:
+            axes.axvline(at, color=COLORS[color], linewidth=1.2, linestyle=DASHED)
+        if dotted is not None:
+            axes.axhline(dotted, color=COLORS["muted"], linewidth=1.2, linestyle=DOTTED)
+        if x_names:
+            axes.set_xticks(range(len(x_names)), x_names)
+        if x_range is not None:
+            axes.set_xlim(*x_range)
+        if y_range is not None:
+            axes.set_ylim(*y_range)
+        axes.set_xlabel(x_label)
+        write_ticks(axes, log=log, whole_x=whole_x)
+
+    return make_chart(name, draw, **around)
 
 
 def spans_decades(values: Sequence[float], decades: float = 2.0) -> bool:

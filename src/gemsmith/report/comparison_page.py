@@ -1,17 +1,157 @@
-"""The HTML of a comparison: one page that needs nothing else."""
+"""The page of a comparison, which needs nothing else, and the words for its differences and ratios in every form."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.compare import Comparison, Pair
+from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
+from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.published import Reanalysis
-from gemsmith.report import comparison_words as words
+from gemsmith.analysis.ratios import Ratio
 from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
+from gemsmith.system.format import decimal, fraction, short_hash, some, span, usd
+
+_LONG_HASH = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioGroup:
+    """Ratios of one kind that the same differences confound."""
+
+    kind: str
+    confounded_by: tuple[str, ...]
+    ratios: tuple[Ratio, ...]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units of its ratios, each once."""
+        return tuple(dict.fromkeys(ratio.unit for ratio in self.ratios))
+
+    @property
+    def loads(self) -> list[tuple[str, list[Ratio | None]]]:
+        """What was measured -> its ratio in each unit, None where there is none."""
+        found = {(ratio.what, ratio.unit): ratio for ratio in self.ratios}
+        names = dict.fromkeys(ratio.what for ratio in self.ratios)
+        return [(name, [found.get((name, unit)) for unit in self.units]) for name in names]
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its ratios, each once."""
+        return list(dict.fromkeys(note for ratio in self.ratios for note in ratio.notes))
+
+    @property
+    def intervals(self) -> list[str]:
+        """How their intervals were found, with the unit, each once."""
+        found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
+        return [f"{unit}: {of}" for unit, of in found]
+
+    @property
+    def no_intervals(self) -> list[str]:
+        """Why others have none, each reason once."""
+        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios if not ratio.interval))
+
+
+def condition_value(value: str | None) -> str:
+    """A condition's value, hashes cut short."""
+    if value is None or value == "null":
+        return NOT_RECORDED if value is None else "none"
+    if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
+        return short_hash(value)
+    return value
+
+
+def effect(difference: ConditionDifference) -> str:
+    """What a difference does to the ratios, and why."""
+    if difference.about == difference.condition:
+        return "what is compared"
+    if difference.about is not None:
+        return f"follows from {difference.about}"
+    if not difference.confounds:
+        return f"bears on nothing: {difference.why}"
+    return f"{', '.join(difference.confounds)}: {difference.why}"
+
+
+def title(comparison: Comparison) -> str:
+    """What is compared with what, in one line."""
+    names = [side.name for side in comparison.sides]
+    return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
+
+
+def summary_line(comparison: Comparison) -> str:
+    """What the table of differences comes to."""
+    bearing = sum(1 for each in comparison.differences if each.confounds)
+    about = f"What is compared is {' and '.join(comparison.about)}. " if comparison.about else ""
+    if not bearing:
+        nothing = "Nothing else" if about else "Nothing"
+        return f"{about}{nothing} that bears on a ratio differs; {comparison.alike} conditions are alike."
+    are = "conditions differ" if bearing > 1 else "condition differs"
+    return (
+        f"{about}{bearing} {'other ' * bool(about)}{are} or cannot be said to be alike, and bear"
+        f"{'s' if bearing == 1 else ''} on a ratio; {comparison.alike} are alike. A ratio is a headline only where "
+        "none bears on it."
+    )
+
+
+def groups(pair: Pair) -> list[RatioGroup]:
+    """The ratios by kind, and within by what confounds them."""
+    found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
+    for ratio in pair.ratios:
+        found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
+    return [
+        RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios))
+        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
+    ]
+
+
+def ratio_value(ratio: Ratio, which: float) -> str:
+    """One of the two numbers of a ratio, with as many digits as its unit has."""
+    if ratio.unit == "USD":
+        return usd(which)
+    return fraction(which) if ratio.kind == "quality" else decimal(which)
+
+
+def ratio_words(ratio: Ratio) -> str:
+    """The ratio, or the difference of scores in points."""
+    if ratio.value is None:
+        return "–"
+    return _points(ratio.value) if ratio.is_difference else f"{decimal(ratio.value)}\u00a0×"
+
+
+def column(ratio: Ratio) -> str:
+    """What the number of two is called."""
+    return "difference" if ratio.is_difference else "ratio"
+
+
+def interval_words(ratio: Ratio) -> str:
+    """Its 95 % interval, or why there is none."""
+    return ratio.interval_of if ratio.interval is None else f"{bounds(ratio)}, {ratio.interval_of}"
+
+
+def bounds(ratio: Ratio) -> str:
+    """The two ends of its interval, which it has."""
+    assert ratio.interval is not None
+    low, high = ratio.interval
+    if ratio.is_difference:
+        return f"{100 * low:+.1f} to {_points(high)}"
+    return span(decimal(low), decimal(high))
+
+
+def why_no_headline(ratio: Ratio) -> str:
+    """In a few words; empty for a headline."""
+    if ratio.confounded_by:
+        return f"no headline: confounded by {some(ratio.confounded_by, 3)}"
+    return "; ".join(ratio.notes)
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}\u00a0points"
 
 
 def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
     environment = open_environment()
+    words = (condition_value, effect, ratio_value, ratio_words, column, interval_words, bounds, why_no_headline)
+    environment.globals |= {function.__name__: function for function in words}
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
@@ -24,15 +164,14 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     html = template.render(
         comparison=comparison,
         names=names,
-        title=words.title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
-        summary_line=words.summary_line(comparison),
+        title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
+        summary_line=summary_line(comparison),
         redrawn=redrawn,
         bearing=[each for each in comparison.differences if each.confounds or each.about],
         others=[each for each in comparison.differences if not each.confounds and not each.about],
         pairs=[_pair(comparison, pair) for pair in comparison.pairs],
         loss=charts.loss_chart(comparison),
         at_catalog=at_catalog,
-        words=words,
     )
     return str(html).encode("utf-8", "replace").decode()
 
@@ -45,8 +184,8 @@ def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
     drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
     return {
         "pair": pair,
-        "tiles": list(words.main_ratios(pair)),
-        "groups": words.groups(pair),
+        "tiles": [ratio for ratio in pair.ratios if ratio.main],
+        "groups": groups(pair),
         "serving": [chart for chart in drawn if chart is not None],
         "cost": [charts.cost_chart(curve, (pair.first, pair.other), places=places) for curve in pair.curves],
     }

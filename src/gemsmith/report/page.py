@@ -1,4 +1,4 @@
-"""The report's HTML, from the records of a run: what stands above the sections, the sections, one file.
+"""The page of a run from its records: what stands above the sections, the sections, one file.
 
 The first screen: did it work, how good, how fast, what did it cost.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gemsmith.system.format as formats
 from gemsmith.analysis.cost import ActualCost, actual_cost
 from gemsmith.analysis.summary import (
     RunRecords,
@@ -19,19 +20,21 @@ from gemsmith.analysis.summary import (
     count_checks,
     fastest_cell,
     find_notices,
+    load_words,
     middle_cell,
     read_findings,
     total_s,
 )
 from gemsmith.errors import MachineError
-from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
-from gemsmith.system import format as numbers
+from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, rate, signed, span, usd
+
+_FOLDER = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryTile:
+class Tile:
     """A question with its answer; `answer` None: no record says, and `lines` tell which is missing."""
 
     question: str
@@ -45,162 +48,115 @@ class SummaryTile:
     estimated: bool = False
 
 
-def headlines(findings: RunRecords) -> list[SummaryTile]:
+def headlines(findings: RunRecords) -> list[Tile]:
     """The four, in the order in which a stranger asks."""
     return [_worked(findings), _good(findings), _fast(findings), _cost(findings)]
 
 
-def _worked(findings: RunRecords) -> SummaryTile:
-    critical = any(notice.critical for notice in find_notices(findings))
+def _worked(findings: RunRecords) -> Tile:
     whole = not findings.problems and not findings.stale
     undone = findings.verify is not None and any(check.passed is None for check in findings.verify.checks)
-    answer, mood = ("✕ no", "bad") if critical else ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
     if not findings.records():
         answer, mood = "– not begun", "mild"
-    return SummaryTile(question="Did it work?", answer=answer, mood=mood, lines=tuple(_work_lines(findings)))
-
-
-def _work_lines(findings: RunRecords) -> Iterator[str]:
+    elif any(notice.critical for notice in find_notices(findings)):
+        answer, mood = "✕ no", "bad"
+    else:
+        answer, mood = ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
     asked = [stage for stage in STAGES if stage not in findings.left_out]
-    yield f"{len(findings.records())} of {len(asked)} stages have a record"
+    lines = [f"{len(findings.records())} of {len(asked)} stages have a record"]
     if findings.verify:
-        yield f"exported weights: {count_checks(findings.verify)}"
+        lines.append(f"exported weights: {count_checks(findings.verify)}")
     if findings.train and findings.train.steps:
         first, last = findings.train.steps[0], findings.train.steps[-1]
-        begin = f"{numbers.decimal(first.loss)} → " if last.step != first.step else ""
-        yield f"loss {begin}{numbers.decimal(last.loss)} in {numbers.count(last.step)} steps"
+        begin = f"{decimal(first.loss)} → " if last.step != first.step else ""
+        lines.append(f"loss {begin}{decimal(last.loss)} in {count(last.step)} steps")
     else:
-        yield "no train record"
+        lines.append("no train record")
+    return Tile(question="Did it work?", answer=answer, mood=mood, lines=tuple(lines))
 
 
-def _good(findings: RunRecords) -> SummaryTile:
+def _good(findings: RunRecords) -> Tile:
     scores, question = findings.eval, "How good?"
     if scores is None:
-        return SummaryTile(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
-    base, tuned = scores.base, scores.tuned
-    ranges = [f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}" for score in (base, tuned)]
-    return SummaryTile(
+        return Tile(question=question, answer=None, lines=(findings.left_out.get("eval", "no eval record"),))
+    base, tuned, (first, *others) = scores.base, scores.tuned, scores.tasks
+    sampled, found = bool(first.tuned.problems), first.difference
+    lines = [
+        f"{scores.scorer}, {count(tuned.n)} {'problems' if sampled else 'held-out rows'}",
+        f"95 % intervals {interval(base.low, base.high)} and {interval(tuned.low, tuned.high)}",
+        f"difference {signed(found.mean)} ({signed(found.low)} to {signed(found.high)}), {p_value(found.p_value)}",
+    ]
+    if others:
+        lines.append(f"and {len(others)} more task{'s' if len(others) > 1 else ''} below")
+    return Tile(
         question=question,
-        answer=numbers.fraction(tuned.score),
-        before=numbers.fraction(base.score),
-        unit="pass@1" if _sampled(scores) else "right",
-        lines=(
-            f"{scores.scorer}, {numbers.count(tuned.n)} {'problems' if _sampled(scores) else 'held-out rows'}",
-            f"95 % intervals {ranges[0]} and {ranges[1]}",
-            *_difference_lines(scores),
-        ),
+        answer=fraction(tuned.score),
+        before=fraction(base.score),
+        unit="pass@1" if sampled else "right",
+        lines=tuple(lines),
     )
 
 
-def _difference_lines(scores: EvalRecord) -> Iterator[str]:
-    if scores.tasks:
-        found = scores.tasks[0].difference
-        low, high = numbers.signed(found.low), numbers.signed(found.high)
-        yield f"difference {numbers.signed(found.mean)} ({low} to {high}), {numbers.p_value(found.p_value)}"
-    elif scores.p_value is not None:
-        yield f"base against tuned: {numbers.p_value(scores.p_value)}"
-    if len(scores.tasks) > 1:
-        yield f"and {len(scores.tasks) - 1} more task{'s' if len(scores.tasks) > 2 else ''} below"
-
-
-def _sampled(scores: EvalRecord) -> bool:
-    return bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
-
-
-def _fast(findings: RunRecords) -> SummaryTile:
-    train = findings.train
-    return SummaryTile(
-        question="How fast?",
-        answer=numbers.decimal(train.real_tokens_per_s) if train else None,
-        unit="real tokens/s" if train else "",
-        lines=tuple(_speed_lines(findings)),
-    )
-
-
-def _speed_lines(findings: RunRecords) -> Iterator[str]:
-    if findings.train is None:
-        yield "no train record"
-    fastest, middle = (fastest_cell(findings.bench), middle_cell(findings.bench)) if findings.bench else (None, None)
+def _fast(findings: RunRecords) -> Tile:
+    train, bench = findings.train, findings.bench
+    lines = [] if train else ["no train record"]
+    fastest, middle = (fastest_cell(bench), middle_cell(bench)) if bench else (None, None)
     if fastest is None:
-        yield "no bench record" if findings.bench is None else "no request completed"
+        lines.append("no bench record" if bench is None else "no request completed")
     else:
-        where = (
-            f"{numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)}"
-        )
-        yield f"served: at most {numbers.decimal(fastest.output_tokens_per_s)} output tokens/s ({where})"
+        speed = decimal(fastest.output_tokens_per_s)
+        lines.append(f"served: at most {speed} output tokens/s ({load_words(fastest)})")
     if middle is not None:
-        yield (
-            f"TTFT p50 {numbers.decimal(middle.ttft_ms.p50)} ms ({numbers.count(middle.input_tokens)} tokens in, "
-            f"{numbers.count(middle.output_tokens)} out, {numbers.rate(middle.request_rate, middle.max_concurrency)})"
-        )
+        load = f"{count(middle.input_tokens)} tokens in, {count(middle.output_tokens)} out"
+        load += f", {rate(middle.request_rate, middle.max_concurrency)}"
+        lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({load})")
     if findings.records():
-        yield f"{numbers.duration(total_s(findings))} for all stages"
-
-
-def _cost(findings: RunRecords) -> SummaryTile:
-    question, found = "What did it cost?", actual_cost(findings)
-    if found is not None:
-        return SummaryTile(
-            question=question, answer=numbers.usd(found.total), estimated=True, lines=tuple(_cost_lines(found))
-        )
-    if findings.plan is None:
-        return SummaryTile(
-            question=question, answer=None, estimated=True, lines=("no plan record, which has the prices",)
-        )
-    machine = cheapest_machine(findings.plan)
-    if machine is None or machine.usd is None:
-        return SummaryTile(
-            question=question, answer=None, estimated=True, lines=("no machine that fits has a price in the plan",)
-        )
-    steps = f"{findings.plan.priced} on {machine.name}, the cheapest that fits"
-    low, high = machine.usd
-    trained_on = findings.train.machine if findings.train else None
-    why = f"the plan has no price of {trained_on}" if trained_on else "which of the plan’s machines trained is not told"
-    why = "no train record" if findings.train is None else why
-    return SummaryTile(
-        question=question,
-        answer=numbers.span(numbers.usd(low), numbers.usd(high)),
-        estimated=True,
-        lines=(f"planned: {steps}", f"spent: not known, {why}"),
+        lines.append(f"{duration(total_s(findings))} for all stages")
+    return Tile(
+        question="How fast?",
+        answer=decimal(train.real_tokens_per_s) if train else None,
+        unit="real tokens/s" if train else "",
+        lines=tuple(lines),
     )
+
+
+def _cost(findings: RunRecords) -> Tile:
+    found, answer = actual_cost(findings), None
+    machine = cheapest_machine(findings.plan) if findings.plan else None
+    if found is not None:
+        answer, lines = usd(found.total), list(_cost_lines(found))
+    elif findings.plan is None:
+        lines = ["no plan record, which has the prices"]
+    elif machine is None or machine.usd is None:
+        lines = ["no machine that fits has a price in the plan"]
+    else:
+        answer = span(*map(usd, machine.usd))
+        why = "which of the plan’s machines trained is not told"
+        if findings.train is None:
+            why = "no train record"
+        elif findings.train.machine:
+            why = f"the plan has no price of {findings.train.machine}"
+        lines = [
+            f"planned: {findings.plan.priced} on {machine.name}, the cheapest that fits",
+            f"spent: not known, {why}",
+        ]
+    return Tile(question="What did it cost?", answer=answer, estimated=True, lines=tuple(lines))
 
 
 def _cost_lines(found: ActualCost) -> Iterator[str]:
-    price = found.price
-    if not price.usd_per_hour:
-        yield f"on {price.machine}, for which no rent is paid"
+    paid = found.price
+    if not paid.usd_per_hour:
+        yield f"on {paid.machine}, for which no rent is paid"
         return
-    yield f"measured time on {price.machine} at {numbers.usd(price.usd_per_hour)}/h"
-    yield f"training {numbers.usd(found.training)}"
+    yield f"measured time on {paid.machine} at {usd(paid.usd_per_hour)}/h"
+    yield f"training {usd(found.training)}"
     if found.per_million_trained_tokens is not None:
-        yield f"{numbers.price(found.per_million_trained_tokens)} per million real tokens"
+        yield f"{price(found.per_million_trained_tokens)} per million real tokens"
     if found.served is not None:
-        tokens = price.usd_per_million_output_tokens(found.served)
-        requests = price.usd_per_thousand_requests(found.served)
+        tokens = paid.usd_per_million_output_tokens(found.served)
+        requests = paid.usd_per_thousand_requests(found.served)
         if tokens is not None and requests is not None:
-            yield f"{numbers.price(tokens)} per million output tokens, {numbers.price(requests)} per thousand requests"
-
-
-_FOLDER = Path(__file__).parent / "templates"
-_FILTERS = (
-    numbers.count,
-    numbers.decimal,
-    numbers.duration,
-    numbers.fraction,
-    numbers.memory,
-    numbers.mesh,
-    numbers.moment,
-    numbers.p_value,
-    numbers.percent,
-    numbers.plain,
-    numbers.price,
-    numbers.rate,
-    numbers.rough,
-    numbers.short_hash,
-    numbers.signed,
-    numbers.size,
-    numbers.usd,
-)
+            yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
 
 
 def render_page(run: Run) -> str:
@@ -209,13 +165,22 @@ def render_page(run: Run) -> str:
     from gemsmith.report.sections import SECTIONS
 
     findings = read_findings(run)
+    records = findings.records()
     environment.globals |= {"recipe": run.recipe, "found": findings}
     rendered = (
         (section, environment.get_template(f"{section.id}.html").render(section.make(run, findings)))
         for section in SECTIONS
     )
-    sections = [(section, html) for section, html in rendered if html.strip()]
-    html = environment.get_template("page.html").render(sections=sections, **_frame(run, findings))
+    html = environment.get_template("page.html").render(
+        sections=[(section, html) for section, html in rendered if html.strip()],
+        run_name=run.path.resolve().name,
+        model=findings.model(run.recipe),
+        stages=len(records),
+        started=min((record.origin.started for record in records.values()), default=None),
+        total_s=total_s(findings),
+        warnings=find_notices(findings),
+        headlines=headlines(findings),
+    )
     return html.encode("utf-8", "replace").decode()
 
 
@@ -235,26 +200,13 @@ def open_environment() -> Any:
         keep_trailing_newline=True,
         finalize=_printable,
     )
-    environment.filters |= {function.__name__: function for function in _FILTERS}
+    ours = {name: value for name, value in vars(formats).items() if callable(value) and not name.startswith("_")}
+    environment.filters |= {name: write for name, write in ours.items() if write.__module__ == formats.__name__}
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     # What a browser runs of a page is this one text, whatever the records hold.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals |= {"span": numbers.span, "script": script, "script_sha256": digest}
+    environment.globals |= {"span": span, "script": script, "script_sha256": digest}
     return environment
-
-
-def _frame(run: Run, findings: RunRecords) -> dict[str, Any]:
-    """What stands around the sections."""
-    records = findings.records()
-    return {
-        "run_name": run.path.resolve().name,
-        "model": findings.model(run.recipe),
-        "stages": len(records),
-        "started": min((record.origin.started for record in records.values()), default=None),
-        "total_s": total_s(findings),
-        "warnings": find_notices(findings),
-        "headlines": headlines(findings),
-    }
 
 
 def _printable(value: Any) -> Any:
@@ -265,9 +217,9 @@ def _printable(value: Any) -> Any:
     """
     if type(value) is not str:
         return value
-    value = re.sub(
-        r"[\x00-\x08\x0b-\x1f\x7f]",
-        lambda found: "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0])),
-        value,
-    )
+
+    def symbol(found: re.Match[str]) -> str:
+        return "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0]))
+
+    value = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", symbol, value)
     return re.sub(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda found: f"[U+{ord(found[0]):04X}]", value)

@@ -6,37 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import InputError
-from gemsmith.plan.machine import describe_changes
+from gemsmith.plan.machine import RUNTIME, describe_changes
 from gemsmith.report.charts import COLORS, Chart, make_chart
-from gemsmith.report.page import open_environment
+from gemsmith.report.page import Tile, open_environment
+from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
-from gemsmith.system import format as numbers
 from gemsmith.system.files import write_text
+from gemsmith.system.format import rough, span, usd
 
-PARTS = {
-    "frozen weights": ("weights", "s1"),
-    "adapters": ("adapters, moments, gradients", "s2"),
-    "moments": ("adapters, moments, gradients", "s2"),
-    "gradients": ("adapters, moments, gradients", "s2"),
-    "saved activations": ("saved activations", "s3"),
-    "process": ("the runtime's", "line-strong"),
-    "runtime": ("the runtime's", "line-strong"),
-}
-"""A part of the memory -> what it is shown as, and the color; the others are those of the layer or loss at hand."""
-OTHER = ("the layer or loss at hand", "s4")
-LEGEND = tuple(dict.fromkeys((*PARTS.values(), OTHER)))
+LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.values(), OTHER)))
+"""What parts of the memory are shown as, and their colors."""
 _ROW = 19
 """Height that a machine has in a chart."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tile:
-    """A headline number. `value` None: there is none, `note` says why."""
-
-    label: str
-    value: str | None
-    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,33 +41,35 @@ def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
 
 def render_plan(record: PlanRecord, *, name: str) -> str:
     """The page; its machines come in the record's order. The same record gives the same bytes."""
-    html = (
-        open_environment()
-        .get_template("plan_page.html")
-        .render(
-            plan=record,
-            name=name,
-            tiles=_tiles(record),
-            bars={machine.name: bar_of(machine) for machine in record.machines},
-            legend=LEGEND,
-            charts=list(_charts(record)),
-            serving=_by_load(record.serving),
-            describe_changes=describe_changes,
-        )
+    # By prompts and answers, shortest prompts first; of each the cheapest first.
+    serving: dict[str, list[ServingPlan]] = {}
+    for row in sorted(record.serving, key=lambda row: (row.input_tokens, row.output_tokens, serving_cost(row))):
+        if row.fits:
+            serving.setdefault(row.load, []).append(row)
+    template = open_environment().get_template("plan_page.html")
+    html = template.render(
+        plan=record,
+        name=name,
+        tiles=_tiles(record),
+        bars={machine.name: bar_of(machine) for machine in record.machines},
+        legend=LEGEND,
+        charts=list(_charts(record)),
+        serving=serving,
+        describe_changes=describe_changes,
     )
     return str(html).encode("utf-8", "replace").decode()
 
 
 def bar_of(machine: MachinePlan) -> Bar:
     """The memory by what it is for, parts that are shown alike put together, the runtime last."""
-    sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != PARTS["runtime"]), PARTS["runtime"]), 0)
+    runtime = PARTS[RUNTIME][1:]
+    sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != runtime), runtime), 0)
     for part, size in machine.parts.items():
-        sizes[PARTS.get(part, OTHER)] += size
+        sizes[PARTS.get(part, OTHER)[1:]] += size
     limit = machine.hbm_limit_bytes_per_chip
     whole = max(limit, sum(sizes.values()), 1)
     return Bar(
-        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size),
-        limit=limit / whole,
+        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size), limit=limit / whole
     )
 
 
@@ -93,23 +77,23 @@ def _tiles(record: PlanRecord) -> list[Tile]:
     fitting = [machine for machine in record.machines if machine.fits]
     priced = [(machine.usd, machine) for machine in fitting if machine.usd and machine.usd[1] > 0]
     timed = [(machine.hours, machine) for machine in fitting if machine.hours]
-    usd, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
+    dollars, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
     hours, fastest = min(timed, key=lambda each: each[0][1], default=(None, None))
     return [
         Tile(
-            label="Cheapest",
-            value=None if usd is None else numbers.span(*map(numbers.usd, usd)),
-            note=f"{record.priced} on {cheapest.name}" if cheapest else "no machine that fits has a price",
+            question="Cheapest",
+            answer=None if dollars is None else span(*map(usd, dollars)),
+            lines=(f"{record.priced} on {cheapest.name}" if cheapest else "no machine that fits has a price",),
         ),
         Tile(
-            label="Fastest",
-            value=None if hours is None else numbers.span(*(numbers.rough(3600 * end) for end in hours)),
-            note=f"{record.priced} on {fastest.name}" if fastest else "no machine fits",
+            question="Fastest",
+            answer=None if hours is None else span(*(rough(3600 * end) for end in hours)),
+            lines=(f"{record.priced} on {fastest.name}" if fastest else "no machine fits",),
         ),
         Tile(
-            label="Machines that fit",
-            value=f"{len(fitting)} of {len(record.machines)}",
-            note="the recipe as it is",
+            question="Machines that fit",
+            answer=f"{len(fitting)} of {len(record.machines)}",
+            lines=("the recipe as it is",),
         ),
     ]
 
@@ -150,17 +134,3 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         height=46 + _ROW * len(rows),
         rows=True,
     )
-
-
-def _by_load(rows: Sequence[ServingPlan]) -> dict[str, list[ServingPlan]]:
-    """The rows that fit by prompts and answers, shortest prompts first; the cheapest, then those without a price."""
-    found: dict[str, list[ServingPlan]] = {}
-    for row in sorted(
-        (row for row in rows if row.fits), key=lambda row: (row.input_tokens, row.output_tokens, _dear(row))
-    ):
-        found.setdefault(row.load, []).append(row)
-    return found
-
-
-def _dear(row: ServingPlan) -> float:
-    return row.usd_per_million_tokens[1] if row.usd_per_million_tokens else float("inf")

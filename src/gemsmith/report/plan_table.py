@@ -16,17 +16,18 @@ HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/
 SERVING_HEADINGS = ("machine", "dtype", "tp", "memory", "at once", "prefill ms", "token ms", "out tok/s", "USD/M out")
 BAR = 8
 """Letters that a chip's memory is wide."""
-LETTERS = {
-    "frozen weights": "W",
-    "adapters": "A",
-    "moments": "A",
-    "gradients": "A",
-    "saved activations": "S",
-    PROCESS: "r",
-    RUNTIME: "r",
+PARTS = {
+    "frozen weights": ("W", "weights", "s1"),
+    "adapters": ("A", "adapters, moments, gradients", "s2"),
+    "moments": ("A", "adapters, moments, gradients", "s2"),
+    "gradients": ("A", "adapters, moments, gradients", "s2"),
+    "saved activations": ("S", "saved activations", "s3"),
+    PROCESS: ("r", "the runtime's", "line-strong"),
+    RUNTIME: ("r", "the runtime's", "line-strong"),
 }
-"""The letter of a part in the bar; the other parts are those of the layer or the loss at hand."""
-OTHER = "L"
+"""A part of the memory -> its letter in the bar, what the page shows it as, and the color there."""
+OTHER = ("L", "the layer or loss at hand", "s4")
+"""The same of all other parts."""
 LEGEND = (
     "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
     "L the layer or loss at hand, r the runtime's, . free, > more than there is"
@@ -43,29 +44,24 @@ def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
 
 def plan_lines(record: PlanRecord) -> list[str]:
     """The table, at most 80 columns wide, and below it a line for each note and assumption."""
-    trained = f"{_count(record.trained_parameters)} trained of {_count(record.parameters)} parameters"
+    trained, parameters = (
+        f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
+        for number in (record.trained_parameters, record.parameters)
+    )
     meshes = [machine.mesh for machine in record.machines]
     axes = [axis for axis in Mesh.model_fields if axis in ("fsdp", "tp") or any(mesh[axis] > 1 for mesh in meshes)]
-    rows = [HEADINGS, *(_cells(machine, axes) for machine in record.machines)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
     lines = [
-        f"{record.model}: {trained}",
+        f"{record.model}: {trained} trained of {parameters} parameters",
         f"{record.tokens_per_step:,} positions a step; hours and USD for {record.priced}; mesh is {' x '.join(axes)}",
         "",
     ]
-    lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    lines += _aligned([HEADINGS, *(_cells(machine, axes) for machine in record.machines)])
     lines += ["", *LEGEND.splitlines(), "", *_fix_lines(record)]
     if len(record.machines) <= DETAILED:
         lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
     else:
-        lines += [
-            *_mesh_lines(record),
-            *_spot_lines(record),
-            *_compiled_lines(record),
-            *_measured_lines(record),
-            *_doubt_lines(record),
-            "Prices, speeds and their sources for each machine: --json, or fewer machines with --on.",
-        ]
+        lines += _noted_lines(record)
+        lines.append("Prices, speeds and their sources for each machine: --json, or fewer machines with --on.")
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
 
 
@@ -79,40 +75,31 @@ def serving_lines(record: PlanRecord) -> list[str]:
     lines = [f"{record.model} served by vLLM, with as many requests at once as fit; estimated"]
     for load in dict.fromkeys(row.load for row in record.serving):
         rows = [row for row in record.serving if row.load == load]
-        fitting = sorted((row for row in rows if row.fits), key=_serving_cost)
-        table = [SERVING_HEADINGS, *(_serving_cells(row) for row in fitting)]
-        widths = [max(len(row[column]) for row in table) for column in range(len(SERVING_HEADINGS))]
-        lines += ["", load, ""]
-        lines += ["  ".join(_aligned(row, widths)).rstrip() for row in table]
+        fitting = sorted((row for row in rows if row.fits), key=serving_cost)
+        lines += ["", load, "", *_aligned([SERVING_HEADINGS, *map(_serving_cells, fitting)])]
     if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
         lines += ["", *refused]
     if record.serving_warnings:
         lines += ["", *(f"warning: {warning}" for warning in record.serving_warnings)]
-    measured = {row.machine: row.measured for row in record.serving if row.measured}
+    lines.append("")
+    for name, tests in {row.machine: row.measured for row in record.serving if row.measured}.items():
+        lines.append(f"- {name}: the range that load tests measured there, and 15 % each way: {tests}")
+    lines.append("- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.")
+    if not record.serving:
+        lines.append(
+            "- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"
+        )
+    if any(row.images for row in record.serving):
+        lines.append("- Images are embedded before their prompt, by each device whole; of that no speed was published.")
     return [
         *lines,
-        "",
-        *(
-            f"- {name}: the range that load tests measured there, and 15 % each way: {tests}"
-            for name, tests in measured.items()
-        ),
-        "- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.",
-        *(
-            ["- no machine has a row: of a CPU no speed is known before --calibrate with a run that has bench.json"]
-            if not record.serving
-            else []
-        ),
-        *(
-            ["- Images are embedded before their prompt, by each device whole; of that no speed was published."]
-            if any(row.images for row in record.serving)
-            else []
-        ),
         "- Prefill as training's matmuls, on GPU up to 80 % of the peak; decode at 25-60 % of the roofline",
         "  on TPU, 50-97 % on GPU, as in load tests of the 31B (docs/how-to/plan.md). Batches are full.",
     ]
 
 
-def _serving_cost(row: ServingPlan) -> tuple[bool, float]:
+def serving_cost(row: ServingPlan) -> tuple[bool, float]:
+    """A key to sort by: the cheapest, then those without a price, the fastest first."""
     usd, speed = row.usd_per_million_tokens, row.output_tokens_per_s
     return usd is None, usd[1] if usd else -(speed[1] if speed else 0)
 
@@ -124,15 +111,11 @@ def _serving_cells(row: ServingPlan) -> tuple[str, ...]:
         f"{row.tensor_parallel}x{row.copies}",
         f"{(row.weights_bytes_per_chip or 0) / GIB:.0f}+{(row.kv_room_bytes_per_chip or 0) / GIB:.0f}",
         f"{row.requests:,}",
-        _range(_in_ms(row.prefill_s)),
-        _range(_in_ms(row.decode_step_s)),
+        _range(row.prefill_s, 1e3),
+        _range(row.decode_step_s, 1e3),
         _range(row.output_tokens_per_s),
         _range(row.usd_per_million_tokens),
     )
-
-
-def _in_ms(seconds: Range | None) -> Range | None:
-    return None if seconds is None else (1e3 * seconds[0], 1e3 * seconds[1])
 
 
 def bar_of(machine: MachinePlan) -> str:
@@ -142,11 +125,11 @@ def bar_of(machine: MachinePlan) -> str:
     for name, size in machine.parts.items():
         if name != RUNTIME:
             held += size
-            letters += LETTERS.get(name, OTHER) * (min(BAR, round(BAR * held / limit)) - len(letters))
+            letters += PARTS.get(name, OTHER)[0] * (min(BAR, round(BAR * held / limit)) - len(letters))
     if machine.exceeded_by is not None:
-        return letters[: BAR - 1].ljust(BAR - 1, OTHER) + ">"
+        return letters[: BAR - 1].ljust(BAR - 1, OTHER[0]) + ">"
     runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))
-    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + LETTERS[RUNTIME] * runtime
+    return letters[: BAR - runtime].ljust(BAR - runtime, ".") + PARTS[RUNTIME][0] * runtime
 
 
 def _fix_lines(record: PlanRecord) -> Iterator[str]:
@@ -166,39 +149,30 @@ def _fix_lines(record: PlanRecord) -> Iterator[str]:
         )
 
 
-def _mesh_lines(record: PlanRecord) -> Iterator[str]:
-    names = [machine.name for machine in record.machines if any(note.startswith(SET_MESH) for note in machine.notes)]
-    if names:
-        yield f"{SET_MESH} what the table shows on {', '.join(names)}; auto trains with tp 1: slower, or too large"
-
-
-def _spot_lines(record: PlanRecord) -> Iterator[str]:
-    spot = [f"{machine.name} {_range(machine.usd_spot)}" for machine in record.machines if machine.usd_spot]
-    if spot:
+def _noted_lines(record: PlanRecord) -> Iterator[str]:
+    """What the notes of many machines come to: a line for each kind of note, with the machines that it is about."""
+    machines = record.machines
+    set_mesh = [machine.name for machine in machines if any(note.startswith(SET_MESH) for note in machine.notes)]
+    if set_mesh:
+        yield f"{SET_MESH} what the table shows on {', '.join(set_mesh)}; auto trains with tp 1: slower, or too large"
+    if spot := [f"{machine.name} {_range(machine.usd_spot)}" for machine in machines if machine.usd_spot]:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"
-
-
-def _compiled_lines(record: PlanRecord) -> Iterator[str]:
-    for machine in record.machines:
+    for machine in machines:
         yield from (f"{machine.name}: {note}" for note in machine.notes if machine.compiled and "compiled for" in note)
-
-
-def _measured_lines(record: PlanRecord) -> Iterator[str]:
-    if measured := [machine.name for machine in record.machines if machine.measured]:
+    if measured := [machine.name for machine in machines if machine.measured]:
         yield f"hours after what trainings measured there (--calibrate): {', '.join(measured)}"
+    for doubt in dict.fromkeys(doubt for machine in machines for doubt in machine.price_doubts):
+        yield f"prices {doubt}: {', '.join(machine.name for machine in machines if doubt in machine.price_doubts)}"
 
 
-def _doubt_lines(record: PlanRecord) -> Iterator[str]:
-    """A line for each kind of doubt about prices, with the machines that it is about."""
-    for doubt in dict.fromkeys(doubt for machine in record.machines for doubt in machine.price_doubts):
-        names = ", ".join(machine.name for machine in record.machines if doubt in machine.price_doubts)
-        yield f"prices {doubt}: {names}"
-
-
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        cell.ljust(width) if column < _WORDS else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        "  ".join(
+            cell.ljust(width) if column < _WORDS else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
 
 
@@ -214,12 +188,8 @@ def _cells(machine: MachinePlan, axes: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _count(number: int) -> str:
-    return f"{number / 1e9:,.2f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
-
-
-def _range(values: tuple[float, float] | None) -> str:
-    return "-" if values is None else f"{_short(values[0])}-{_short(values[1])}"
+def _range(values: Range | None, unit: float = 1) -> str:
+    return "-" if values is None else "-".join(_short(unit * value) for value in values)
 
 
 def _short(value: float) -> str:

@@ -1,15 +1,11 @@
-"""Training's curves: numbers against the step.
-
-Scores with their intervals, base and tuned, of every task.
-"""
+"""Charts of a run: training's numbers against the step, and scores of base and tuned model with their intervals."""
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.report.charts import COLORS, Chart, make_chart, spans_decades, write_ticks
+from gemsmith.report.charts import COLORS, Chart, Line, line_chart, make_chart, spans_decades
 from gemsmith.runs.eval_records import EvalRecord, Score
 from gemsmith.runs.records import TrainRecord
 from gemsmith.system.format import count, decimal, fraction, plain
@@ -26,24 +22,11 @@ def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Cha
     compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
     timed = [step.step not in compiled and step.step_s > 0 for step in steps]
     speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
+    losses, norms, rates = zip(*((step.loss, step.grad_norm, step.learning_rate) for step in steps), strict=True)
     return [
-        _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", [step.loss for step in steps]),
-        _step_chart(
-            train,
-            "grad-norm",
-            "Gradient norm",
-            "before clipping",
-            [step.grad_norm for step in steps],
-            limit=max_grad_norm,
-        ),
-        _step_chart(
-            train,
-            "learning-rate",
-            "Learning rate",
-            "of the step’s update",
-            [step.learning_rate for step in steps],
-            smooth=False,
-        ),
+        _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", losses, marked=train.spikes),
+        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", norms, limit=max_grad_norm),
+        _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", rates, smooth=False),
         _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
     ]
 
@@ -55,6 +38,7 @@ def _step_chart(
     unit: str,
     values: Sequence[float],
     *,
+    marked: Sequence[int] = (),
     smooth: bool = True,
     from_zero: bool = False,
     limit: float | None = None,
@@ -62,43 +46,37 @@ def _step_chart(
     """One number against the step: raw and, where there are enough steps, its running mean."""
     steps = [step.step for step in train.steps]
     values = [value if math.isfinite(value) else math.nan for value in values]
-    window = _window(len(values)) if smooth else 1
+    known = [value for value in values if not math.isnan(value)]
+    window = mean_window(len(values)) if smooth else 1
     log = spans_decades(values) and not from_zero
-    shown = _thinned(steps, values)
     place = {step: number for number, step in enumerate(steps)}
-    marked = [step for step in train.spikes if name == "loss" and step in place][:_MOST_MARKS]
-
-    def draw(axes: Any) -> None:
-        if log:
-            axes.set_yscale("log")
-        style = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
-        thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
-        axes.plot(*shown, color=COLORS["s1"], **style, **thin)
-        if window > 1:
-            axes.plot(*_thinned(steps, running_mean(values, window)), color=COLORS["s1"])
-        for spike in marked:
-            axes.plot(spike, values[place[spike]], "X", color=COLORS["s2"], markersize=8)
-        for resumed in train.resumed_at:
-            axes.axvline(resumed + 0.5, color=COLORS["s2"], linewidth=1.2, linestyle=(0, (4, 3)))
-        if limit is not None and _within(limit, values):
-            axes.axhline(limit, color=COLORS["muted"], linewidth=1.2, linestyle=(0, (1, 2)))
-        if from_zero:
-            axes.set_ylim(0, 1.08 * max((value for value in values if not math.isnan(value)), default=1) or 1)
-        axes.set_xlabel("step")
-        write_ticks(axes, log=log, whole_x=True)
-
+    spikes = [step for step in marked if step in place][:_MOST_MARKS]
+    if limit is not None and not (known and limit <= 1.1 * max(known)):
+        limit = None
+    shown = _thinned(steps, values)
+    dots = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
+    thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
+    lines = [Line(x=shown[0], y=shown[1], color="s1", style={**dots, **thin})]
+    if window > 1:
+        mean = _thinned(steps, running_mean(values, window))
+        lines.append(Line(x=mean[0], y=mean[1], color="s1"))
+    cross = {"marker": "X", "linestyle": "none", "markersize": 8}
+    lines += [Line(x=[spike], y=[values[place[spike]]], color="s2", style=cross) for spike in spikes]
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
-    legend += [("s2", "cross", "spike")] if marked else []
-    legend += (
-        [("muted", "dots", f"clipped above {plain(limit)}")] if limit is not None and _within(limit, values) else []
-    )
-    unit += ", log scale" if log else ""
-    return make_chart(
+    legend += [("s2", "cross", "spike")] if spikes else []
+    legend += [] if limit is None else [("muted", "dots", f"clipped above {plain(limit)}")]
+    return line_chart(
         name,
-        draw,
+        lines,
+        x_label="step",
+        y_range=(0, 1.08 * max(known, default=1) or 1) if from_zero else None,
+        dashed=[(resumed + 0.5, "s2") for resumed in train.resumed_at],
+        dotted=limit,
+        log=log,
+        whole_x=True,
         title=title,
-        unit=unit,
+        unit=unit + (", log scale" if log else ""),
         alt=_describe(title, steps, values),
         legend=legend,
         points=[(step, value, f"step {count(step)}: {decimal(value)}") for step, value in zip(*shown, strict=True)],
@@ -121,7 +99,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     ]
 
 
-def _window(steps: int) -> int:
+def mean_window(steps: int) -> int:
     """An odd number of steps to average over, about a thirtieth of them; 1 below 30 steps."""
     return 1 if steps < 30 else 2 * max(1, steps // 60) + 1
 
@@ -144,11 +122,6 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], 
     return [steps[i] for i in places], [values[i] for i in places]
 
 
-def _within(limit: float, values: Sequence[float]) -> bool:
-    finite = [value for value in values if math.isfinite(value)]
-    return bool(finite) and limit <= 1.1 * max(finite)
-
-
 def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
     known = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if not known:
@@ -164,67 +137,48 @@ _TASK = 2.7
 """From a task's row to the next one's, in rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Row:
-    name: str
-    task: str
-    """Above its first row; else empty."""
-    height: float
-    score: Score
-    color: str
-
-
 def score_chart(scores: EvalRecord) -> Chart:
     """Base and tuned score with their intervals, on the whole range from 0 to 1; of many tasks the first."""
     tasks = [(each.task, each.base.score, each.tuned.score) for each in scores.tasks[:_MOST_TASKS]]
-    rows = _rows(tasks or [(scores.scorer, scores.base, scores.tuned)])
+    several = len(tasks) > 1
+    rows: list[tuple[float, str, Score]] = []
+    names, words = {}, []
+    for place, (task, base, tuned) in enumerate(tasks):
+        top = -_TASK * place
+        rows += [(top, "base", base), (top - 1, "tuned", tuned)]
+        if several:
+            names[top] = task if len(task) <= _LONGEST_NAME else f"{task[: _LONGEST_NAME - 1]}…"
+        of = f"{names[top]}, " if several else ""
+        for name, score in (("base", base), ("tuned", tuned)):
+            ends = f"{fraction(score.low)} to {fraction(score.high)}"
+            words.append(f"{of}{name}: {fraction(score.score)} ({ends})")
+    sampled = bool(scores.tasks[0].tuned.problems)
+    what = f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
 
     def draw(axes: Any) -> None:
-        for row in rows:
-            _draw_row(axes, row)
-        top = 0.95 if rows[0].task else 0.6
-        axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1].height - 0.6, top), xlabel=f"score ({_what_it_is(scores)})")
-        axes.set_yticks([row.height for row in rows], [row.name for row in rows])
+        for height, name, score in rows:
+            if height in names:
+                axes.text(0, height + 0.55, names[height], va="center", color=COLORS["ink"])
+            _draw_interval(axes, height, score, COLORS["muted" if name == "base" else "s1"])
+        label = f"score ({'of each task' if several else what})"
+        axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1][0] - 0.6, 0.95 if several else 0.6), xlabel=label)
+        axes.set_yticks([height for height, *_ in rows], [name for _, name, _ in rows])
         axes.tick_params(axis="y", labelcolor=COLORS["ink"])
         axes.grid(visible=True, axis="x")
         axes.grid(visible=False, axis="y")
 
-    task, alt, points = "", [], []
-    for row in rows:
-        task = row.task or task
-        alt.append(words := f"{task}{', ' if task else ''}{row.name}: {_words(row.score)}")
-        points.append((row.score.score, row.height, words))
     return make_chart(
         "scores",
         draw,
         title="Score",
         unit="with 95 % intervals",
-        alt=f"Score and 95 % interval. {'; '.join(alt)}.",
-        points=points,
-        height=round(100 - 36 * rows[-1].height),
+        alt=f"Score and 95 % interval. {'; '.join(words)}.",
+        points=[(score.score, height, said) for (height, _, score), said in zip(rows, words, strict=True)],
+        height=round(100 - 36 * rows[-1][0]),
     )
 
 
-def _rows(tasks: Sequence[tuple[str, Score, Score]]) -> list[_Row]:
-    """Base over tuned, task by task; a single task needs no name."""
-    rows = []
-    for place, (task, base, tuned) in enumerate(tasks):
-        named, height = _cut(task) if len(tasks) > 1 else "", -_TASK * place
-        rows += [
-            _Row(name="base", task=named, height=height, score=base, color="muted"),
-            _Row(name="tuned", task="", height=height - 1, score=tuned, color="s1"),
-        ]
-    return rows
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _draw_row(axes: Any, row: _Row) -> None:
-    score, color, height = row.score, COLORS[row.color], row.height
-    if row.task:
-        axes.text(0, height + 0.55, row.task, va="center", color=COLORS["ink"])
+def _draw_interval(axes: Any, height: float, score: Score, color: str) -> None:
     bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
     axes.plot([score.low, score.high], [height, height], color=color, **bar)
     axes.plot([score.score], [height], "o", color=color, markersize=8)
@@ -238,14 +192,3 @@ def _draw_row(axes: Any, row: _Row) -> None:
         va="center",
         color=COLORS["ink"],
     )
-
-
-def _words(score: Score) -> str:
-    return f"{fraction(score.score)} ({fraction(score.low)} to {fraction(score.high)})"
-
-
-def _what_it_is(scores: EvalRecord) -> str:
-    if len(scores.tasks) > 1:
-        return "of each task"
-    sampled = bool(scores.tasks) and bool(scores.tasks[0].tuned.problems)
-    return f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"

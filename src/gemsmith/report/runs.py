@@ -1,22 +1,21 @@
 """The run directories in a folder, a line each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from gemsmith.analysis.sides import side_of_run
 from gemsmith.analysis.summary import RunRecords, read_findings
 from gemsmith.errors import InputError, RecipeError, suggest
+from gemsmith.report.tables import Table
 from gemsmith.runs.run import Run, find_run
-from gemsmith.system import format as numbers
 from gemsmith.system.console import open_console
+from gemsmith.system.format import decimal, fraction, moment, usd
 from gemsmith.system.locks import is_locked
 
 State = Literal["complete", "running", "stopped", "stale", "failed", "damaged"]
@@ -61,12 +60,7 @@ class RunRow:
 
 
 def find_runs(
-    folder: Path,
-    *,
-    states: Sequence[str] = (),
-    name: str | None = None,
-    sort: str = "started",
-    reverse: bool = False,
+    folder: Path, *, states: Sequence[str] = (), name: str | None = None, sort: str = "started", reverse: bool = False
 ) -> list[RunRow]:
     """The runs in the folder, or the one that it is. Raises InputError for a folder that is none, or another state."""
     for state in states:
@@ -109,10 +103,9 @@ def read_listed(folder: Path) -> RunRow:
 
 
 def _state(run: Run, findings: RunRecords) -> tuple[State, str | None]:
-    damaged = [line for stage, line in findings.problems.items() if run.record_file(stage).exists()]
     if is_locked(run.path):
         return "running", None
-    if damaged:
+    if damaged := [line for stage, line in findings.problems.items() if run.record_file(stage).exists()]:
         return "damaged", damaged[0]
     if findings.verify and not findings.verify.passed:
         failed = [check.name for check in findings.verify.checks if check.passed is False]
@@ -128,28 +121,28 @@ def print_runs(listed: Sequence[RunRow], folder: Path) -> None:
     if not listed:
         console.print(Text(f"no such run directory in {folder}"))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("run", "state", "stage", "loss", "score", "tokens/s", "cost", "started"):
-        table.add_column(column, justify="right" if column in ("loss", "score", "tokens/s", "cost") else "left")
-    for each in listed:
-        table.add_row(
+
+    def written(value: Any, write: Callable[[Any], str]) -> str:
+        return "–" if value is None else write(value)
+
+    rows = [
+        (
             Text(each.name, style="bold"),
             Text(each.state, style=STATES[each.state]),
             each.stage or "–",
-            _written(each.loss, numbers.decimal),
-            _written(each.score, numbers.fraction),
-            _written(each.speed, numbers.decimal),
-            _written(each.cost, numbers.usd),
-            numbers.moment(each.started) if each.started else "–",
+            written(each.loss, decimal),
+            written(each.score, fraction),
+            written(each.speed, decimal),
+            written(each.cost, usd),
+            written(each.started, moment),
         )
-    console.print(table)
+        for each in listed
+    ]
+    columns = ("run", "state", "stage", "loss", "score", "tokens/s", "cost", "started")
+    console.print(Table(columns=columns, rows=rows, right=("loss", "score", "tokens/s", "cost")).to_rich())
     for each in listed:
         if each.problem:
             console.print(Text(f"{each.name}: {each.problem}"), soft_wrap=True)
-
-
-def _written(value: float | None, write: Any) -> str:
-    return "–" if value is None else write(value)
 
 
 def _is_known(value: Any) -> bool:

@@ -1,42 +1,81 @@
-"""What came out of a run, as a table for the terminal. From the records alone, like the page.
-
-A comparison for the terminal, as Markdown and as CSV.
-"""
+"""Tables: what came out of a run, and a comparison; rows made once, for the terminal, Markdown and CSV."""
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich import table as rich_table
+from rich.console import JustifyMethod
 from rich.text import Text
 
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.published import Reanalysis
-from gemsmith.analysis.ratios import Ratio
 from gemsmith.analysis.summary import (
-    RunRecords,
     cheapest_machine,
     count_checks,
     fastest_cell,
     find_notices,
+    load_words,
     middle_cell,
     read_findings,
     saturation_lines,
     stage_s,
     total_s,
-    verdict,
 )
-from gemsmith.report import comparison_words as words
+from gemsmith.report import comparison_page as words
+from gemsmith.runs.bench_records import BenchRecord
+from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import Run
-from gemsmith.system import format as numbers
 from gemsmith.system.console import open_console
+from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, size, span, usd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Columns and rows of plain text; what is not plain on the terminal is a Text of Rich."""
+
+    title: str = ""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str | Text]]
+    right: Sequence[str] = ()
+    """Columns of numbers."""
+    whole: Sequence[str] = ()
+    """Columns whose cells stay on one line."""
+
+    def to_rich(self) -> rich_table.Table:
+        table = rich_table.Table(
+            title=Text(self.title) if self.title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        for name in self.columns:
+            justify: JustifyMethod = "right" if name in self.right else "left"
+            table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=name in self.whole)
+        for row in self.rows:
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        return table
+
+    def to_markdown(self) -> list[str]:
+        """Its lines, and an empty one."""
+        rows = [
+            [str(cell).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in row]
+            for row in (self.columns, *self.rows)
+        ]
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        return [lines[0], "|" + "---|" * len(self.columns), *lines[1:], ""]
 
 
 def print_summary(run: Run) -> None:
     """Prints the table, what a reader must know before its numbers, and where the report is, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
-    console.print(summary_table(run))
+    console.print(summary_table(run).to_rich())
     for notice in find_notices(read_findings(run)):
         mark = ("warning: ", "bold red") if notice.critical else ("notice: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
@@ -48,132 +87,100 @@ def summary_table(run: Run) -> Table:
     """Stage, its time, what, value: one line for each thing that came out; a stage without a record says so."""
     findings = read_findings(run)
     records = findings.records()
-    table = Table(
-        title=Text(f"What came out of {run.path.name}"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("stage", style="bold", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("what")
-    table.add_column("value")
+    rows: list[list[str | Text]] = []
     for stage, lines in _LINES.items():
+        name = Text(stage, style="bold")
         if stage not in records:
-            table.add_row(
-                stage, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), ""
-            )
+            missing = "no record" if stage in findings.problems else "left out"
+            rows.append([name, "", Text(missing, style="yellow"), ""])
             continue
-        time = numbers.duration(stage_s(records[stage]))
-        for number, (what, value, style) in enumerate(lines(findings)):
-            table.add_row("" if number else stage, "" if number else time, Text(what), Text(value, style=style))
-    table.add_row("all", numbers.duration(total_s(findings)), "", "")
-    return table
+        for number, (what, value, *style) in enumerate(lines(records[stage])):
+            start = ["", ""] if number else [name, duration(stage_s(records[stage]))]
+            rows.append([*start, what, Text(value, style="".join(style))])
+    rows.append([Text("all", style="bold"), duration(total_s(findings)), "", ""])
+    title = f"What came out of {run.path.name}"
+    return Table(
+        title=title, columns=("stage", "time", "what", "value"), rows=rows, right=("time",), whole=("stage", "time")
+    )
 
 
-def _plan_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.plan
-    fits = ", ".join(machine.name for machine in findings.plan.machines if machine.fits) or "none"
-    yield "fits, estimated", fits, ""
-    cheapest = cheapest_machine(findings.plan)
+_Lines = Iterator[tuple[str, ...]]
+"""What, its value, and where it is not plain, the style of that."""
+
+
+def _plan_lines(plan: PlanRecord) -> _Lines:
+    yield "fits, estimated", ", ".join(machine.name for machine in plan.machines if machine.fits) or "none"
+    cheapest = cheapest_machine(plan)
     if cheapest and cheapest.usd:
-        cost = numbers.span(numbers.usd(cheapest.usd[0]), numbers.usd(cheapest.usd[1]))
-        yield "cost, estimated", f"{cost}: {findings.plan.priced} on {cheapest.name}", ""
+        yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {plan.priced} on {cheapest.name}"
 
 
-def _data_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.data
-    dropped = sum(findings.data.dropped.values())
-    yield "rows", f"{numbers.count(findings.data.rows)}, {numbers.count(dropped)} dropped", ""
-    if findings.data.ignored_columns:
-        yield "columns ignored", ", ".join(findings.data.ignored_columns), ""
-    yield "packing efficiency", numbers.percent(findings.data.packing_efficiency), ""
+def _data_lines(data: DataRecord) -> _Lines:
+    yield "rows", f"{count(data.rows)}, {count(sum(data.dropped.values()))} dropped"
+    if data.ignored_columns:
+        yield "columns ignored", ", ".join(data.ignored_columns)
+    yield "packing efficiency", percent(data.packing_efficiency)
 
 
-def _train_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.train
-    train = findings.train
+def _train_lines(train: TrainRecord) -> _Lines:
     if train.steps:
         first, last = train.steps[0], train.steps[-1]
-        yield (
-            "loss",
-            f"{numbers.decimal(first.loss)} → {numbers.decimal(last.loss)} in {numbers.count(last.step)} steps",
-            "",
-        )
-    yield "real tokens/s", numbers.decimal(train.real_tokens_per_s), ""
-    adapted = ", ".join(f"{kind} {count}" for kind, count in train.adapted.items())
-    yield "adapted modules", f"{numbers.count(sum(train.adapted.values()))} ({adapted})", ""
+        yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"
+    yield "real tokens/s", decimal(train.real_tokens_per_s)
+    adapted = ", ".join(f"{kind} {modules}" for kind, modules in train.adapted.items())
+    yield "adapted modules", f"{count(sum(train.adapted.values()))} ({adapted})"
 
 
-def _export_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.export
-    export = findings.export
-    total = numbers.size(sum(file.bytes for file in export.merged))
-    yield (
-        "merged",
-        f"{total}, {numbers.count(export.merged_tensors)} tensors merged, "
-        f"{numbers.count(export.copied_tensors)} copied",
-        "",
-    )
+def _export_lines(export: ExportRecord) -> _Lines:
+    total = size(sum(file.bytes for file in export.merged))
+    yield "merged", f"{total}, {count(export.merged_tensors)} tensors merged, {count(export.copied_tensors)} copied"
 
 
-def _verify_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.verify
-    verify = findings.verify
+def _verify_lines(verify: VerifyRecord) -> _Lines:
     failed = [check.name for check in verify.checks if check.passed is False]
     value = count_checks(verify) + (f": {', '.join(failed)}" if failed else "")
     yield "checks", value, "green" if verify.passed else "bold red"
 
 
-def _serve_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.serve
-    yield "vLLM", f"{findings.serve.vllm}, ready after {numbers.duration(findings.serve.start_s)}", ""
+def _serve_lines(serve: ServeRecord) -> _Lines:
+    yield "vLLM", f"{serve.vllm}, ready after {duration(serve.start_s)}"
 
 
-def _bench_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.bench
-    middle, fastest = middle_cell(findings.bench), fastest_cell(findings.bench)
+def _bench_lines(bench: BenchRecord) -> _Lines:
+    middle, fastest = middle_cell(bench), fastest_cell(bench)
     if middle is None or fastest is None:
         yield "requests", "none completed", "bold red"
         return
-    where = f"({numbers.count(middle.input_tokens)} in, {numbers.rate(middle.request_rate, middle.max_concurrency)})"
-    yield "TTFT p50", f"{numbers.decimal(middle.ttft_ms.p50)} ms {where}", ""
-    yield "TPOT p50", f"{numbers.decimal(middle.tpot_ms.p50)} ms {where}", ""
-    where = f"({numbers.count(fastest.input_tokens)} in, {numbers.rate(fastest.request_rate, fastest.max_concurrency)})"
-    yield "output tokens/s", f"{numbers.decimal(fastest.output_tokens_per_s)} {where}", ""
-    if seen := findings.bench.images:
-        asked = f"{numbers.decimal(seen.images_per_request)} a request, {numbers.decimal(seen.soft_tokens)} soft tokens"
-        yield "images", asked, ""
-    for line in saturation_lines(findings.bench):
-        yield "saturates with", line, ""
-    if failed := sum(cell.failed for cell in findings.bench.cells):
-        yield "failed requests", numbers.count(failed), "bold red"
-    if cut := sum(cell.cut for cell in findings.bench.cells):
-        yield "requests that ended early", numbers.count(cut), "bold red"
+    yield "TTFT p50", f"{decimal(middle.ttft_ms.p50)} ms ({load_words(middle)})"
+    yield "TPOT p50", f"{decimal(middle.tpot_ms.p50)} ms ({load_words(middle)})"
+    yield "output tokens/s", f"{decimal(fastest.output_tokens_per_s)} ({load_words(fastest)})"
+    if seen := bench.images:
+        yield "images", f"{decimal(seen.images_per_request)} a request, {decimal(seen.soft_tokens)} soft tokens"
+    for line in saturation_lines(bench):
+        yield "saturates with", line
+    if failed := sum(cell.failed for cell in bench.cells):
+        yield "failed requests", count(failed), "bold red"
+    if cut := sum(cell.cut for cell in bench.cells):
+        yield "requests that ended early", count(cut), "bold red"
 
 
-def _eval_lines(findings: RunRecords) -> Iterator[tuple[str, str, str]]:
-    assert findings.eval
-    for name, score in (("base", findings.eval.base), ("tuned", findings.eval.tuned)):
-        interval = f"{numbers.fraction(score.low)}–{numbers.fraction(score.high)}"
-        yield f"{name} score, 95 %", f"{numbers.fraction(score.score)} ({interval}, n = {numbers.count(score.n)})", ""
+def _eval_lines(scores: EvalRecord) -> _Lines:
+    for name, score in (("base", scores.base), ("tuned", scores.tuned)):
+        ends = interval(score.low, score.high)
+        yield f"{name} score, 95 %", f"{fraction(score.score)} ({ends}, n = {count(score.n)})"
         for what, rows in (("without answer", score.failed), ("without verdict", score.ungraded)):
             if rows:
-                reasons = ", ".join(f"{numbers.count(count)} {reason}" for reason, count in rows.items())
-                yield f"{name} rows {what}", f"{numbers.count(sum(rows.values()))} ({reasons})", "bold red"
-    if findings.eval.p_value is not None or findings.eval.tasks:
-        yield "verdict", verdict(findings.eval), ""
-    for result in findings.eval.tasks:
+                reasons = ", ".join(f"{count(number)} {reason}" for reason, number in rows.items())
+                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({reasons})", "bold red"
+    for number, result in enumerate(scores.tasks):
+        yield f"{result.task}, verdict" if number else "verdict", result.difference.summary
         for name, model in (("base", result.base), ("tuned", result.tuned)):
             if model.pass_at:
-                passes = ", ".join(f"pass@{each.k} {numbers.fraction(each.score)}" for each in model.pass_at)
-                yield f"{result.task}, {name}", f"{passes} over {numbers.count(len(model.problems))} problems", ""
-    for result in findings.eval.tasks[1:]:
-        yield f"{result.task}, verdict", result.difference.summary, ""
+                passes = ", ".join(f"pass@{each.k} {fraction(each.score)}" for each in model.pass_at)
+                yield f"{result.task}, {name}", f"{passes} over {count(len(model.problems))} problems"
 
 
-_LINES = {
+_LINES: dict[str, Callable[[Any], _Lines]] = {
     "plan": _plan_lines,
     "data": _data_lines,
     "train": _train_lines,
@@ -184,41 +191,15 @@ _LINES = {
     "eval": _eval_lines,
 }
 
-VERDICTS = ("", "version", "says", "found")
-CSV_COLUMNS = (
-    "row",
-    "kind",
-    "what",
-    "unit",
-    "first",
-    "other",
-    "first_value",
-    "other_value",
-    "value",
-    "low",
-    "high",
-    "interval_of",
-    "headline",
-    "confounded_by",
-    "notes",
-)
-
 
 def print_comparison(comparison: Comparison) -> None:
     """Differences, ratios and curves on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
-    names = [side.name for side in comparison.sides]
     console.print(Text(words.summary_line(comparison)), soft_wrap=True)
-    rows = [
-        (each.condition, *map(words.condition_value, each.values), words.effect(each))
-        for each in comparison.differences
-    ]
-    console.print(_table("What differs", ("condition", *names, "bears on"), rows))
+    console.print(_difference_table(comparison, "{}").to_rich())
     for pair in comparison.pairs:
         for group in words.groups(pair):
-            header = ("what", pair.first, pair.other, words.column(group.ratios[0]), "95 % interval")
-            cells = [_cells(ratio) for ratio in group.ratios]
-            console.print(_table(f"{group.kind}: {pair.other} against {pair.first}", header, cells))
+            console.print(_ratio_table(pair, group, "what").to_rich())
             if group.confounded_by:
                 console.print(Text(f"confounded by {', '.join(group.confounded_by)}", style="yellow"), soft_wrap=True)
         for line in (*pair.refused, *curve_lines(pair)):
@@ -230,11 +211,10 @@ def print_comparison(comparison: Comparison) -> None:
 def print_verdicts(redrawn: Reanalysis) -> None:
     """What its claims come to, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
-    console.print(_table(f"What {redrawn.title} says, and what its own figures say", VERDICTS, _verdict_rows(redrawn)))
-    names = [side.name for side in redrawn.comparison.sides[:2]]
-    console.print(_table("What else it reports", ("", *names), _figure_rows(redrawn)))
-    for curve in redrawn.at_catalog:
-        console.print(Text(f"At the catalog's prices, {curve.way}: {curve.say(*names)}"), soft_wrap=True)
+    for table in _published_tables(redrawn):
+        console.print(table.to_rich())
+    for line in _catalog_lines(redrawn):
+        console.print(Text(line), soft_wrap=True)
 
 
 def curve_lines(pair: Pair) -> list[str]:
@@ -244,54 +224,98 @@ def curve_lines(pair: Pair) -> list[str]:
 
 def markdown_of(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The same as Markdown, for an issue or a README."""
-    names = [side.name for side in comparison.sides]
     lines = [f"# {words.title(comparison)}", "", words.summary_line(comparison), ""]
-    rows = [
-        (f"`{each.condition}`", *map(words.condition_value, each.values), words.effect(each))
-        for each in comparison.differences
-    ]
-    lines += _markdown_table(("condition", *names, "bears on"), rows)
+    lines += _difference_table(comparison, "`{}`").to_markdown()
     for pair in comparison.pairs:
         lines += [f"## {pair.other} against {pair.first}", ""]
         for group in words.groups(pair):
-            header = (group.kind, pair.first, pair.other, words.column(group.ratios[0]), "95 % interval")
-            lines += _markdown_table(header, [_cells(ratio) for ratio in group.ratios])
+            lines += _ratio_table(pair, group, group.kind).to_markdown()
             confounds = ", ".join(f"`{name}`" for name in group.confounded_by)
             lines += [f"Confounded by {confounds}." if confounds else "Nothing that is recorded confounds these.", ""]
         lines += _markdown_list([*pair.refused, *curve_lines(pair)])
     if redrawn is not None:
-        lines += [f"## What {redrawn.title} says, and what its own figures say", ""]
-        lines += _markdown_table(VERDICTS, _verdict_rows(redrawn))
-        lines += ["What else it reports:", "", *_markdown_table(("", *names[:2]), _figure_rows(redrawn))]
-        lines += _markdown_list(
-            [f"At the catalog's prices, {way.way}: {way.say(*names[:2])}" for way in redrawn.at_catalog]
-        )
+        verdicts, figures = _published_tables(redrawn)
+        lines += [f"## {verdicts.title}", "", *verdicts.to_markdown()]
+        lines += [f"{figures.title}:", "", *figures.to_markdown(), *_markdown_list(_catalog_lines(redrawn))]
     lines += _markdown_list(comparison.warnings)
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _markdown_list(items: Sequence[str]) -> list[str]:
+    return [*(f"- {item}" for item in items), ""] if items else []
+
+
+def _difference_table(comparison: Comparison, code: str) -> Table:
+    """`code`: how the name of a condition is written."""
+    rows = [
+        (code.format(each.condition), *map(words.condition_value, each.values), words.effect(each))
+        for each in comparison.differences
+    ]
+    columns = ("condition", *(side.name for side in comparison.sides), "bears on")
+    return Table(title="What differs", columns=columns, rows=rows)
+
+
+def _ratio_table(pair: Pair, group: words.RatioGroup, heading: str) -> Table:
+    rows = [
+        (
+            f"{ratio.what}, {ratio.unit}" + (f" ({'; '.join(ratio.notes)})" if ratio.notes else ""),
+            words.ratio_value(ratio, ratio.first),
+            words.ratio_value(ratio, ratio.other),
+            words.ratio_words(ratio),
+            words.interval_words(ratio),
+        )
+        for ratio in group.ratios
+    ]
+    columns = (heading, pair.first, pair.other, words.column(group.ratios[0]), "95 % interval")
+    return Table(title=f"{group.kind}: {pair.other} against {pair.first}", columns=columns, rows=rows)
+
+
+def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table]:
+    """Its claims, and its other figures."""
+    claims = [
+        ("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts
+    ]
+    figures = [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
+    names = [side.name for side in redrawn.comparison.sides[:2]]
+    title = f"What {redrawn.title} says, and what its own figures say"
+    return (
+        Table(title=title, columns=("", "version", "says", "found"), rows=claims),
+        Table(title="What else it reports", columns=("", *names), rows=figures),
+    )
+
+
+def _catalog_lines(redrawn: Reanalysis) -> list[str]:
+    first, other = (side.name for side in redrawn.comparison.sides[:2])
+    return [f"At the catalog's prices, {curve.way}: {curve.say(first, other)}" for curve in redrawn.at_catalog]
+
+
 def csv_of(comparison: Comparison) -> str:
     """A line for each difference of each pair's sides and for each ratio, whole numbers as they are."""
+    rows = [*_difference_rows(comparison), *_ratio_rows(comparison)]
+    columns = ["row", "kind", "what", "unit", "first", "other", "first_value", "other_value", "value", "low", "high"]
+    columns += ["interval_of", "headline", "confounded_by", "notes"]
     file = io.StringIO()
-    writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_csv_rows(comparison))
+    writer.writerows(rows)
     return file.getvalue()
 
 
-def _csv_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
-    first = comparison.sides[0].name
+def _difference_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
     for each in comparison.differences:
         for number, side in enumerate(comparison.sides[1:], 1):
             yield {
                 "row": "difference",
                 "what": each.condition,
-                "first": first,
+                "first": comparison.sides[0].name,
                 "other": side.name,
                 "first_value": words.condition_value(each.values[0]),
                 "other_value": words.condition_value(each.values[number]),
                 "notes": words.effect(each),
             }
+
+
+def _ratio_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
     for pair in comparison.pairs:
         for ratio in pair.ratios:
             low, high = ratio.interval or ("", "")
@@ -312,45 +336,3 @@ def _csv_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
                 "confounded_by": " ".join(ratio.confounded_by),
                 "notes": "; ".join(ratio.notes),
             }
-
-
-def _cells(ratio: Ratio) -> tuple[str, ...]:
-    notes = f" ({'; '.join(ratio.notes)})" if ratio.notes else ""
-    return (
-        f"{ratio.what}, {ratio.unit}{notes}",
-        words.ratio_value(ratio, ratio.first),
-        words.ratio_value(ratio, ratio.other),
-        words.ratio_words(ratio),
-        words.interval_words(ratio),
-    )
-
-
-def _verdict_rows(redrawn: Reanalysis) -> list[tuple[str, ...]]:
-    return [("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts]
-
-
-def _figure_rows(redrawn: Reanalysis) -> list[tuple[str, ...]]:
-    return [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
-
-
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in header:
-        table.add_column(Text(name), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    written = [_markdown_row(header), "|" + "---|" * len(header), *map(_markdown_row, rows)]
-    return [*written, ""]
-
-
-def _markdown_list(items: Sequence[str]) -> list[str]:
-    return [*(f"- {item}" for item in items), ""] if items else []
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ") for cell in cells)
-    return f"| {' | '.join(escaped)} |"

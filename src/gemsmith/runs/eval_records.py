@@ -207,8 +207,8 @@ class EvalRecord(Record):
     """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
     held_out_also_trained: int | None = None
     """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
-    tasks: tuple[TaskResult, ...] = ()
-    """All tasks, in the recipe's order; records of earlier versions have none, and one task."""
+    tasks: tuple[TaskResult, ...]
+    """All tasks, in the recipe's order."""
     server: ServerFacts | None = None
     """Of the base model; the tuned one's has the same settings."""
 

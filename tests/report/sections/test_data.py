@@ -13,7 +13,7 @@ def test_rows_are_counted_with_those_that_were_dropped_and_why(large_run, sectio
     assert "column id, not read rows that have a value there 10,003" in words
     for fact in ("Rows read 10,003", "Rows trained on 9,959", "Packed rows 9,952", "Rows in a packed row, mean 1.00"):
         assert fact in words, fact
-    for fact in ("Images 812", "Soft tokens a image, mean 280", "Patches of a row, at most 5,040"):
+    for fact in ("Images 812", "Soft tokens an image, mean 280", "Patches of a row, at most 5,040"):
         assert fact in words, fact
 
 
@@ -29,7 +29,7 @@ def test_what_was_compared_of_held_out_rows_is_said_and_what_was_not(make_run, s
     write_record(run, read_record(run, DataRecord).model_copy(update={"held_out": held_out}))
     words = section_words(run, "data")
     assert "Held out, prompt and answer trained on 3 of 200 rows" in words
-    assert "Held out, a image of it trained on 11 of 200 rows" in words
+    assert "Held out, an image of it trained on 11 of 200 rows" in words
     assert "Held out and nearly trained on not looked for" in words
 
 

@@ -22,40 +22,32 @@ def train(steps, *, duration_s, compile_s=0.0, resumed_at=(), saves=None):
 
 
 def test_training_is_compile_steps_saves_and_the_rest():
-    slow = [step(n, 9.0 if n == 1 else 4.0 if n == 11 else 1.0) for n in range(1, 21)]
-    rest, compiled, steps, saves = training_spans(train(slow, duration_s=50.0, compile_s=10.0), 100.0, 10)
-    assert (rest.start_s, rest.seconds, rest.reckoned) == (100.0, 9.0, True)
-    assert (compiled.start_s, compiled.seconds, compiled.reckoned) == (109.0, 10.0, False)
-    assert (steps.name, steps.start_s, steps.seconds) == ("20 steps", 119.0, 28.0)
-    assert (saves.start_s, saves.seconds, saves.reckoned) == (147.0, 3.0, True)
-
-
-def test_saves_that_the_record_tells_of_stand_with_their_own_time():
     saves = TrainSaves(number=2, s=3.0, bytes=5_000_000)
     slow = [step(n, 9.0 if n == 1 else 4.0 if n == 11 else 1.0) for n in range(1, 21)]
-    rest, compiled, steps, saved = training_spans(train(slow, duration_s=50.0, compile_s=5.0, saves=saves), 0.0, 10)
-    assert (rest.name, rest.seconds) == ("load and start: the rest", 11.0)
-    assert (steps.seconds, compiled.seconds) == (31.0, 5.0), "no part of the steps is taken for a save"
-    assert (saved.name, saved.start_s, saved.seconds) == ("2 saves of 5.00\u00a0MB in all, waited for", 47.0, 3.0)
+    rest, compiled, steps, saved = training_spans(train(slow, duration_s=50.0, compile_s=5.0, saves=saves), 100.0)
+    assert (rest.name, rest.start_s, rest.seconds, rest.reckoned) == ("load and start: the rest", 100.0, 11.0, True)
+    assert (compiled.start_s, compiled.seconds, compiled.reckoned) == (111.0, 5.0, False)
+    assert (steps.name, steps.start_s, steps.seconds) == ("20 steps", 116.0, 31.0)
+    assert (saved.name, saved.start_s, saved.seconds) == ("2 saves of 5.00\u00a0MB in all, waited for", 147.0, 3.0)
     assert not saved.reckoned
 
 
 def test_of_a_continued_training_the_steps_of_earlier_starts_come_first():
-    spans = training_spans(train([step(n, 1.0) for n in range(1, 101)], duration_s=45.0, resumed_at=(60,)), 0.0, 100)
+    spans = training_spans(train([step(n, 1.0) for n in range(1, 101)], duration_s=45.0, resumed_at=(60,)), 0.0)
     assert [(span.name, span.seconds) for span in spans] == [
         ("60 steps of earlier starts", 60.0),
-        ("load, start and last save: the rest", 5.0),
+        ("load and start: the rest", 5.0),
         ("40 steps", 40.0),
     ]
 
 
 def test_time_that_is_not_finite_is_no_part():
-    assert training_spans(train([step(1, math.nan)], duration_s=5.0), 0.0, 10) == []
+    assert training_spans(train([step(1, math.nan)], duration_s=5.0), 0.0) == []
 
 
 def test_stages_follow_each_other_and_missing_ones_take_no_time(make_run):
     findings = read_findings(make_run(steps=3, without=("verify",)))
-    outer = {span.name: span for span in stage_spans(findings, 100) if not span.inner}
+    outer = {span.name: span for span in stage_spans(findings) if not span.inner}
     assert outer["verify"].missing and outer["train"].start_s == pytest.approx(0.21 + 14.3)
     assert outer["serve"].start_s == outer["export"].start_s + outer["export"].seconds
 

@@ -10,7 +10,7 @@ from gemsmith.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """`make` gives the names that `templates/<id>.html` shows, beside `run`, `recipe`, `found` and the macros.
 
     A section whose template shows nothing is left out.
@@ -23,16 +23,16 @@ class Section:
 
 
 SECTIONS = (
-    Section(id="about", title="About", make=training.make_about),
-    Section(id="scores", title="Scores", make=evaluation.make_scores),
-    Section(id="labels", title="Labels", make=evaluation.make_labels),
-    Section(id="training", title="Training", make=training.make_training),
-    Section(id="data", title="Data", make=training.make_data),
-    Section(id="plan", title="Plan", make=cost.make_plan),
-    Section(id="export", title="Export", make=provenance.make_export),
-    Section(id="serve", title="Server", make=serving.make_serve),
-    Section(id="bench", title="Load test", make=serving.make_bench),
-    Section(id="time", title="Time and cost", make=cost.make_time),
-    Section(id="provenance", title="Provenance", make=provenance.make_provenance),
+    PageSection(id="about", title="About", make=training.make_about),
+    PageSection(id="scores", title="Scores", make=evaluation.make_scores),
+    PageSection(id="labels", title="Labels", make=evaluation.make_labels),
+    PageSection(id="training", title="Training", make=training.make_training),
+    PageSection(id="data", title="Data", make=training.make_data),
+    PageSection(id="plan", title="Plan", make=cost.make_plan),
+    PageSection(id="export", title="Export", make=provenance.make_export),
+    PageSection(id="serve", title="Server", make=serving.make_serve),
+    PageSection(id="bench", title="Load test", make=serving.make_bench),
+    PageSection(id="time", title="Time and cost", make=cost.make_time),
+    PageSection(id="provenance", title="Provenance", make=provenance.make_provenance),
 )
 """To add one: a function here, a template, and a line in this table."""

@@ -1,9 +1,4 @@
-"""Scores: every task with its intervals and its difference, problems, examples, and lm-evaluation-harness.
-
-Examples for the page: what was asked, expected and written, with the words marked that are not the same.
-
-What a classifier takes for what: matrices of the largest labels, for the page.
-"""
+"""Scores of every task, examples with the words marked that were not expected, and what is taken for what."""
 
 import difflib
 import re
@@ -12,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, verdict
+from gemsmith.analysis.summary import RunRecords
 from gemsmith.report.run_charts import score_chart
 from gemsmith.runs.eval_records import (
     EvalRecord,
@@ -27,7 +22,7 @@ from gemsmith.runs.eval_records import (
     TaskResult,
 )
 from gemsmith.runs.run import Run
-from gemsmith.system import format as numbers
+from gemsmith.system.format import count, decimal, fraction, interval
 
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
@@ -44,7 +39,7 @@ class Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class ModelAnswer:
     """What one model wrote."""
 
     name: str
@@ -62,7 +57,7 @@ class Example:
     prompt: Text
     expected: Text | None
     """None where a task has no one answer that is right."""
-    answers: tuple[Written, ...]
+    answers: tuple[ModelAnswer, ...]
 
 
 def read_examples(scores: EvalRecord) -> list[Example]:
@@ -86,7 +81,7 @@ def _read_example(number: int, example: dict[str, Any]) -> Example:
         prompt=plain_text(str(example.get("prompt") or "")),
         expected=plain_text(expected) if expected else None,
         answers=tuple(
-            Written(
+            ModelAnswer(
                 name=name,
                 right=example.get(f"{name}_right"),
                 cut=example.get(f"{name}_cut") is True,
@@ -111,36 +106,22 @@ def marked_text(text: str, against: str) -> Text:
     """
     shown = _WORDS.findall(text[:MOST_CHARACTERS])
     other = _WORDS.findall(against[: 2 * MOST_CHARACTERS])
-    parts = tuple(_trim(difflib.SequenceMatcher(None, shown, other), shown))
-    return Text(parts=parts, omitted=max(0, len(text) - MOST_CHARACTERS))
-
-
-def _trim(matcher: difflib.SequenceMatcher[str], words: list[str]) -> Iterator[tuple[bool, str]]:
-    """The parts; white space after the last word of a marked one is not marked."""
-    for tag, start, end, _, _ in matcher.get_opcodes():
-        part = "".join(words[start:end])
+    parts: list[tuple[bool, str]] = []
+    for tag, start, end, _, _ in difflib.SequenceMatcher(None, shown, other).get_opcodes():
+        part = "".join(shown[start:end])
         if tag == "equal":
-            yield True, part
+            parts.append((True, part))
         elif part:
+            # White space after the last word is not marked.
             bare = part.rstrip() or part
-            yield False, bare
+            parts.append((False, bare))
             if bare != part:
-                yield True, part[len(bare) :]
+                parts.append((True, part[len(bare) :]))
+    return Text(parts=tuple(parts), omitted=max(0, len(text) - MOST_CHARACTERS))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure:
-    """A line of the table of scores: a measure of both models' answers to a task."""
-
-    task: str
-    """Empty where the line above has the same."""
-    name: str
-    base: str
-    tuned: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
+class ProblemPair:
     """A question with a name of its own: the shares of its answers that passed, and why others did not."""
 
     name: str
@@ -153,11 +134,11 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TaskScores:
     """A task of the evaluation with what the page makes of it."""
 
     result: TaskResult
-    problems: list[Problem]
+    problems: list[ProblemPair]
     moved: str
     """How many problems passed more and less often than with the base; empty without problems."""
     answers: list[tuple[str, str, str]]
@@ -166,59 +147,56 @@ class Task:
 
 def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
-    scores = findings.eval
+    scores, lm_eval = findings.eval, list(_lm_eval(findings.lm_eval)) if findings.lm_eval else []
+    if scores is None:
+        return {"lm_eval": lm_eval}
     return {
-        "chart": score_chart(scores) if scores else None,
-        "verdict": verdict(scores) if scores else None,
-        "measures": list(_measures(scores)) if scores else [],
-        "tasks": [_task(result) for result in scores.tasks] if scores else [],
-        "examples": read_examples(scores) if scores else [],
-        "lm_eval": list(_lm_eval(findings.lm_eval)) if findings.lm_eval else [],
+        "chart": score_chart(scores),
+        "verdict": scores.tasks[0].difference.summary,
+        "measures": list(_measures(scores)),
+        "tasks": [_task(result) for result in scores.tasks],
+        "examples": read_examples(scores),
+        "lm_eval": lm_eval,
     }
 
 
-def _measures(scores: EvalRecord) -> Iterator[Measure]:
+def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
+    """Task, measure, base, tuned: the score, pass@k beyond the first, which is the score, and the scorer's others.
+
+    The task is named in its first line alone.
+    """
     for result in scores.tasks:
-        yield Measure(
-            task=result.task, name="score", base=_interval(result.base.score), tuned=_interval(result.tuned.score)
-        )
-        yield from _more_measures(result)
-    if not scores.tasks:
-        yield Measure(task=scores.scorer, name="score", base=_interval(scores.base), tuned=_interval(scores.tuned))
-
-
-def _more_measures(result: TaskResult) -> Iterator[Measure]:
-    """pass@k beyond the first, which is the score, and the scorer's other measures."""
-    base, tuned = result.base, result.tuned
-    for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
-        if one.k > 1 and one.k == other.k:
-            yield Measure(task="", name=f"pass@{one.k}", base=_interval(one), tuned=_interval(other))
-    for name, share in base.score.others.items():
-        if name in tuned.score.others:
-            yield Measure(task="", name=name, base=_interval(share), tuned=_interval(tuned.score.others[name]))
+        base, tuned = result.base, result.tuned
+        yield result.task, "score", _interval(base.score), _interval(tuned.score)
+        for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
+            if one.k > 1 and one.k == other.k:
+                yield "", f"pass@{one.k}", _interval(one), _interval(other)
+        for name, share in base.score.others.items():
+            if name in tuned.score.others:
+                yield "", name, _interval(share), _interval(tuned.score.others[name])
 
 
 def _interval(score: Score | PassAt | Share) -> str:
     """A score, or one of its kin, with its 95 % interval."""
-    return f"{numbers.fraction(score.score)} ({numbers.fraction(score.low)}–{numbers.fraction(score.high)})"
+    return f"{fraction(score.score)} ({interval(score.low, score.high)})"
 
 
-def _task(result: TaskResult) -> Task:
+def _task(result: TaskResult) -> TaskScores:
     problems = list(_problems(result))
     better, worse = sum(each.tuned > each.base for each in problems), sum(each.tuned < each.base for each in problems)
     moved = (
         f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
-    return Task(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
+    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
 
 
-def _problems(result: TaskResult) -> Iterator[Problem]:
+def _problems(result: TaskResult) -> Iterator[ProblemPair]:
     """Those of both models, paired by name."""
     before = {problem.name: problem for problem in result.base.problems}
     for problem in result.tuned.problems:
         base = before.get(problem.name)
         if base is not None and base.samples and problem.samples:
-            yield Problem(
+            yield ProblemPair(
                 name=problem.name,
                 base=base.passed / base.samples,
                 tuned=problem.passed / problem.samples,
@@ -230,8 +208,8 @@ def _problems(result: TaskResult) -> Iterator[Problem]:
 
 def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
     base, tuned = result.base, result.tuned
-    yield "answers asked for", numbers.count(base.answers), numbers.count(tuned.answers)
-    yield "cut at eval.max_tokens", numbers.count(base.score.cut), numbers.count(tuned.score.cut)
+    yield "answers asked for", count(base.answers), count(tuned.answers)
+    yield "cut at eval.max_tokens", count(base.score.cut), count(tuned.score.cut)
     yield "output tokens, mean", _mean_tokens(base), _mean_tokens(tuned)
     for what, one, other in (
         ("not answered", base.score.failed, tuned.score.failed),
@@ -243,26 +221,25 @@ def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
 
 
 def _mean_tokens(model: ModelResult) -> str:
-    return "not told" if model.mean_output_tokens is None else numbers.decimal(model.mean_output_tokens)
+    return "not told" if model.mean_output_tokens is None else decimal(model.mean_output_tokens)
 
 
 def _counts(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{numbers.count(number)} {reason}" for reason, number in reasons.items()) or "0"
+    return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items()) or "0"
 
 
 def _lm_eval(record: LmEvalRecord) -> Iterator[tuple[str, str, str, str, str]]:
-    """Task, metric, base, tuned, rows."""
+    """Task, metric, base, tuned, rows; beside a score its 95 % interval's half width, which is 1.96 standard errors."""
+
+    def written(score: LmEvalScore | None) -> str:
+        if score is None:
+            return "not told"
+        return decimal(score.value) + ("" if score.stderr is None else f" ± {decimal(1.96 * score.stderr)}")
+
     for task, metrics in record.tuned.items():
-        rows = numbers.count(record.rows[task]) if task in record.rows else "not told"
+        rows = count(record.rows[task]) if task in record.rows else "not told"
         for name, score in metrics.items():
-            base = record.base.get(task, {}).get(name)
-            yield task, name, "not told" if base is None else _with_error(base), _with_error(score), rows
-
-
-def _with_error(score: LmEvalScore) -> str:
-    """A score and its 95 % interval's half width, which is 1.96 standard errors."""
-    value = numbers.decimal(score.value)
-    return value if score.stderr is None else f"{value} ± {numbers.decimal(1.96 * score.stderr)}"
+            yield task, name, written(record.base.get(task, {}).get(name)), written(score), rows
 
 
 MOST_LABELS = 12
@@ -270,7 +247,7 @@ OTHERS, NO_LABEL = "others", "no label"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class MatrixCell:
     """Rows of one label that were answered with one, and their share of the label's rows."""
 
     rows: int
@@ -284,7 +261,7 @@ class Matrix:
 
     model: str
     answered: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+    lines: tuple[tuple[str, tuple[MatrixCell, ...]], ...]
 
 
 def make_labels(_run: Run, findings: RunRecords) -> dict[str, Any]:
@@ -303,28 +280,17 @@ def label_matrices(found: LabelsResult) -> tuple[Matrix, Matrix]:
 def _matrix(model: str, scores: LabelScores, found: LabelsResult, shown: tuple[str, ...]) -> Matrix:
     names = (*shown, *((OTHERS,) if len(shown) < len(found.labels) else ()))
     cells, right = Counter[tuple[str, str]](), Counter[str]()
-    for count in scores.confusion:
-        line = count.expected if count.expected in shown else OTHERS
-        column = NO_LABEL if count.answered is None else count.answered if count.answered in shown else OTHERS
-        cells[line, column] += count.rows
-        right[line] += count.rows if count.expected == count.answered else 0
-    totals = {line: sum(cells[line, column] for column in (*names, NO_LABEL)) for line in names}
-    return Matrix(
-        model=model,
-        answered=(*names, NO_LABEL),
-        lines=tuple(
-            (
-                line,
-                tuple(
-                    Cell(
-                        rows=cells[line, column],
-                        share=cells[line, column] / totals[line] if totals[line] else 0.0,
-                        right=line == column and right[line] == cells[line, column],
-                    )
-                    for column in (*names, NO_LABEL)
-                ),
-            )
-            for line in names
-            if totals[line]
-        ),
-    )
+    for each in scores.confusion:
+        line = each.expected if each.expected in shown else OTHERS
+        column = NO_LABEL if each.answered is None else each.answered if each.answered in shown else OTHERS
+        cells[line, column] += each.rows
+        right[line] += each.rows if each.expected == each.answered else 0
+    answered = (*names, NO_LABEL)
+
+    def cell(line: str, column: str, total: int) -> MatrixCell:
+        rows = cells[line, column]
+        return MatrixCell(rows=rows, share=rows / total, right=line == column and right[line] == rows)
+
+    totals = {line: sum(cells[line, column] for column in answered) for line in names}
+    lines = [(line, tuple(cell(line, column, total) for column in answered)) for line, total in totals.items() if total]
+    return Matrix(model=model, answered=answered, lines=tuple(lines))

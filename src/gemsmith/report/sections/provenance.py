@@ -1,7 +1,4 @@
-"""What each record was made from, and the resolved recipe with its reasons.
-
-What was exported, and the proof that it is right.
-"""
+"""What each record was made from, the resolved recipe with its reasons, and the checks of the export."""
 
 import json
 import re
@@ -12,15 +9,9 @@ from gemsmith.runs.run import Run
 
 
 def make_provenance(run: Run, findings: RunRecords) -> dict[str, Any]:
-    """The records, and the recipe's lines."""
-    return {"records": findings.records(), "recipe_lines": _recipe_lines(run)}
-
-
-def _recipe_lines(run: Run) -> list[tuple[str, str]]:
-    """Each line of the resolved recipe, cut in what it sets and why; empty where the file is gone."""
-    if not run.recipe_file.exists():
-        return []
-    return [_cut_reason(line) for line in run.recipe_file.read_text(encoding="utf-8").splitlines()]
+    """The records, and each line of the resolved recipe, cut in what it sets and why; none where the file is gone."""
+    text = run.recipe_file.read_text(encoding="utf-8") if run.recipe_file.exists() else ""
+    return {"records": findings.records(), "recipe_lines": [_cut_reason(line) for line in text.splitlines()]}
 
 
 def _cut_reason(line: str) -> tuple[str, str]:

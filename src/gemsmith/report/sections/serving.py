@@ -1,7 +1,4 @@
-"""What the server was started with, and what it said of itself.
-
-The load test: what each length came to, every cell, and the server's own metrics beside it.
-"""
+"""The server: what it was started with and said of itself; the load test: every length, every cell, and its metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from gemsmith.report.bench_charts import load_charts, load_of
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
-from gemsmith.system import format as numbers
+from gemsmith.system.format import count, plain
 
 _NAMES = {
     "version": "vLLM",
@@ -41,17 +38,17 @@ def make_serve(_run: Run, findings: RunRecords) -> dict[str, Any]:
 
 def server_rows(facts: ServerFacts) -> dict[str, str]:
     """Field -> what the server said; "not told" where it said nothing that could be read."""
-    return {name: _say(name, getattr(facts, name)) for name in _NAMES}
 
+    def said(name: str, value: str | int | bool | None) -> str:
+        if value is None:
+            return "not told"
+        if isinstance(value, bool):
+            return "on" if value else "off"
+        if name == "kv_cache_dtype" and value == "auto":
+            return "auto: as the weights"
+        return value if isinstance(value, str) else count(value)
 
-def _say(name: str, value: str | int | bool | None) -> str:
-    if value is None:
-        return "not told"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if name == "kv_cache_dtype" and value == "auto":
-        return "auto: as the weights"
-    return value if isinstance(value, str) else numbers.count(value)
+    return {name: said(name, getattr(facts, name)) for name in _NAMES}
 
 
 MOST_OPEN = 12
@@ -76,7 +73,7 @@ def make_bench(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
     if bench is None:
-        return {"charts": [], "lengths": [], "cells": [], "fastest": None, "metrics": [], "most_open": MOST_OPEN}
+        return {}
     cells = sorted(bench.cells, key=lambda cell: (cell.input_tokens, cell.output_tokens, *load_of(cell)))
     return {
         "charts": load_charts(bench),
@@ -97,22 +94,17 @@ def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[Length]:
         fastest = fastest_cell(bench.model_copy(update={"cells": tuple(row)}))
         if fastest is None:
             continue
-        saturation = next((each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key), None)
+        saturates = (each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key)
+        rates = next(map(_saturation_rates, saturates), None)
         found.append(
-            Length(
-                input_tokens=key[0],
-                output_tokens=key[1],
-                lightest=row[0],
-                fastest=fastest,
-                saturates=None if saturation is None else _saturates(saturation),
-            )
+            Length(input_tokens=key[0], output_tokens=key[1], lightest=row[0], fastest=fastest, saturates=rates)
         )
     return found
 
 
-def _saturates(found: Saturation) -> str:
+def _saturation_rates(found: Saturation) -> str:
     if found.held_at is None:
-        return f"below {numbers.plain(found.exceeded_at or 0)}"
+        return f"below {plain(found.exceeded_at or 0)}"
     if found.exceeded_at is None:
-        return f"not up to {numbers.plain(found.held_at)}"
-    return f"{numbers.plain(found.held_at)} to {numbers.plain(found.exceeded_at)}"
+        return f"not up to {plain(found.held_at)}"
+    return f"{plain(found.held_at)} to {plain(found.exceeded_at)}"
