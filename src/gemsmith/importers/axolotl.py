@@ -71,9 +71,9 @@ def warmup(key: str, value: Any, reading: SourceConfig) -> Row:
 def too_long_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of what happens to a document that is too long; Gemsmith never cuts one."""
     if value in (None, "drop"):
-        return row(reading, key, value, "mapped", "", data__too_long="drop")
+        return row(reading, key, value, "mapped", "", data__on_too_long="drop")
     why = "" if value == "raise" else "it is cut there; here it is an error, as Gemsmith cuts none"
-    return row(reading, key, value, "mapped" if value == "raise" else "derived", why, data__too_long="error")
+    return row(reading, key, value, "mapped" if value == "raise" else "derived", why, data__on_too_long="error")
 
 
 def plugins_rule(key: str, value: Any, reading: SourceConfig) -> Row:

@@ -55,10 +55,10 @@ def length_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """
     if value is None:
         why = "nothing is cut: a document of more than Gemsmith's default length is an error"
-        return row(reading, key, value, "derived", why, data__too_long="error")
+        return row(reading, key, value, "derived", why, data__on_too_long="error")
     why = "what is longer is cut there and an error here: data.on_too_long"
     length = read_as(positive, key, value, reading)
-    return row(reading, key, value, "mapped", why, data__max_length=length, data__too_long="error")
+    return row(reading, key, value, "mapped", why, data__max_length=length, data__on_too_long="error")
 
 
 def packing_strategy_rule(key: str, value: Any, reading: SourceConfig) -> Row:

@@ -36,7 +36,7 @@ def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) 
         rows = math.prod(factors) * (devices or 1)
         sum_of = " x ".join(map(str, factors)) + f" x {devices or 1} device{'s' * (devices not in (None, 1))}"
         why = f"{' x '.join(names)} x devices = {sum_of}" + ("" if devices else ", as --devices is not given")
-        return row(reading, key, value, "derived", why, train__rows_per_step=rows)
+        return row(reading, key, value, "derived", why, train__global_batch_size=rows)
 
     return rule
 
@@ -191,7 +191,7 @@ def max_steps_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     """The row of max_steps; the Trainer's -1 leaves it to the epochs."""
     if value is None or read_as(whole, key, value, reading) <= 0:
         return row(reading, key, value, "none", "epochs decide")
-    return row(reading, key, value, "mapped", "", train__optimizer_steps=read_as(positive, key, value, reading))
+    return row(reading, key, value, "mapped", "", train__max_steps=read_as(positive, key, value, reading))
 
 
 def epochs_rule(key: str, value: Any, reading: SourceConfig) -> Row:
@@ -204,7 +204,7 @@ def epochs_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     if epochs == int(epochs) and epochs >= 1:
         return row(reading, key, value, "mapped", "", train__epochs=int(epochs))
     if reading.steps:
-        return row(reading, key, value, "derived", "not whole; --steps decides", train__optimizer_steps=reading.steps)
+        return row(reading, key, value, "derived", "not whole; --steps decides", train__max_steps=reading.steps)
     return row(
         reading,
         key,
@@ -230,7 +230,7 @@ def clip_rule(key: str, value: Any, reading: SourceConfig) -> Row:
     if value is None or read_as(number, key, value, reading) <= 0:
         status: Status = "mapped" if key in reading.given and value is not None else "derived"
         return row(reading, key, value, status, "no clipping", **{"optimizer.max_grad_norm": None})
-    return row(reading, key, value, "mapped", "", optimizer__clip_norm=read_as(number, key, value, reading))
+    return row(reading, key, value, "mapped", "", optimizer__max_grad_norm=read_as(number, key, value, reading))
 
 
 def save_steps_rule(key: str, value: Any, reading: SourceConfig) -> Row:
@@ -241,7 +241,7 @@ def save_steps_rule(key: str, value: Any, reading: SourceConfig) -> Row:
         and steps >= 1
         and str(reading.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower() == "steps"
     ):
-        return row(reading, key, value, "mapped", "", train__checkpoint_every=read_as(positive, key, value, reading))
+        return row(reading, key, value, "mapped", "", train__save_steps=read_as(positive, key, value, reading))
     return row(reading, key, value, "none", "when checkpoints are written; train.save_steps does that")
 
 
@@ -256,7 +256,7 @@ def keep_rule(key: str, value: Any, reading: SourceConfig) -> Row:
             "none",
             "not set" if value is None else "all are kept there; train.save_total_limit says how many here",
         )
-    return row(reading, key, value, "mapped", "", train__keep_checkpoints=count)
+    return row(reading, key, value, "mapped", "", train__save_total_limit=count)
 
 
 def remat_rule(key: str, value: Any, reading: SourceConfig) -> Row:
@@ -343,4 +343,4 @@ def start_adapter_rule(key: str, value: Any, reading: SourceConfig) -> Row:
         return row(reading, key, value, "none", "not set")
     if not isinstance(value, str) or "," in value:
         return row(reading, key, value, "differs", "several adapters; training starts from one")
-    return row(reading, key, value, "mapped", "", train__start_adapter=value)
+    return row(reading, key, value, "mapped", "", train__init_adapter=value)
