@@ -98,16 +98,15 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, *, engine: VllmEnvironment, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
         query = engine.heads(_project(self, "q", x), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
-        key, value = self._keys_and_values(x, engine) if shared is None else shared
+        if shared is None:
+            key = _project(self, "k", x)  # (B, L, K·D)
+            # Where K = V, the value is K's projection, before K's norm and RoPE.
+            value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)
+            heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
+            shared = heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
+        key, value = shared
         attended = engine.attend(query, key, value)  # (B, L, H·D)
         return _project(self, "o", attended), (key, value)  # (B, L, E)
-
-    def _keys_and_values(self, x: jax.Array, engine: VllmEnvironment) -> KeyValue:
-        """Where K = V, the value is K's projection, before K's norm and RoPE."""
-        key = _project(self, "k", x)  # (B, L, K·D)
-        value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)
-        heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
-        return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
 
 
 class MLP(nnx.Module):

@@ -115,9 +115,8 @@ def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Partit
     axes: list[str] = []
     for entry in (fitted[-1], *left_out) if left_out else ():
         axes += (entry,) if isinstance(entry, str) else entry or ()
-    return (
-        PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
-    )
+    splits = axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0
+    return PartitionSpec(*fitted[:-1], tuple(axes)) if splits else fitted
 
 
 def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
@@ -126,25 +125,23 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
         return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
-    one: Any = jax.tree.map(_of_one_layer, whole)
-    as_read, encode = (
-        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantized) else (one, lambda weight: weight)
+    one: Any = jax.tree.map(
+        lambda lies: lies.update(spec=PartitionSpec(*lies.spec[1:])) if isinstance(lies, NamedSharding) else lies, whole
     )
+    as_read, encode = one, None
+    if isinstance(like, Quantized):
+        as_read, encode = one.qvalue, _quantizer(like.kind, one)
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
-        stack = _fill(stack, encode(weight), number)  # (layers, in, out)
+        stack = _fill(stack, encode(weight) if encode else weight, number)  # (layers, in, out)
     return stack
 
 
 @cache
-def _quantiser(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
+def _quantizer(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
     """Compiled once for all matrices that lie so."""
     return jax.jit(partial(quantize, kind=kind), out_shardings=shardings)
-
-
-def _of_one_layer(sharding: Any) -> Any:
-    return sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
 
 
 @partial(jax.jit, donate_argnums=0)

@@ -5,18 +5,19 @@ library is imported.
 """
 
 import contextlib
+import itertools
 import math
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gemsmith.checkpoints.steps import has_checksums, no_checksums
-from gemsmith.errors import CorruptCheckpointError
+from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import ImageBucket, Origin, TrainImages, TrainRecord, TrainSaves, TrainStep
-from gemsmith.runs.run import Run, make_origin, write_record
+from gemsmith.runs.run import Run, commit_recipe, make_origin, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
@@ -31,18 +32,7 @@ from gemsmith.train.logging import (
     timed_steps,
 )
 from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
-from gemsmith.train.resume import (
-    Stop,
-    checkpoint_metadata,
-    corrupt_checkpoint_error,
-    delete_previous_run,
-    earlier_steps,
-    is_spike,
-    refuse_no_targets,
-    refuse_to_go_on,
-    stop_on_signals,
-    stopped,
-)
+from gemsmith.train.resume import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals, stopped
 from gemsmith.train.schedule import learning_rate, schedule_notices
 
 
@@ -140,7 +130,6 @@ class Session:
         self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
-        self._notices: tuple[str, ...] = ()
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
         self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
         backend.prepare(self)
@@ -168,16 +157,25 @@ class Session:
         with self._one_line_damage():
             metadata = self._backend.read_metadata(step)
             earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
-            self._notices = () if has_checksums(metadata) else (no_checksums(place),)
             return step, earlier, list(metadata["resumed_at"])
 
     @contextlib.contextmanager
     def _one_line_damage(self) -> Iterator[None]:
+        """Raises RunError where the last saved step cannot be gone on from; it names the last one that can."""
         try:
             yield
         except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
-            raise corrupt_checkpoint_error(
-                self.run, self._backend.checkpoint_steps(), error, self._backend.can_restore
+            run, (last, *earlier) = self.run, sorted(self._backend.checkpoint_steps(), reverse=True)
+            bad = list(itertools.takewhile(lambda step: not self._backend.can_restore(step), earlier))
+            places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
+            what = f"{run.checkpoints}/{last}: is damaged ({last_line(error)})"
+            if len(bad) == len(earlier):
+                raise RunError(
+                    f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force"
+                ) from None
+            raise RunError(
+                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train "
+                f"{run.path}"
             ) from None
 
     def train(self) -> None:
@@ -213,8 +211,12 @@ class Session:
 
         Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained.
         """
-        plan = outcome.plan
-        refuse_no_targets(self.run, plan.step, outcome.targets)
+        run, plan = self.run, outcome.plan
+        if not outcome.targets:
+            raise DataError(
+                f"{run.data}: no token of step {plan.step} is trained on; make the rows again with: gemsmith data "
+                f"{run.path} --force"
+            )
         if self.fresh:
             self.delete_previous_run()
         now_s = time.monotonic()
@@ -229,10 +231,10 @@ class Session:
             images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
-            spike=is_spike(outcome.loss, plan.spike_limit),
+            spike=plan.spike_limit < outcome.loss < math.inf,
             skipped=outcome.skipped,
         )
-        refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self._last_saved())
+        refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
         self.should_stop |= outcome.should_stop
         self.log.add(step)
 
@@ -240,7 +242,9 @@ class Session:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.delete_saved()
         if self._backend.writes:
-            delete_previous_run(self.run)
+            self.run.record_file("train").unlink(missing_ok=True)
+            shutil.rmtree(self.run.tensorboard, ignore_errors=True)
+            commit_recipe(self.run)
         self.fresh = False
 
     def metadata(self) -> dict[str, Any]:
@@ -302,7 +306,6 @@ class Session:
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,
             warnings=(
-                *self._notices,
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *loss_plateau_warnings(steps, run.recipe),
             ),

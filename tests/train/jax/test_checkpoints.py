@@ -245,25 +245,6 @@ def test_training_whose_steps_are_all_damaged_starts_again_as_advised(trained, g
     assert gemsmith(*advised(error))[0] == 0
 
 
-def test_a_step_of_an_earlier_version_still_opens_and_both_stages_say_so(trained, gemsmith):
-    file = trained.checkpoints / "4" / "_CHECKPOINT_METADATA"
-    metadata = json.loads(file.read_text())
-    for key in ("checksums", "sha256"):
-        del metadata["custom_metadata"][key]
-    file.write_text(json.dumps(metadata))
-    shutil.rmtree(trained.checkpoints / "6")
-    trained.record_file("train").unlink()
-    code, _, error = gemsmith("train", trained.path)
-    assert code == 0 and "train: notice: " in error
-    notice = (
-        f"{trained.checkpoints}/4 was saved by an earlier version, without checksums: damage to its values would go "
-        "unseen."
-    )
-    assert read_record(trained, TrainRecord).warnings == (notice,)
-    assert gemsmith("export", trained.path, "--set", "export.step=4")[0] == 0
-    assert read_record(trained, ExportRecord).warnings == (notice,)
-
-
 def test_arrays_have_the_checksums_on_devices_that_numpy_finds(trainer):
     from gemsmith.checkpoints.steps import checksum
 

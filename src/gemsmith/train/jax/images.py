@@ -1,8 +1,6 @@
-"""Images of a batch as a step takes them: padded to the shape of the step's bucket, with the places of soft tokens.
+"""The images of a run as arrays of each step, padded to its bucket, decoded in processes while earlier steps run.
 
 Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
-
-The images of a run as arrays of each step, decoded in processes of their own while earlier steps run.
 """
 
 from collections import deque
@@ -38,12 +36,8 @@ class ImageShape:
     @classmethod
     def of(cls, images: ImageWork) -> "ImageShape":
         """That of the images that a plan reckons with."""
-        return cls(
-            images=images.images,
-            soft_tokens=images.soft_tokens,
-            patches=images.patches,
-            patch_dim=images.vision.patch_dim,
-        )
+        sizes = {"soft_tokens": images.soft_tokens, "patches": images.patches, "patch_dim": images.vision.patch_dim}
+        return cls(images=images.images, **sizes)
 
 
 def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
@@ -83,7 +77,6 @@ def batch_images(
     return Images(patches=patches, positions=positions, places=places)  # type: ignore[arg-type]  # numpy, until placed
 
 
-_MOST_PROCESSES = 32
 Arrays = dict[str, np.ndarray]
 
 
@@ -102,10 +95,7 @@ class ImageInput:
 
 
 def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> ImageInput | None:
-    """What the rows' images need; None where no row has any.
-
-    Raises as train.images.check_patching.
-    """
+    """What the rows' images need; None where no row has any. Raises as check_patching."""
     patching, vision = check_patching(checkpoint, batches, data, lora), checkpoint.variant.vision
     if patching is None or vision is None:
         return None
@@ -141,7 +131,7 @@ def padded_share(buckets: Sequence[ImageBucket]) -> float:
 class ImageFeed:
     """The arrays of one step after the other, from step `first` on: of this host's rows, with their images.
 
-    `fault`: why the batch after those that are ready could not be made, such as a image that is gone. It is known
+    `fault`: why the batch after those that are ready could not be made, such as an image that is gone. It is known
     `ahead` steps before that batch is asked for, and `step` is that batch's.
     """
 
@@ -149,7 +139,7 @@ class ImageFeed:
         self.fault: InputError | None = None
         self._how, self._ahead, self.step = how, ahead, first
         self._ready: deque[Arrays] = deque()
-        processes = min(_MOST_PROCESSES, count_processes(len(rows) * how.buckets.buckets[-1].images))
+        processes = min(32, count_processes(len(rows) * how.buckets.buckets[-1].images))
         steps = range(first, batches.steps + 1)
         self._decoded = decode_batches(batches, steps, how.patching, processes=processes, rows=rows)
         self._fill(ahead + 1)

@@ -215,11 +215,7 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
 
 
 class Trainer(PeftTrainer):
-    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first.
-
-    `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
-    once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
-    """
+    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first."""
 
     def __init__(
         self,
@@ -241,7 +237,10 @@ class Trainer(PeftTrainer):
         load: Callable[[int], Any],
         checkpoints: Checkpoints,
     ) -> None:
-        """Gives the trainer its step, what to do with a step's metrics, its data, and its checkpoints."""
+        """Gives the trainer its step, its data by the step's number, and its checkpoints.
+
+        `update` returns a step's metrics and what `finish` takes once the device is done.
+        """
         self._run_update, self._finish = update, finish
         self.checkpoint_manager = checkpoints
         self.with_data_hooks(_DataByStep(load))
@@ -251,16 +250,15 @@ class Trainer(PeftTrainer):
 
     def run(self) -> None:
         """Trains until the data ends, then saves the last step."""
-        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled
-        # already.
+        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled.
         self.train((), skip_jit=True)
 
     def create_train_step_fn(self) -> Callable[..., Any]:
-        return self._update
+        def update(example: Any) -> tuple[Any, Any, Any]:
+            metrics, pending = self._run_update(example)
+            return metrics["loss"], pending, metrics["grad_norm"]
 
-    def _update(self, example: Any) -> tuple[Any, Any, Any]:
-        metrics, pending = self._run_update(example)
-        return metrics["loss"], pending, metrics["grad_norm"]
+        return update
 
     def _buffer_metrics(self, *_: Any, **__: Any) -> None:
         return None

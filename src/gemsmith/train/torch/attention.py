@@ -55,7 +55,14 @@ def attention_inputs(
     """What the model takes as attention_mask for rows with these segments (B, L), by type of layer."""
     kinds = {FULL: (segments.shape[1], None), SLIDING: (window, images)}
     if implementation == "documents":
-        return {kind: _blocks_of_rows(segments, seen, reach, device) for kind, (reach, seen) in kinds.items()}
+        no_images = np.zeros_like(segments)
+        return {
+            kind: [
+                list(_blocks_of(row, own, reach, device))
+                for row, own in zip(segments, no_images if seen is None else seen, strict=True)
+            ]
+            for kind, (reach, seen) in kinds.items()
+        }
     masks = {
         kind: torch.from_numpy(dense_mask(segments, seen, reach))[:, None].to(device)
         for kind, (reach, seen) in kinds.items()
@@ -172,19 +179,14 @@ def _shares_keys(query: torch.Tensor) -> bool:
     return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
 
 
-def _blocks_of_rows(segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device) -> Blocks:
-    """The blocks of rows (B, L)."""
-    seen = segments * 0 if images is None else images
-    return [list(_blocks_of(row, own, window, device)) for row, own in zip(segments, seen, strict=True)]
-
-
 def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
     """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
 
     A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process
     has.
     """
-    spans = _spans(segments) or [(0, 1)]
+    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+    spans = [(begin, end) for begin, end in pairwise(borders) if segments[begin]] or [(0, 1)]
     shared: list[tuple[int, int]] = []
     for begin, end in spans:
         if shared and end - shared[0][0] > _BLOCK:
@@ -196,12 +198,6 @@ def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: to
             shared.append((begin, end))
     if shared:
         yield _shared_block(shared, segments, images, window, device)
-
-
-def _spans(segments: np.ndarray) -> list[tuple[int, int]]:
-    """[1 1 2 2 2 0] -> [(0, 2), (2, 5)]"""
-    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
-    return [(begin, end) for begin, end in pairwise(borders) if segments[begin]]
 
 
 def _shared_block(
