@@ -20,7 +20,7 @@ from gemsmith.models.layers import KeyValue, Layer, RMSNorm, VllmEnvironment, li
 from gemsmith.models.quantization import dequantize_state, holds_quantized
 from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
-from gemsmith.models.vision import FeatureProjector, Images, ImageTokens, PatchProjector, Tower, blocks_of
+from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
 
 
@@ -122,13 +122,13 @@ class Gemma4(nnx.Module):
             self.embed_vision = FeatureProjector(variant.vision, variant.embed_dim, dtype=dtype)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: SoftTokens | None = None
     ) -> jax.Array:
         """The logits, (B, L, V) in fp32."""
         return self.logits(self.hidden(tokens, positions, segments, images))
 
     def hidden(
-        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: SoftTokens | None = None
     ) -> jax.Array:
         """The last layer's output after the final norm, (B, L, E): what the logits are made from."""
         hidden, token_ids = self._embed(tokens, images)  # (B, L, E), (B, L)
@@ -154,7 +154,7 @@ class Gemma4(nnx.Module):
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
-    def embed_images(self, images: Images, *, length: int) -> ImageTokens:
+    def embed_images(self, images: Images, *, length: int) -> SoftTokens:
         """The soft tokens of the images of rows of that length.
 
         Images are split over all devices where their number allows it, and else as their rows are.
@@ -169,14 +169,14 @@ class Gemma4(nnx.Module):
         else:
             features = self.vision_embedder(flat, positions)  # (B·N, P, W)
         embeddings = self.embed_vision(features).reshape(rows, -1, self.variant.embed_dim)  # (B, N·S, E)
-        return ImageTokens(
+        return SoftTokens(
             embeddings=constrain(embeddings, mesh, BATCH),
             places=images.places.reshape(rows, -1),
             blocks=blocks_of(images.places, length),
             longest=images.places.shape[-1],
         )
 
-    def _embed(self, tokens: jax.Array, images: ImageTokens | None) -> tuple[jax.Array, jax.Array]:
+    def _embed(self, tokens: jax.Array, images: SoftTokens | None) -> tuple[jax.Array, jax.Array]:
         """Each token's embedding, (B, L, E), and the id of its per-layer input, (B, L), which is 0 at images."""
         token_ids = tokens
         if images is not None:
@@ -201,12 +201,12 @@ class Gemma4(nnx.Module):
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)
 
-    def _engines(self, positions: jax.Array, segments: jax.Array, images: ImageTokens | None) -> Engines:
+    def _engines(self, positions: jax.Array, segments: jax.Array, images: SoftTokens | None) -> Engines:
         """How global (True) and sliding (False) layers attend to these tokens."""
         variant, how = self.variant, self.execution.attention
 
         def engine(
-            *, head_dim: int, theta: float, fraction: float, window: int | None, images: ImageTokens | None
+            *, head_dim: int, theta: float, fraction: float, window: int | None, images: SoftTokens | None
         ) -> VllmEnvironment:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
             dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}

@@ -63,18 +63,16 @@ class Layer(nnx.Module):
         hidden = hidden + self.post_attention_layernorm(attended)  # (B, L, E)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))  # (B, L, E)
         if self.has_experts:
-            fed = self.post_feedforward_layernorm_1(fed) + self._mixture(hidden, mesh)  # (B, L, E)
+            fed = self.post_feedforward_layernorm_1(fed)  # (B, L, E)
+            # The router norms the residual itself; only the experts see the layer's norm.
+            weights, experts = self.router(hidden)  # (B, L, A) each
+            mixed = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)  # (B, L, E)
+            fed = fed + self.post_feedforward_layernorm_2(mixed)  # (B, L, E)
         hidden = hidden + self.post_feedforward_layernorm(fed)  # (B, L, E)
         if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input  # (B, L, P)
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))  # (B, L, E)
         return hidden * self.layer_scalar[...], key_value
-
-    def _mixture(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
-        """The experts' part, (B, L, E). The router norms the residual itself; only the experts see the layer's norm."""
-        weights, experts = self.router(hidden)  # (B, L, A) each
-        output = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)  # (B, L, E)
-        return self.post_feedforward_layernorm_2(output)
 
 
 class Attention(nnx.Module):

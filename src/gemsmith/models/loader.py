@@ -66,14 +66,9 @@ def load_model(
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
     quantized on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
-    it, or `vision` is asked of a checkpoint of the text model alone.
+    it.
     """
     variant = checkpoint.variant
-    if vision and variant.vision is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
-            "the checkpoint of the ForConditionalGeneration class"
-        )
     how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision}
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
     tensors = _by_path(variant, vision=vision)

@@ -40,7 +40,7 @@ class Images:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class ImageTokens:
+class SoftTokens:
     """The soft tokens of images: what stands in a row in place of its images' tokens.
 
     `embeddings` (B, M, E) replace those of the tokens at `places` (B, M), counted along the row; a place of L or more

@@ -23,7 +23,7 @@ from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import Bucket
-from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
+from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
@@ -31,7 +31,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.train.inputs import load_init_adapter
-from gemsmith.train.jax.checkpoints import Checkpoints
+from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
 from gemsmith.train.jax.distributed import (
     check_accelerator,
@@ -47,8 +47,8 @@ from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_in
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
-from gemsmith.train.jax.upstream import Trainer
-from gemsmith.train.loop import BackendInfo, Outcome, Plan, Session, train_session
+from gemsmith.train.jax.upstream import TunixTrainer
+from gemsmith.train.loop import BackendInfo, Plan, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 
 # Orbax and tensorstore raise a full disk as text, and print a traceback for each array.
@@ -130,7 +130,7 @@ def adapted_model(
 
 
 class TunixBackend:
-    """What gemsmith.train.loop.Backend asks for, by a Tunix trainer on the devices of a mesh."""
+    """What gemsmith.train.loop.TrainBackend asks for, by a Tunix trainer on the devices of a mesh."""
 
     name = "tunix"
     packages: tuple[str, ...] = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
@@ -138,11 +138,11 @@ class TunixBackend:
     def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, mesh: Mesh) -> None:
         self.writes = is_main_process()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
-        self._session: Session
+        self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
         self._compiled: dict[Bucket | None, Compiled] = {}
-        self._checkpoints = Checkpoints(
+        self._checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
             keep=run.recipe.train.save_total_limit,
@@ -158,9 +158,9 @@ class TunixBackend:
         return adapted_model(recipe, self._checkpoint, self._mesh, vision=images is not None, images=images)
 
     @cached_property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> TunixTrainer:
         optimizer = make_optimizer(self._run.recipe.optimizer)
-        return Trainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
+        return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
     def resumable_step(self) -> int | None:
         step = self._checkpoints.latest_step()
@@ -180,19 +180,15 @@ class TunixBackend:
             f"another, or start again with: gemsmith train {self._run.path} --force"
         )
 
-    def prepare(self, session: Session) -> None:
+    def prepare(self, session: TrainSession) -> None:
         self._session = session
         self.trainer.start_at(session.done)
 
     def restore(self, step: int) -> None:
         self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
 
-    def can_restore(self, step: int) -> bool:
-        try:
-            self._checkpoints.read(step, self.model, self.trainer.optimizer)
-        except CorruptCheckpointError:
-            return False
-        return True
+    def check_saved(self, step: int) -> None:
+        self._checkpoints.read(step, self.model, self.trainer.optimizer)
 
     def checkpoint_steps(self) -> list[int]:
         return self._checkpoints.steps()
@@ -201,7 +197,7 @@ class TunixBackend:
         self._checkpoints.delete_all()
 
     def run(self) -> None:
-        """Compiles the step and runs it; where SIGTERM comes first, it runs none.
+        """Compiles the step for every bucket still to come, and runs it; where SIGTERM comes first, it runs none.
 
         Raises DataError where an image cannot be read any more, once the step before its own is saved.
         """
@@ -213,10 +209,14 @@ class TunixBackend:
                 ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
                 self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
                 raise_on_all_hosts(self._feed.fault)
-            if self._compile():
-                self._session.start_clock()
-                self.trainer.run()
-                self._refuse_fault()
+            for bucket, inputs in self._inputs.items():
+                compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
+                if compiled is None:
+                    return
+                self._compiled[bucket] = compiled
+            self._session.start_clock()
+            self.trainer.run()
+            self._refuse_fault()
         finally:
             if self._feed:
                 self._feed.close()
@@ -243,15 +243,6 @@ class TunixBackend:
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
-
-    def _compile(self) -> bool:
-        """Compiles the step for every bucket that is still to come; False where SIGTERM came first."""
-        for bucket, inputs in self._inputs.items():
-            compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
-            if compiled is None:
-                return False
-            self._compiled[bucket] = compiled
-        return True
 
     def _bucket(self, step: int) -> Bucket | None:
         return self._images.buckets.of(step) if self._images else None
@@ -301,7 +292,7 @@ class TunixBackend:
         plan, metrics = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         should_stop = bool(values.pop("stop"))
-        self._session.finish(Outcome(plan=plan, should_stop=should_stop, **values))
+        self._session.finish(StepOutcome(plan=plan, should_stop=should_stop, **values))
 
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()

@@ -61,7 +61,7 @@ def _sums(array: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weigh(mixed, place), dtype=jnp.uint32)])
 
 
-class Checkpoints(CheckpointManager):
+class OrbaxCheckpoints(CheckpointManager):
     """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They

@@ -23,7 +23,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gemsmith.models import Gemma4, Images, ImageTokens, token_nll
+from gemsmith.models import Gemma4, Images, SoftTokens, token_nll
 from gemsmith.models.sharding import BATCH, axis_size, constrain, is_visual
 from gemsmith.recipe.schema import Lora, Optimizer
 from gemsmith.train.inputs import name_number
@@ -182,7 +182,7 @@ def input_shapes(
     }
 
 
-def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> ImageTokens:
+def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> SoftTokens:
     images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
     return model.embed_images(images, length=rows["tokens"].shape[1])
 

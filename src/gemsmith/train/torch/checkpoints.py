@@ -38,7 +38,7 @@ MOMENTS = "moments.safetensors"
 Arrays = dict[str, np.ndarray]
 
 
-class Checkpoints:
+class PeftCheckpoints:
     """The saved steps in a folder; one process writes, any may read."""
 
     def __init__(self, run: Run) -> None:

@@ -181,7 +181,7 @@ def _stopped(run: Run, number: int) -> BaseException:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """The processes that train together, and the device of this one."""
 
     device: torch.device
@@ -217,7 +217,7 @@ class Group:
 
 
 @contextlib.contextmanager
-def joined(gpus: int) -> Iterator[Group]:
+def joined(gpus: int) -> Iterator[ProcessGroup]:
     """The processes that train together, this one among them. Raises MachineError where they do not come together."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if gpus and local >= gpus:
@@ -228,7 +228,7 @@ def joined(gpus: int) -> Iterator[Group]:
     if gpus:
         torch.cuda.set_device(device)
     if not started_by_torchrun():
-        yield Group(device=device)
+        yield ProcessGroup(device=device)
         return
     try:
         torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_LONGEST_SILENCE)
@@ -237,7 +237,7 @@ def joined(gpus: int) -> Iterator[Group]:
             f"the processes do not come together ({last_line(error)}); start them with torchrun"
         ) from None
     try:
-        yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
+        yield ProcessGroup(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
     except BaseException as error:
         if gpus:
             # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason

@@ -18,7 +18,7 @@ Images = list[list[Patches]]
 """Those of each row, in the order of their soft tokens."""
 
 
-class ImageFeed:
+class DecodedImages:
     """The images of some rows of each step from `first` on, decoded in processes while earlier steps run.
 
     `fault`: why those of the step after the one last taken cannot be had, such as an image that is gone.

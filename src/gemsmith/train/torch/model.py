@@ -142,15 +142,9 @@ def load_base(
 ) -> Any:
     """The frozen base, with `vision` with what embeds images.
 
-    Raises CheckpointError for a missing weight, or for `vision` where the checkpoint is of the text model alone;
-    MachineError where nf4 lacks a library.
+    Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library.
     """
     check_readable(checkpoint)
-    if vision and checkpoint.variant.vision is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
-            "the checkpoint of the ForConditionalGeneration class"
-        )
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
     implementation: Any = _DOCUMENTS if attention == "documents" else attention

@@ -26,10 +26,10 @@ from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data import Batches, Rows
 from gemsmith.recipe.schema import Recipe
-from gemsmith.train.loop import Outcome, Plan
+from gemsmith.train.loop import Plan, StepOutcome
 from gemsmith.train.torch.attention import attention_inputs
-from gemsmith.train.torch.distributed import Group
-from gemsmith.train.torch.images import ImageFeed, Images, count_patches, number_images, pad_images
+from gemsmith.train.torch.distributed import ProcessGroup
+from gemsmith.train.torch.images import DecodedImages, Images, count_patches, number_images, pad_images
 from gemsmith.train.torch.upstream import NoScheduler, SkippableAdamW
 
 _MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_values", "image_position_ids")
@@ -44,11 +44,11 @@ class Callbacks:
     """
 
     plan: Callable[[int], Plan]
-    finish: Callable[[Outcome], bool]
+    finish: Callable[[StepOutcome], bool]
     should_stop: Callable[[], bool]
 
 
-class Trainer(SFTTrainer):
+class TrlTrainer(SFTTrainer):
     """The steps of a run after `done`."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Trainer(SFTTrainer):
         model: peft.PeftModel,
         recipe: Recipe,
         batches: Batches,
-        group: Group,
+        group: ProcessGroup,
         hooks: Callbacks,
         *,
         done: int,
@@ -67,12 +67,12 @@ class Trainer(SFTTrainer):
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
         self._attention, self._variant, self._step = attention, checkpoint.variant, done
         self._image_token: int = checkpoint.config.get("image_token_id", -1)
-        self.feed: ImageFeed | None = None
+        self.feed: DecodedImages | None = None
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
         """See images.count_patches: of this attempt's steps."""
         self._sums = torch.zeros((), device=group.device)
-        self._pending: Outcome | None = None
+        self._pending: StepOutcome | None = None
         config = _config(recipe, group, steps=batches.steps - done, folder=folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
         # TRL looks at one row; the loader below gives the others.
@@ -160,7 +160,7 @@ class Trainer(SFTTrainer):
         for group in self.adamw.param_groups:
             group["lr"] = plan.learning_rate
         self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
-        self._pending = Outcome(
+        self._pending = StepOutcome(
             plan=plan, loss=loss, grad_norm=grad_norm, **self._counts, skipped=self.adamw.skip, should_stop=told > 0
         )
         return norm
@@ -213,7 +213,7 @@ class Trainer(SFTTrainer):
         return moved | {"attention_mask": mask}
 
 
-def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTConfig:
+def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) -> SFTConfig:
     """Upstream's settings, all that it would do by itself turned off; `folder` is there and stays empty of it."""
     train = recipe.train
     config = SFTConfig(
@@ -243,7 +243,7 @@ def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTCon
 class _MicroBatches:
     """What upstream takes for a data loader."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: TrlTrainer) -> None:
         self._trainer = trainer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
