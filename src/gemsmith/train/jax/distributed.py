@@ -113,7 +113,8 @@ def shard_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: S
 
     They hold only the rows that `rows` numbers: those of this host's devices.
     """
-    places, placed = {row: place for place, row in enumerate(rows)}, {}
+    places = {row: place for place, row in enumerate(rows)}
+    placed: dict[str, jax.Array] = {}
     for name, array in arrays.items():
         like = shapes[name]
 

@@ -19,7 +19,7 @@ from gemsmith.hardware.model import ImageWork, StepCost, choose_remat, micro_bat
 from gemsmith.hardware.model.limits import check_mesh, check_splash, name_mesh
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
-from gemsmith.recipe.backends import default_optimizations, heads_fill_lanes
+from gemsmith.recipe.backends import Remat, default_optimizations, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh as MeshSizes
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.jax.compile import compiler_options
@@ -109,10 +109,12 @@ def make_execution(
         check_splash(recipe, variant, mesh.shape)
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
-    remat = train.remat
-    if remat == "auto":
+    remat: Remat
+    if train.remat == "auto":
         work, sizes = _work_on(recipe, variant, mesh, images)
         remat = choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
+    else:
+        remat = train.remat
     optimizations = default_optimizations(platform, train.optimizations)
     return Execution(attention=how, optimizations=optimizations, remat=remat, offload=train.offload, mesh=mesh)
 
