@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from flax import nnx
-from gemsmith.batch.patches import Patches, make_patches, read_patching
 
 from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
@@ -20,6 +19,7 @@ from gemsmith.data import load_batches, prepare_data
 from gemsmith.data.batches import join, room_for
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.images.decode import make_rgb
+from gemsmith.images.patches import Patches, make_patches, read_patching
 from gemsmith.models import hf_names_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve

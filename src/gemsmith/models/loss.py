@@ -27,18 +27,13 @@ def token_nll(
     as many logits as `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
     """
     mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...]  # (V, E)
-    softcap, optimizations = model.variant.softcap, model.execution.optimizations
-    splits = optimizations.splits_vocabulary and mesh is not None
-    if mesh is not None and splits:
-        splits = splits_vocabulary(
-            tokens=hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica"),
-            vocabulary=embedding.shape[0],
-            dtype_bytes=hidden.dtype.itemsize,
-            shards=axis_size(mesh, WEIGHTS),
-            tp=axis_size(mesh, "tp"),
-        )
-    isolates = optimizations.isolates_matmuls
-    head = _Head(softcap=softcap, mesh=mesh, splits_vocabulary=splits, isolates_matmuls=isolates)
+    optimizations = model.execution.optimizations
+    head = _Head(
+        softcap=model.variant.softcap,
+        mesh=mesh,
+        splits_vocabulary=optimizations.splits_vocabulary and _splits_vocabulary(embedding, hidden, mesh),
+        isolates_matmuls=optimizations.isolates_matmuls,
+    )
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))  # (B, L)
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
     matrix = constrain(embedding.T, mesh, None, head.vocabulary)  # (E, V)
@@ -63,6 +58,16 @@ class _Head:
     def lay_out(self, x: jax.Array, *axes: Axes) -> jax.Array:
         """The array, laid out so where the vocabulary is split; else it lies as its rows do."""
         return constrain(x, self.mesh, *axes) if self.splits_vocabulary else x
+
+
+def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | None) -> bool:
+    return mesh is not None and splits_vocabulary(
+        tokens=hidden.shape[0] * hidden.shape[1] // axis_size(mesh, "replica"),
+        vocabulary=embedding.shape[0],
+        dtype_bytes=hidden.dtype.itemsize,
+        shards=axis_size(mesh, WEIGHTS),
+        tp=axis_size(mesh, "tp"),
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
