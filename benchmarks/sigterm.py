@@ -113,17 +113,17 @@ MOMENTS = (
     Moment("train", "the base loads", 2, f"{TUNIX}.backend:load_model", 0.5),
     Moment("train", "Orbax restores", 4, f"{TUNIX}.checkpoints:_restore", 0.2, resumes=True),
     Moment("train", "the step compiles", 2, f"{TUNIX}.backend:compile_step", 1.0),
-    Moment("train", "a step runs", 2, f"{TRAIN}.session:Session.finish", 0.05, 2),
-    Moment("train", "a step is saved", 2, f"{TUNIX}.checkpoints:seal", 0.1),
-    Moment("train", "the record is written", 2, f"{TRAIN}.session:write_record", 0.02),
+    Moment("train", "a step runs", 2, f"{TRAIN}.loop:TrainSession.finish", 0.05, 2),
+    Moment("train", "a step is saved", 2, f"{TUNIX}.checkpoints:add_checksum", 0.1),
+    Moment("train", "the record is written", 2, f"{TRAIN}.loop:write_record", 0.02),
     Moment("train", END[0], 3, *END[1:]),
     Moment("train", "any", 2, backend="trl"),
     Moment("train", "the model is made", 1, f"{TRL}.backend:adapted_model", 1.0, backend="trl"),
     Moment(
-        "train", "a saved step is read", 1, f"{TRL}.checkpoints:Checkpoints.read", 0.02, backend="trl", resumes=True
+        "train", "a saved step is read", 1, f"{TRL}.checkpoints:PeftCheckpoints.read", 0.02, backend="trl", resumes=True
     ),
-    Moment("train", "a step runs", 1, f"{TRAIN}.session:Session.finish", 0.05, 2, backend="trl"),
-    Moment("train", "a step is saved", 1, f"{TRL}.checkpoints:Checkpoints.save", 0.02, backend="trl"),
+    Moment("train", "a step runs", 1, f"{TRAIN}.loop:TrainSession.finish", 0.05, 2, backend="trl"),
+    Moment("train", "a step is saved", 1, f"{TRL}.checkpoints:PeftCheckpoints.save", 0.02, backend="trl"),
     Moment("train", END[0], 1, *END[1:], backend="trl"),
     Moment("export", "any", 3),
     Moment("export", "Orbax restores", 2, f"{EXPORT}.adapters:_restore_lora", 0.05),
@@ -202,7 +202,7 @@ class Workplace:
             shutil.copytree(self.whole(Moment("train", "", 0)), path)
         elif resumes:
             shutil.copytree(self.template("train", backend, resumes=False), path)
-            code, err = self.run(["train", str(path)], (f"{TRAIN}.session:Session.finish", 4, 0.0))
+            code, err = self.run(["train", str(path)], (f"{TRAIN}.loop:TrainSession.finish", 4, 0.0))
             assert code == 143, err
         else:
             self.finish(["data", str(recipe), "--run", str(path)])

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import Variant
-from gemsmith.models import Execution, ImageTokens, abstract_model
+from gemsmith.models import Execution, SoftTokens, abstract_model
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.jax.lora import add_adapters
 
@@ -97,7 +97,7 @@ def make_images(embeddings, spans=None):
     """A image of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
     place."""
     spans = np.zeros((2, 12), int) if spans is None else spans
-    return ImageTokens(
+    return SoftTokens(
         embeddings=jnp.asarray(embeddings), places=jnp.array([[4, 5, 6], [0, 1, 12]]), blocks=jnp.asarray(spans)
     )
 

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from gemsmith.arch import LORA_KINDS, find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
-from gemsmith.models.quantization import LEVELS, Quantized, dequantise_state, dequantize, holds_quantized, quantize
+from gemsmith.models.quantization import LEVELS, Quantized, dequantize, dequantize_state, holds_quantized, quantize
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.jax.lora import add_adapters
@@ -143,9 +143,9 @@ def test_gradients_are_those_over_the_matrices_that_the_codes_stand_for(name, ki
             for path, leaf in nnx.to_flat_state(exact)
         ]
     )
-    assert holds_quantized(codes) and not holds_quantized(dequantise_state(codes))
+    assert holds_quantized(codes) and not holds_quantized(dequantize_state(codes))
     loss, gradients = loss_and_gradients(graph, trained, codes)
-    expected_loss, expected = loss_and_gradients(graph, trained, dequantise_state(codes))
+    expected_loss, expected = loss_and_gradients(graph, trained, dequantize_state(codes))
     assert float(loss) == pytest.approx(float(expected_loss), rel=1e-6)
     for (path, found), (_, wanted) in zip(nnx.to_flat_state(gradients), nnx.to_flat_state(expected), strict=True):
         difference = np.linalg.norm(found[...] - wanted[...])

@@ -10,9 +10,10 @@ from transformers import AutoModelForImageTextToText
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
+from gemsmith.data.batches import join, room_for
 from gemsmith.images.patches import Patches
 from gemsmith.models import load_model
-from gemsmith.train.jax.images import batch_images, image_shape
+from gemsmith.train.jax.images import batch_images, bucket_shape
 
 TINY = ("tiny-31b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("e2b", "26b-a4b", "12b")))
 BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token", "eoi_token"))
@@ -123,7 +124,8 @@ class Pair:
             arrays[:, row, : packed.shape[1]] = packed
         sizes = [[size for _, sizes in documents for size in sizes] for documents in rows]
         images = [[one for _, sizes in documents for one in self.make_images(sizes)] for documents in rows]
-        shape = image_shape(self.vision, [[columns * high for columns, high in each] for each in sizes])
+        room = join([room_for([columns * high for columns, high in each]) for each in sizes])
+        shape = bucket_shape(self.vision, room)
         return *arrays, batch_images(arrays[0], images, image_token=IMAGE, shape=shape)
 
 

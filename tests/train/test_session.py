@@ -10,7 +10,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainStep
 from gemsmith.runs.run import Run
 from gemsmith.train import loop as session
-from gemsmith.train.loop import BackendInfo, Outcome, Session, _per_s
+from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, _per_s
 
 GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "should_stop": False}
 
@@ -42,14 +42,14 @@ class Still:
 
     def run(self):
         for number, changed in enumerate(self.outcomes, 1):
-            self.session.finish(Outcome(plan=self.session.plan(number), loss=1.0, **GOOD | changed))
+            self.session.finish(StepOutcome(plan=self.session.plan(number), loss=1.0, **GOOD | changed))
 
 
 @pytest.fixture
 def session_of(small_recipe, tmp_path):
     def make(*outcomes, fresh=False, **train):
         run = Run(path=tmp_path, recipe=small_recipe(train=train))
-        return Session(run, Still(outcomes), steps=4, fresh=fresh)
+        return TrainSession(run, Still(outcomes), steps=4, fresh=fresh)
 
     return make
 
@@ -83,8 +83,8 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
     run, written = Run(path=tmp_path, recipe=small_recipe()), []
     backend = Still([{}, {}, {}, {}])
     monkeypatch.setattr(Still, "writes", True)
-    monkeypatch.setattr(Session, "_sinks", lambda *_: ())
-    monkeypatch.setattr(Session, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
+    monkeypatch.setattr(TrainSession, "_sinks", lambda *_: ())
+    monkeypatch.setattr(TrainSession, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
     monkeypatch.setattr(session, "write_record", lambda *given: written.append(given))
     with pytest.raises(Terminated, match="step 4 is saved"):
         session.train_session(run, backend, steps=4, model="m", clock=None)
@@ -94,8 +94,8 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
 def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Still, "writes", True)
     monkeypatch.setattr(Still, "restore", lambda *_: None, raising=False)
-    monkeypatch.setattr(Session, "_resume", lambda _: (3, [], []))
-    Session(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, fresh=False)
+    monkeypatch.setattr(TrainSession, "_resume", lambda _: (3, [], []))
+    TrainSession(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, fresh=False)
     assert capsys.readouterr().err == "train  resuming from step 3 of 8\n"
 
 

@@ -16,6 +16,7 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data import load_batches, prepare_data
+from gemsmith.data.batches import join, room_for
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import Patches, make_patches, read_patching
@@ -25,7 +26,7 @@ from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import open_run
 from gemsmith.train.jax.backend import adapted_model
 from gemsmith.train.jax.distributed import place
-from gemsmith.train.jax.images import batch_images, image_shape
+from gemsmith.train.jax.images import batch_images, bucket_shape
 from gemsmith.train.jax.mesh import make_mesh
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
@@ -108,7 +109,8 @@ class Pair:
     def update(self, number):
         """Runs the update of that number, from 0, in both: the two losses and the two gradient norms."""
         tokens, mask, images = generate_rows(self.variant.vision, number)
-        shape = image_shape(self.variant.vision, [[columns * rows for columns, rows in sizes] for sizes in SIZES])
+        room = join([room_for([columns * rows for columns, rows in sizes]) for sizes in SIZES])
+        shape = bucket_shape(self.variant.vision, room)
         batch = batch_images(tokens, images, image_token=IMAGE, shape=shape)
         values = {
             "tokens": tokens,

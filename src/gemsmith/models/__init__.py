@@ -5,13 +5,13 @@ from gemsmith.models.loader import abstract_model, load_model
 from gemsmith.models.loss import token_nll
 from gemsmith.models.quantization import base_kinds
 from gemsmith.models.sharding import hf_names_of, partition, path_of
-from gemsmith.models.vision import Images, ImageTokens
+from gemsmith.models.vision import Images, SoftTokens
 
 __all__ = [
     "Execution",
     "Gemma4",
-    "ImageTokens",
     "Images",
+    "SoftTokens",
     "abstract_model",
     "base_kinds",
     "hf_names_of",

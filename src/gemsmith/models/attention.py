@@ -1,11 +1,7 @@
-"""Causal attention inside the documents of packed rows, in dense blocks of queries.
+"""Causal attention inside the documents of packed rows, in dense blocks of queries; and its heads, QK-norm and RoPE.
 
 Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one
 block, n blocks.
-
-A projection's output as attention takes it: split into heads, with QK-norm and RoPE.
-
-Axes: B batch, L length, H heads, D head dim.
 """
 
 from collections.abc import Iterator
@@ -129,8 +125,11 @@ def attention(
     length = query.shape[1]
     block = min(query_block(platform or jax.default_backend()), length)
     reach = _Reach(block=block, window=window, max_image_tokens=1 if image_blocks is None else max_image_tokens)
-    pad = partial(_pad_length, length=-(-length // block) * block)
     tokens = (positions, segments) if image_blocks is None else (positions, segments, image_blocks)
+
+    def pad(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, 0), (0, -length % block), *[(0, 0)] * (x.ndim - 2)])
+
     return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]  # (B, L, H, D)
 
 
@@ -148,7 +147,8 @@ class _Reach:
 
     def keys_of(self, number: jax.Array, keys: int, length: int) -> jax.Array:
         """The place of the first of so many keys that the block of that number reads."""
-        end = (number + 1) * self.block + self._whole_blocks(self.max_image_tokens - 1)
+        blocks_ahead = -(-(self.max_image_tokens - 1) // self.block)
+        end = (number + 1) * self.block + blocks_ahead * self.block
         return jnp.clip(end - keys, 0, length - keys)
 
     def sees(self, number: jax.Array, first_key: jax.Array, keys: int, tokens: tuple[jax.Array, ...]) -> jax.Array:
@@ -163,9 +163,6 @@ class _Reach:
         if self.window is not None:
             seen &= distance < self.window
         return seen & (segment == key_segment)  # (B, Q, M)
-
-    def _whole_blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block) * self.block
 
 
 # A derivative of our own: the one that JAX makes saves every block's scores, or recomputes each block to get them, and
@@ -272,9 +269,3 @@ def _in_rows(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     (blocks, batch, kv_heads, _, _), (_, length, heads, head_dim) = x.shape, shape
     x = x.reshape(blocks, batch, kv_heads, heads // kv_heads, length // blocks, head_dim)  # (n, B, K, G, Q, D)
     return x.transpose(1, 0, 4, 2, 3, 5).reshape(shape)  # (B, n, Q, K, G, D), and so (B, L, H, D)
-
-
-def _pad_length(x: jax.Array, *, length: int) -> jax.Array:
-    widths = [(0, 0)] * x.ndim
-    widths[1] = (0, length - x.shape[1])
-    return jnp.pad(x, widths)

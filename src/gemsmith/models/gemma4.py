@@ -2,8 +2,6 @@
 
 Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V vocabulary, P per-layer input, X experts,
 A experts of a token. Matmuls run in the model's dtype; norms, RoPE, softmax and logits in fp32.
-
-What the forward pass saves for the backward pass, on the device or in the host's memory, and what is recomputed.
 """
 
 from collections.abc import Callable
@@ -19,10 +17,10 @@ from jax.sharding import Mesh
 from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import KeyValue, Layer, RMSNorm, VllmEnvironment, linear, stacked
-from gemsmith.models.quantization import dequantise_state, holds_quantized
+from gemsmith.models.quantization import dequantize_state, holds_quantized
 from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
-from gemsmith.models.vision import FeatureProjector, Images, ImageTokens, PatchProjector, Tower, blocks_of
+from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
 
 
@@ -112,7 +110,8 @@ class Gemma4(nnx.Module):
             self.embed_tokens_per_layer = _embedding(variant.vocabulary, width, dtype=dtype)  # (V, layers·P)
             self.per_layer_model_projection = linear(variant.embed_dim, width, dtype=dtype)  # (E, layers·P)
             self.per_layer_projection_norm = RMSNorm(variant.per_layer_input, eps=variant.rms_eps, dtype=dtype)
-        self.layers = nnx.List([stacked(self._new_layer(layers[0]), len(layers)) for layers in variant.stacks])
+        make = partial(Layer, variant, dtype=dtype, isolates_matmuls=self.execution.optimizations.isolates_matmuls)
+        self.layers = nnx.List([stacked(make(layers[0]), len(layers)) for layers in variant.stacks])
         self.norm = RMSNorm(variant.embed_dim, eps=variant.rms_eps, dtype=dtype)
         if vision:
             assert variant.vision is not None, f"{variant.name} has no vision"
@@ -123,13 +122,13 @@ class Gemma4(nnx.Module):
             self.embed_vision = FeatureProjector(variant.vision, variant.embed_dim, dtype=dtype)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: SoftTokens | None = None
     ) -> jax.Array:
         """The logits, (B, L, V) in fp32."""
         return self.logits(self.hidden(tokens, positions, segments, images))
 
     def hidden(
-        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: ImageTokens | None = None
+        self, tokens: jax.Array, positions: jax.Array, segments: jax.Array, images: SoftTokens | None = None
     ) -> jax.Array:
         """The last layer's output after the final norm, (B, L, E): what the logits are made from."""
         hidden, token_ids = self._embed(tokens, images)  # (B, L, E), (B, L)
@@ -138,9 +137,9 @@ class Gemma4(nnx.Module):
         shared: KeyValues | None = None
         first_stack = 0
         for blocks in self.variant.scan_blocks:
-            scan = _LayerScan.over(
-                self, blocks, self.layers[first_stack : first_stack + blocks.period], engines, shared
-            )
+            layers = self.layers[first_stack : first_stack + blocks.period]
+            graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
+            scan = _LayerScan(model=self, blocks=blocks, graphs=graphs, states=states, engines=engines, shared=shared)
             hidden, shared = scan.run(hidden, None if per_layer is None else per_layer[blocks.layers])  # (B, L, E)
             first_stack += blocks.period
         return self.norm(hidden)  # (B, L, E)
@@ -155,7 +154,7 @@ class Gemma4(nnx.Module):
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
-    def embed_images(self, images: Images, *, length: int) -> ImageTokens:
+    def embed_images(self, images: Images, *, length: int) -> SoftTokens:
         """The soft tokens of the images of rows of that length.
 
         Images are split over all devices where their number allows it, and else as their rows are.
@@ -170,19 +169,14 @@ class Gemma4(nnx.Module):
         else:
             features = self.vision_embedder(flat, positions)  # (B·N, P, W)
         embeddings = self.embed_vision(features).reshape(rows, -1, self.variant.embed_dim)  # (B, N·S, E)
-        return ImageTokens(
+        return SoftTokens(
             embeddings=constrain(embeddings, mesh, BATCH),
             places=images.places.reshape(rows, -1),
             blocks=blocks_of(images.places, length),
             longest=images.places.shape[-1],
         )
 
-    def _new_layer(self, number: int) -> Layer:
-        return Layer(
-            self.variant, number, dtype=self.dtype, isolates_matmuls=self.execution.optimizations.isolates_matmuls
-        )
-
-    def _embed(self, tokens: jax.Array, images: ImageTokens | None) -> tuple[jax.Array, jax.Array]:
+    def _embed(self, tokens: jax.Array, images: SoftTokens | None) -> tuple[jax.Array, jax.Array]:
         """Each token's embedding, (B, L, E), and the id of its per-layer input, (B, L), which is 0 at images."""
         token_ids = tokens
         if images is not None:
@@ -207,12 +201,12 @@ class Gemma4(nnx.Module):
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)
 
-    def _engines(self, positions: jax.Array, segments: jax.Array, images: ImageTokens | None) -> Engines:
+    def _engines(self, positions: jax.Array, segments: jax.Array, images: SoftTokens | None) -> Engines:
         """How global (True) and sliding (False) layers attend to these tokens."""
         variant, how = self.variant, self.execution.attention
 
         def engine(
-            *, head_dim: int, theta: float, fraction: float, window: int | None, images: ImageTokens | None
+            *, head_dim: int, theta: float, fraction: float, window: int | None, images: SoftTokens | None
         ) -> VllmEnvironment:
             angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
             dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
@@ -223,10 +217,8 @@ class Gemma4(nnx.Module):
                 return DenseAttention(**dense)
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
-            heads_kernel = self.execution.optimizations.heads_kernel
-            return SplashAttention(
-                angles=angles, segments=segments, kernel=kernel, heads_kernel=heads_kernel, **options
-            )
+            options["heads_kernel"] = self.execution.optimizations.heads_kernel
+            return SplashAttention(angles=angles, segments=segments, kernel=kernel, **options)
 
         everywhere = engine(
             head_dim=variant.global_head_dim,
@@ -264,13 +256,6 @@ class _LayerScan:
     engines: Engines
     shared: KeyValues | None
 
-    @classmethod
-    def over(
-        cls, model: Gemma4, blocks: ScanBlocks, layers: list[Layer], engines: Engines, shared: KeyValues | None
-    ) -> "_LayerScan":
-        graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
-        return cls(model=model, blocks=blocks, graphs=graphs, states=states, engines=engines, shared=shared)
-
     def run(self, hidden: jax.Array, per_layer: jax.Array | None) -> tuple[jax.Array, KeyValues | None]:
         """The output of the last layer, (B, L, E), and the keys and values that later layers share.
 
@@ -298,10 +283,8 @@ class _LayerScan:
         return chains_layers(how.optimizations, self.model.variant, how.remat, dequantizes=holds_quantized(self.states))
 
     def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
-        how = self.model.execution
-        return rematerialized(
-            function, how.remat, offload=how.offload, dequantizes=holds_quantized(self.states), **options
-        )
+        how, dequantizes = self.model.execution, holds_quantized(self.states)
+        return rematerialized(function, how.remat, offload=how.offload, dequantizes=dequantizes, **options)
 
     def _run_block(
         self, carry: tuple[jax.Array, KeyValues | None], of_repeat: tuple[Any, Any]
@@ -323,7 +306,7 @@ class _LayerScan:
         """One layer, with its weights gathered over the devices and dequantized."""
         mesh, variant, number = self.model.execution.mesh, self.model.variant, self.blocks.first + place
         specs = gathered_specs(variant, number, mesh=mesh) if mesh else {}
-        layer = nnx.merge(self.graphs[place], dequantise_state(gathered(state, specs, mesh)))
+        layer = nnx.merge(self.graphs[place], dequantize_state(gathered(state, specs, mesh)))
         engine = self.engines[variant.is_global(number)]
         hidden, key_value = layer(hidden, engine=engine, shared=taken, per_layer_input=per_layer_input, mesh=mesh)
         return self.model.split_rows(hidden), key_value

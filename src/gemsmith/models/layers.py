@@ -63,18 +63,16 @@ class Layer(nnx.Module):
         hidden = hidden + self.post_attention_layernorm(attended)  # (B, L, E)
         fed = self.mlp(self.pre_feedforward_layernorm(hidden))  # (B, L, E)
         if self.has_experts:
-            fed = self.post_feedforward_layernorm_1(fed) + self._mixture(hidden, mesh)  # (B, L, E)
+            fed = self.post_feedforward_layernorm_1(fed)  # (B, L, E)
+            # The router norms the residual itself; only the experts see the layer's norm.
+            weights, experts = self.router(hidden)  # (B, L, A) each
+            mixed = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)  # (B, L, E)
+            fed = fed + self.post_feedforward_layernorm_2(mixed)  # (B, L, E)
         hidden = hidden + self.post_feedforward_layernorm(fed)  # (B, L, E)
         if per_layer_input is not None:
             gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input  # (B, L, P)
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))  # (B, L, E)
         return hidden * self.layer_scalar[...], key_value
-
-    def _mixture(self, hidden: jax.Array, mesh: Mesh | None) -> jax.Array:
-        """The experts' part, (B, L, E). The router norms the residual itself; only the experts see the layer's norm."""
-        weights, experts = self.router(hidden)  # (B, L, A) each
-        output = self.experts(self.pre_feedforward_layernorm_2(hidden), weights, experts, mesh=mesh)  # (B, L, E)
-        return self.post_feedforward_layernorm_2(output)
 
 
 class Attention(nnx.Module):
@@ -98,16 +96,15 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array, *, engine: VllmEnvironment, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
         query = engine.heads(_project(self, "q", x), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
-        key, value = self._keys_and_values(x, engine) if shared is None else shared
+        if shared is None:
+            key = _project(self, "k", x)  # (B, L, K·D)
+            # Where K = V, the value is K's projection, before K's norm and RoPE.
+            value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)
+            heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
+            shared = heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
+        key, value = shared
         attended = engine.attend(query, key, value)  # (B, L, H·D)
         return _project(self, "o", attended), (key, value)  # (B, L, E)
-
-    def _keys_and_values(self, x: jax.Array, engine: VllmEnvironment) -> KeyValue:
-        """Where K = V, the value is K's projection, before K's norm and RoPE."""
-        key = _project(self, "k", x)  # (B, L, K·D)
-        value = _project(self, "v", x) if self.has_v else key  # (B, L, K·D)
-        heads = partial(engine.heads, head_dim=self.head_dim, eps=self.eps)
-        return heads(key, weight=self.k_norm.weight[...]), heads(value, rotated=False)
 
 
 class MLP(nnx.Module):

@@ -66,14 +66,9 @@ def load_model(
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
     quantized on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
-    it, or `vision` is asked of a checkpoint of the text model alone.
+    it.
     """
     variant = checkpoint.variant
-    if vision and variant.vision is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
-            "the checkpoint of the ForConditionalGeneration class"
-        )
     how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision}
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
     tensors = _by_path(variant, vision=vision)
@@ -115,9 +110,8 @@ def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Partit
     axes: list[str] = []
     for entry in (fitted[-1], *left_out) if left_out else ():
         axes += (entry,) if isinstance(entry, str) else entry or ()
-    return (
-        PartitionSpec(*fitted[:-1], tuple(axes)) if axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0 else fitted
-    )
+    splits = axes and shape[-1] % axis_size(mesh, tuple(axes)) == 0
+    return PartitionSpec(*fitted[:-1], tuple(axes)) if splits else fitted
 
 
 def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
@@ -126,25 +120,23 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
         return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
-    one: Any = jax.tree.map(_of_one_layer, whole)
-    as_read, encode = (
-        (one.qvalue, _quantiser(like.kind, one)) if isinstance(like, Quantized) else (one, lambda weight: weight)
+    one: Any = jax.tree.map(
+        lambda lies: lies.update(spec=PartitionSpec(*lies.spec[1:])) if isinstance(lies, NamedSharding) else lies, whole
     )
+    as_read, encode = one, None
+    if isinstance(like, Quantized):
+        as_read, encode = one.qvalue, _quantizer(like.kind, one)
     stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
-        stack = _fill(stack, encode(weight), number)  # (layers, in, out)
+        stack = _fill(stack, encode(weight) if encode else weight, number)  # (layers, in, out)
     return stack
 
 
 @cache
-def _quantiser(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
+def _quantizer(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
     """Compiled once for all matrices that lie so."""
     return jax.jit(partial(quantize, kind=kind), out_shardings=shardings)
-
-
-def _of_one_layer(sharding: Any) -> Any:
-    return sharding.update(spec=PartitionSpec(*sharding.spec[1:])) if isinstance(sharding, NamedSharding) else sharding
 
 
 @partial(jax.jit, donate_argnums=0)

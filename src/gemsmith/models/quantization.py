@@ -74,11 +74,14 @@ def quantize(weight: jax.Array, kind: Kind) -> Quantized:
         rounded = jnp.sign(blocks) * jnp.minimum(low + (size > (low + 0.5) * divisor), 127)
         return Quantized(qvalue=rounded.astype(jnp.int8).reshape(weight.shape), scale=scale, kind=kind)
     assert block % 2 == 0, f"{inputs} inputs: an odd number cannot be packed"
-    low, high = jnp.split(_nearest_level(blocks / divisor), 2, axis=-2)  # (…, blocks, block / 2, out) each
+    scaled, midpoints = blocks / divisor, (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2  # …, (15,)
+    # The number of the nearest level; halfway between two, of the lower.
+    level: Any = sum((scaled > midpoint).astype(jnp.uint8) for midpoint in midpoints)
+    low, high = jnp.split(level, 2, axis=-2)  # (…, blocks, block / 2, out) each
     return Quantized(qvalue=(low | high << 4).reshape(*outer, inputs // 2, outputs), scale=scale, kind=kind)
 
 
-def dequantise_state(state: nnx.State) -> nnx.State:
+def dequantize_state(state: nnx.State) -> nnx.State:
     """The state with its quantized matrices dequantized.
 
     A backward pass under `jax.checkpoint` dequantizes them again, unless its policy saves the results of custom_vjp.
@@ -92,9 +95,8 @@ def dequantise_state(state: nnx.State) -> nnx.State:
 
 def holds_quantized(tree: Any) -> bool:
     """Whether any array in it is quantized."""
-    return any(
-        isinstance(leaf, Quantized) for leaf in jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantized))
-    )
+    leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Quantized))
+    return any(isinstance(leaf, Quantized) for leaf in leaves)
 
 
 @jax.custom_vjp
@@ -102,21 +104,14 @@ def dequantize(array: Quantized) -> jax.Array:
     """The matrices (…, in, out) in the scales' dtype, multiplied in float32. They are frozen: there is no gradient."""
     *outer, blocks, outputs = array.scale.shape
     qvalue = array.qvalue.reshape(*outer, blocks, -1, outputs)  # (…, blocks, block / 2 for nf4, out)
-    values = (
-        _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2))
-        if array.kind == "nf4"
-        else qvalue.astype(jnp.float32)
-    )
+    if array.kind == "nf4":
+        values = _level(jnp.concatenate([qvalue & 15, qvalue >> 4], axis=-2))
+    else:
+        values = qvalue.astype(jnp.float32)
     return (values * array.scale.astype(jnp.float32)[..., None, :]).astype(array.dtype).reshape(array.shape)
 
 
 dequantize.defvjp(lambda array: (dequantize(array), None), lambda *_: (None,))
-
-
-def _nearest_level(x: jax.Array) -> jax.Array:
-    """The number of the level that is nearest; halfway between two, of the lower."""
-    midpoints = (np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2  # (15,)
-    return sum((x > midpoint).astype(jnp.uint8) for midpoint in midpoints)
 
 
 def _level(qvalue: jax.Array) -> jax.Array:

@@ -1,26 +1,22 @@
-"""How arrays lie on a mesh of devices: axes replica, fsdp, sequence and tp.
+"""Where each tensor of a checkpoint is in the nnx model, and how it lies on a mesh of devices.
 
-rows of a batch      over replica and fsdp
-positions of a row   over sequence
-weights              E over fsdp and sequence together; heads, hidden units and the vocabulary over tp;
-                     experts over all three
-
-Where each tensor of a checkpoint is in the nnx model: HF's names, but for the last word and the layer's number.
-
-Layers that repeat are held as one stack, along a first axis: in the 31B, layers 3, 9, 15, … are `layers.3`.
+Paths are HF's names, but for the last word and the layer's number. Layers that repeat are held as one stack, along a
+first axis: in the 31B, layers 3, 9, 15, … are `layers.3`. The layers of a vision tower are one stack, without a number.
 
     model.language_model.layers.15.self_attn.q_proj.weight  <->  ("layers", 3, "self_attn", "q_proj", "kernel")[2]
-
-The layers of a vision tower are one stack, without a number.
-
     model.vision_tower.encoder.layers.7.mlp.up_proj.linear.weight
         <->  ("vision_tower", "encoder", "layers", "mlp", "up_proj", "linear", "kernel")[7]
 
-A matrix of a checkpoint is [out, in]; a kernel here is (in, out).
+A matrix of a checkpoint is [out, in]; a kernel here is (in, out). The mesh has the axes replica, fsdp, sequence and tp:
+
+    rows of a batch      over replica and fsdp
+    positions of a row   over sequence
+    weights              E over fsdp and sequence together; heads, hidden units and the vocabulary over tp;
+                         experts over all three
 """
 
+import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -94,10 +90,7 @@ Axes = str | tuple[str, ...] | None
 def axis_size(mesh: Mesh | AbstractMesh, axes: Axes) -> int:
     """Over how many devices the axes split an array; an axis that the mesh lacks does not."""
     names = (axes,) if isinstance(axes, str) else axes or ()
-    size = 1
-    for name in names:
-        size *= mesh.shape.get(name, 1)
-    return size
+    return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
 def platform_of(mesh: Mesh | None) -> str:
@@ -138,7 +131,10 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
         if path not in specs:
             leaves.append((path, leaf))
             continue
-        lay_out = partial(_constrain_part, mesh=mesh, spec=specs[path])
+
+        def lay_out(part: jax.Array, spec: PartitionSpec = specs[path]) -> jax.Array:
+            return constrain(part, mesh, *fitting(spec, part.shape, mesh))
+
         leaves.append((path, leaf.replace(jax.tree.map(lay_out, leaf.get_value()))))
     return nnx.from_flat_state(leaves)
 
@@ -149,10 +145,6 @@ def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMe
     return PartitionSpec(
         *(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True))
     )
-
-
-def _constrain_part(part: jax.Array, *, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    return constrain(part, mesh, *fitting(spec, part.shape, mesh))
 
 
 def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[Any, ...], PartitionSpec]:

@@ -1,11 +1,7 @@
 """Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, segments told apart.
 
 Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
-
-`make_heads` as one kernel for TPU, which gives the heads in the order that splash attention reads them.
-
-XLA takes a dozen passes over fp32 copies of q, k and v for the same, forward and back, with relayouts between them
-(benchmarks/tpu_compile.py). Here each element is read once and written once. Axes as in gemsmith.models.attention.
+Axes as in gemsmith.models.attention.
 """
 
 from collections.abc import Callable
@@ -34,9 +30,11 @@ BLOCK_LENGTH, BLOCK_COLUMNS = 512, 1024
 def make_heads_first(
     x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles: Rope | None, eps: float, interpret: bool = False
 ) -> jax.Array:
-    """The x of (B, L, H·D) as (B, H, L, D), each head as `make_heads` makes it; L a multiple of 128.
+    """The x of (B, L, H·D) as (B, H, L, D), each head as `make_heads` makes it, by one kernel; L a multiple of 128.
 
-    The weight is frozen: it gets no gradient.
+    The weight is frozen: it gets no gradient. XLA takes a dozen passes over fp32 copies of q, k and v for the same,
+    forward and back, with relayouts between them (benchmarks/tpu_compile.py); the kernel reads and writes each element
+    once.
     """
     weight = jnp.ones((head_dim,), jnp.float32) if weight is None else jax.lax.stop_gradient(weight).astype(jnp.float32)
     return _make(head_dim, eps, interpret, x, weight[None], angles)  # (B, H, L, D), weight (1, D)
@@ -60,11 +58,8 @@ def _forward(
 def _backward(head_dim: int, eps: float, interpret: bool, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     x, weight, angles = saved
     body = partial(_backward_block, head_dim, eps)
-    return (
-        _over_blocks(body, "heads_backward", head_dim, interpret, (x, gradient), (weight, angles), x.shape),
-        None,
-        None,
-    )
+    of_x = _over_blocks(body, "heads_backward", head_dim, interpret, (x, gradient), (weight, angles), x.shape)
+    return of_x, None, None
 
 
 _make.defvjp(_forward, _backward)
@@ -87,10 +82,8 @@ def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: An
         part = x[0, :, columns].astype(jnp.float32)  # (rows, D)
         inverse = _inverse_rms(part, eps)  # (rows, 1)
         normed = part * inverse
-        of_normed = (
-            _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype).astype(jnp.float32)
-            * weight[...]
-        )
+        turned_back = _rotated(gradient[0, head].astype(jnp.float32), angles, -1).astype(out.dtype)
+        of_normed = turned_back.astype(jnp.float32) * weight[...]
         along = jnp.mean(of_normed * normed, axis=-1, keepdims=True)  # (rows, 1)
         out[0, :, columns] = (inverse * (of_normed - normed * along)).astype(out.dtype)
 
@@ -192,12 +185,14 @@ def make_kernel(
 ) -> kernels.SplashAttentionKernel:
     """The kernel for so many heads and rows of `length`, a multiple of 128; `interpret` runs it on CPU, slowly."""
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    assert length % LANES == 0 and heads % shards == 0, (
-        f"rows of {length} positions, {heads} heads over {shards} devices"
-    )
+    assert length % LANES == 0 and heads % shards == 0, f"rows of {length}, {heads} heads over {shards} devices"
+    # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
+    block = next(size for size in range(512, 0, -LANES) if length % size == 0)
     return kernels.make_splash_mha(
         _mask(length, window, heads),
-        block_sizes=_block_sizes(length),
+        block_sizes=kernels.BlockSizes(
+            block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+        ),
         head_shards=shards,
         q_seq_shards=1,
         residual_checkpoint_name=ATTENDED,
@@ -274,19 +269,6 @@ def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
     one = _Causal(shape) if window is None else _Local(shape, window_size=(window - 1, 0), offset=0)
     one.reach = length if window is None else window
     return masks.MultiHeadMask([one] * heads)
-
-
-def _block_sizes(length: int) -> kernels.BlockSizes:
-    # Blocks of 1024 do not fit on the chip with a head of 512 (v5p: 17.9 of 16 MB).
-    block = _divisor(length, 512)
-    return kernels.BlockSizes(
-        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
-    )
-
-
-def _divisor(length: int, most: int) -> int:
-    """The largest multiple of 128 up to `most` that divides the length."""
-    return next(size for size in range(most, 0, -LANES) if length % size == 0)
 
 
 def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:

@@ -5,22 +5,22 @@ fails once upstream has changed, so that the entry and its code can go. JAX: htt
 https://github.com/google/qwix.
 
 JAX gives a uint4 a byte of its own on CPU, twice what it has to hold.
-    here:  quantized.quantize packs two values in a byte
+    here:  quantization.quantize packs two values in a byte
     seen:  jax 0.10.2, https://github.com/openxla/xla/tree/main/xla/pjrt/cpu
     until: tests/models/test_upstream.py::test_jax_gives_a_uint4_a_byte_on_cpu
 
 JAX refuses arrays of uint4 on a mesh in a function that was compiled ahead.
-    here:  quantized.quantize packs two values in a byte
+    here:  quantization.quantize packs two values in a byte
     seen:  jax 0.10.2, jax/_src/interpreters/pxla.py
     until: tests/models/test_upstream.py::test_jax_refuses_uint4_on_a_mesh_once_compiled
 
 Qwix looks every value of nf4 up in a table, which a TPU does one by one.
-    here:  quantized.dequantize chooses among the levels bit by bit
+    here:  quantization.dequantize chooses among the levels bit by bit
     seen:  qwix 0.1.8, qwix/_src/core/numerics.py
     until: tests/models/test_upstream.py::test_qwix_looks_nf4_up_in_a_table
 
 JAX multiplies every row by every expert in ragged_dot on CPU.
-    here:  experts._block_products, wherever it is not a TPU
+    here:  moe._block_products, wherever it is not a TPU
     seen:  jax 0.10.2, jax/_src/lax/lax.py
     until: tests/models/test_upstream.py::test_jax_multiplies_every_row_by_every_expert_on_cpu
 

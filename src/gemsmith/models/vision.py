@@ -1,16 +1,9 @@
-"""Images as a model takes them: patches with their positions, and the places of their soft tokens in the rows.
+"""Images as a model takes them, the vision tower that makes features of their patches, and the 12B's embedding instead.
 
-Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image at most, L positions of a
-row, E the text model's width, M soft tokens of a row at most.
-
-The 12B's embedding of patches, which has no tower, and the projection of features into a text model's width.
-
-Axes: N images, P patches, C values of a patch, W the features' width, E the text model's.
-
-The vision tower: a transformer over an image's patches, whose outputs are pooled to soft tokens.
-
-Axes: N images, P patches, C values of a patch, H heads, D head dim, W the tower's width, F hidden, S soft tokens; Q and
-M queries and keys of one block. Matmuls run in the tower's dtype; norms, RoPE, softmax and pooling in fp32.
+Axes: B rows, L positions of a row, M its soft tokens at most, N images (of a row, where B stands before), P patches, C
+values of a patch, S soft tokens of an image at most, W the features' width, E the text model's, H heads, D head dim; in
+attention Q and M are queries and keys of one block. Matmuls run in the tower's dtype; norms, RoPE, softmax and pooling
+in fp32.
 """
 
 from dataclasses import dataclass, field
@@ -47,7 +40,7 @@ class Images:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class ImageTokens:
+class SoftTokens:
     """The soft tokens of images: what stands in a row in place of its images' tokens.
 
     `embeddings` (B, M, E) replace those of the tokens at `places` (B, M), counted along the row; a place of L or more
@@ -129,8 +122,8 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         fine = x.astype(jnp.float32)
-        centerd = fine - fine.mean(axis=-1, keepdims=True)
-        normed = centerd * jax.lax.rsqrt(jnp.square(centerd).mean(axis=-1, keepdims=True) + self.eps)
+        centered = fine - fine.mean(axis=-1, keepdims=True)
+        normed = centered * jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + self.eps)
         weight, bias = (y[...].astype(jnp.float32) for y in (self.weight, self.bias))
         return (normed * weight + bias).astype(x.dtype)
 

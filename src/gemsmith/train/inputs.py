@@ -1,23 +1,20 @@
-"""What training starts from: random matrices as PEFT draws them, or those in a PEFT folder, `train.init_adapter`.
+"""What training starts from, the same bytes with each backend, and what rows with images ask of a checkpoint.
 
-Each backend puts what `first_pair` gives into its model, so that all start from the same bytes. No machine-learning
-library is imported.
-
-What a run's rows with images ask of its checkpoint and its adapters, whichever backend trains.
+Adapters start as random matrices as PEFT draws them, or as those of a PEFT folder, `train.init_adapter`. No
+machine-learning library is imported.
 """
 
+import itertools
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, Vision, lora_targets, vision_targets
+from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, lora_targets, vision_targets
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
 from gemsmith.data import Batches
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import PatchConfig, longest_line, read_patching
 from gemsmith.recipe.schema import Data, Lora, Recipe
 from gemsmith.system.files import sha256_file
@@ -51,11 +48,8 @@ def load_init_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     if folder is None:
         return None
     adapter, lora = read_peft_adapter(Path(folder)), recipe.lora
-    for key, found, wanted in (
-        ("rank", adapter.rank, lora.rank),
-        ("alpha", adapter.alpha, lora.alpha),
-        ("rslora", adapter.rslora, lora.rslora),
-    ):
+    for key in ("rank", "alpha", "rslora"):
+        found, wanted = getattr(adapter, key), getattr(lora, key)
         if found != wanted:
             raise RecipeError(
                 f"train.init_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
@@ -82,7 +76,7 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     """How the rows' images are cut up; None where no row has any.
 
     Raises RecipeError for adapters on what no row would train, CheckpointError for a checkpoint that takes none, or has
-    fewer positions than a image has patches.
+    fewer positions than an image has patches.
     """
     variant = checkpoint.variant
     if not batches.rows.images:
@@ -98,18 +92,11 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
             "images; give one that takes images"
         )
     patching = read_patching(checkpoint.config, data.image_tokens)
-    for images in batches.rows.images:
-        _check_positions(checkpoint, images, patching, variant.vision)
-    return patching
-
-
-def _check_positions(
-    checkpoint: Checkpoint, images: Iterable[ImageInfo], patching: PatchConfig, vision: Vision
-) -> None:
-    for image in images:
-        longest = longest_line(image.width, image.height, patching)
-        if longest > vision.positions:
+    for image in itertools.chain.from_iterable(batches.rows.images):
+        longest, positions = longest_line(image.width, image.height, patching), variant.vision.positions
+        if longest > positions:
             raise CheckpointError(
                 f"{image.path}: has {longest} patches in a line, and checkpoint {checkpoint.source} positions for "
-                f"{vision.positions}; read the rows again with: gemsmith data RUN --force"
+                f"{positions}; read the rows again with: gemsmith data RUN --force"
             )
+    return patching

@@ -1,7 +1,4 @@
-"""What a training run says while it runs: one JSON line a step, TensorBoard events, a progress bar.
-
-Where a training ran, its seconds, which of its steps say how fast it is, and what the plan had said of them.
-"""
+"""What training says of its steps: JSON lines, TensorBoard events, a progress bar; and their time against the plan."""
 
 import statistics
 import time
@@ -22,7 +19,6 @@ from gemsmith.system.console import open_console, open_progress, text_column
 from gemsmith.system.files import write_text
 
 _WINDOW_STEPS = 20
-_LINE_EVERY_S = 10.0
 
 
 class Sink(Protocol):
@@ -144,17 +140,17 @@ class Display:
             self._print(f"train  {compared}")
         line = f"loss {step.loss:.4f}"
         if step.spike or step.skipped:
-            self._print(f"train  step {step.step}/{self._steps}  {line}: {_peculiarity(step)}")
+            what = "a spike" if step.spike else "NaN or infinite"
+            left_out = ", its update is left out" if step.skipped else ""
+            self._print(f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}")
         if self._recent:
             seconds = sum(recent.step_s for recent in self._recent)
-            left_s = (self._steps - step.step) * seconds / len(self._recent)
-            line += (
-                f"  {sum(recent.real_tokens for recent in self._recent) / seconds:,.0f} real tokens/s  ETA "
-                f"{_duration(left_s)}"
-            )
+            minutes, left_s = divmod(round((self._steps - step.step) * seconds / len(self._recent)), 60)
+            tokens_per_s = sum(recent.real_tokens for recent in self._recent) / seconds
+            line += f"  {tokens_per_s:,.0f} real tokens/s  ETA {minutes // 60}:{minutes % 60:02}:{left_s:02}"
         if self._bar:
             self._bar.update(self._task, completed=step.step, line=line)
-        elif first or step.step == self._steps or time.monotonic() - self._line_at_s > _LINE_EVERY_S:
+        elif first or step.step == self._steps or time.monotonic() - self._line_at_s > 10.0:
             self._line_at_s = time.monotonic()
             self._print(f"train  step {step.step}/{self._steps}  {line}")
 
@@ -164,17 +160,6 @@ class Display:
 
     def _print(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
-
-
-def _peculiarity(step: TrainStep) -> str:
-    what = "a spike" if step.spike else "NaN or infinite"
-    return f"{what}, its update is left out" if step.skipped else what
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def timed_steps(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> list[TrainStep]:
@@ -209,7 +194,11 @@ def against_plan(run: Run, trained_on: str | None, steps: Sequence[TrainStep]) -
 
     None without steps, or a plan of this recipe that has the machine.
     """
-    if not steps or not _is_planned(run):
+    try:
+        planned = bool(steps) and is_up_to_date(run, "plan")
+    except GemsmithError:  # of another version, or damaged: training does not need it
+        return None
+    if not planned:
         return None
     for machine in read_record(run, PlanRecord).machines:
         if machine.name == trained_on:
@@ -231,10 +220,3 @@ def describe(found: AgainstPlan) -> str:
         f"a step takes {found.step_s:.3g} s (median of {found.steps:,}); the plan said {low:.3g} to {high:.3g} s for "
         f"{found.machine}: {verdict}"
     )
-
-
-def _is_planned(run: Run) -> bool:
-    try:
-        return is_up_to_date(run, "plan")
-    except GemsmithError:  # of another version, or damaged: training does not need it
-        return False

@@ -1,21 +1,23 @@
 """One attempt at training a run: resume, judge each step, log it, record the whole.
 
-All of it is the same whichever backend computes the steps. What differs is what `Backend` asks for. No machine-learning
-library is imported.
+All of it is the same whichever backend computes the steps; what differs is what `TrainBackend` asks for. No
+machine-learning library is imported.
 """
 
 import contextlib
+import itertools
 import math
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from gemsmith.errors import CorruptCheckpointError
+from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
-from gemsmith.runs.records import ImageBucket, Origin, TrainImages, TrainRecord, TrainSaves, TrainStep
-from gemsmith.runs.run import Run, make_origin, write_record
+from gemsmith.runs.records import ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.run import Run, commit_recipe, make_origin, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
@@ -30,18 +32,7 @@ from gemsmith.train.logging import (
     timed_steps,
 )
 from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
-from gemsmith.train.resume import (
-    Stop,
-    checkpoint_metadata,
-    corrupt_checkpoint_error,
-    delete_previous_run,
-    earlier_steps,
-    is_spike,
-    refuse_no_targets,
-    refuse_to_go_on,
-    stop_on_signals,
-    stopped,
-)
+from gemsmith.train.resume import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals, stopped
 from gemsmith.train.schedule import learning_rate, schedule_notices
 
 
@@ -56,7 +47,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """What a step came to, the same in every process."""
 
     plan: Plan
@@ -94,7 +85,7 @@ class BackendInfo:
     """What images were padded to, where that is one of a few sizes."""
 
 
-class Backend(Protocol):
+class TrainBackend(Protocol):
     """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
 
     name: str
@@ -107,16 +98,16 @@ class Backend(Protocol):
         """The last saved step. Raises RunError where another backend's steps are in the way."""
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `Session.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
+        """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
-    def prepare(self, session: "Session") -> None:
+    def prepare(self, session: "TrainSession") -> None:
         """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
 
     def restore(self, step: int) -> None:
         """Gives model and optimizer their values after a saved step. Raises CorruptCheckpointError."""
 
-    def can_restore(self, step: int) -> bool:
-        """Whether a saved step could be restored."""
+    def check_saved(self, step: int) -> None:
+        """Raises CorruptCheckpointError for a saved step that cannot be restored."""
 
     def run(self) -> None:
         """Runs the steps after `session.done`, until the last or the session is told to stop.
@@ -131,10 +122,10 @@ class Backend(Protocol):
     def facts(self) -> BackendInfo: ...
 
 
-class Session:
+class TrainSession:
     """One attempt at a run: where it goes on, its log, and what it decides about each step."""
 
-    def __init__(self, run: Run, backend: Backend, *, steps: int, fresh: bool) -> None:
+    def __init__(self, run: Run, backend: TrainBackend, *, steps: int, fresh: bool) -> None:
         self.run, self.steps, self.fresh = run, steps, fresh
         self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
@@ -170,12 +161,29 @@ class Session:
 
     @contextlib.contextmanager
     def _one_line_damage(self) -> Iterator[None]:
+        """Raises RunError where the last saved step cannot be gone on from; it names the last one that can."""
         try:
             yield
         except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
-            raise corrupt_checkpoint_error(
-                self.run, self._backend.checkpoint_steps(), error, self._backend.can_restore
+            run, (last, *earlier) = self.run, sorted(self._backend.checkpoint_steps(), reverse=True)
+            bad = list(itertools.takewhile(self._is_damaged, earlier))
+            places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
+            what = f"{run.checkpoints}/{last}: is damaged ({last_line(error)})"
+            if len(bad) == len(earlier):
+                raise RunError(
+                    f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force"
+                ) from None
+            raise RunError(
+                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train "
+                f"{run.path}"
             ) from None
+
+    def _is_damaged(self, step: int) -> bool:
+        try:
+            self._backend.check_saved(step)
+        except CorruptCheckpointError:
+            return True
+        return False
 
     def train(self) -> None:
         """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
@@ -205,13 +213,17 @@ class Session:
             skip_above=limit if recipe.train.on_spike == "skip" else math.inf,
         )
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: StepOutcome) -> None:
         """Judges a step and logs it.
 
         Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained.
         """
-        plan = outcome.plan
-        refuse_no_targets(self.run, plan.step, outcome.targets)
+        run, plan = self.run, outcome.plan
+        if not outcome.targets:
+            raise DataError(
+                f"{run.data}: no token of step {plan.step} is trained on; make the rows again with: gemsmith data "
+                f"{run.path} --force"
+            )
         if self.fresh:
             self.delete_previous_run()
         now_s = time.monotonic()
@@ -226,10 +238,10 @@ class Session:
             images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
-            spike=is_spike(outcome.loss, plan.spike_limit),
+            spike=plan.spike_limit < outcome.loss < math.inf,
             skipped=outcome.skipped,
         )
-        refuse_to_go_on(self.run, [*self.log.steps, step], self.run.recipe.train, self._last_saved())
+        refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
         self.should_stop |= outcome.should_stop
         self.log.add(step)
 
@@ -237,7 +249,9 @@ class Session:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.delete_saved()
         if self._backend.writes:
-            delete_previous_run(self.run)
+            self.run.record_file("train").unlink(missing_ok=True)
+            shutil.rmtree(self.run.tensorboard, ignore_errors=True)
+            commit_recipe(self.run)
         self.fresh = False
 
     def metadata(self) -> dict[str, Any]:
@@ -272,30 +286,24 @@ class Session:
         """The record of a finished training of the model of this name."""
         run, steps, facts = self.run, self.log.steps, self._backend.facts()
         inside = run.recipe.train.checkpoint_folder is None
-        machine = machine_of(run, facts.accelerators)
+        machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256
+        sources = {"train.init_adapter": start} if start else None
+        origin = make_origin(run, "train", clock, packages=self._backend.packages, sources=sources)
+        devices = origin.machine.model_copy(update={"accelerators": facts.accelerators})
         return TrainRecord(
-            origin=self._origin(clock, facts.accelerators),
+            origin=origin.model_copy(update={"machine": devices}),
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
             warmup_steps=run.recipe.optimizer.warmup(self.steps),
-            adapted=facts.adapted,
-            trained_parameters=facts.trained_parameters,
             base_dtype=run.recipe.train.dtype,
-            mesh=facts.mesh,
-            attention=facts.attention,
-            remat=facts.remat,
             resumed_at=tuple(self.resumed_at),
             spikes=tuple(step.step for step in steps if step.spike),
             skipped=tuple(step.step for step in steps if step.skipped),
-            hosts=facts.hosts,
             machine=machine,
-            compile_s=facts.compile_s,
-            compiled_from_cache=facts.compiled_from_cache,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
             images=self._images(facts),
             against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
-            peak_memory_bytes=facts.peak_memory_bytes,
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,
             warnings=(
@@ -303,6 +311,7 @@ class Session:
                 *loss_plateau_warnings(steps, run.recipe),
             ),
             critical_warnings=loss_increase_warnings(steps, run.recipe),
+            **{name: value for name, value in vars(facts).items() if name in TrainRecord.model_fields},
         )
 
     def _images(self, facts: BackendInfo) -> TrainImages | None:
@@ -317,26 +326,19 @@ class Session:
             buckets=facts.buckets,
         )
 
-    def _origin(self, clock: Clock, accelerators: tuple[str, ...]) -> Origin:
-        start = self._start_adapter_sha256
-        sources = {"train.init_adapter": start} if start else None
-        origin = make_origin(self.run, "train", clock, packages=self._backend.packages, sources=sources)
-        machine = origin.machine.model_copy(update={"accelerators": accelerators})
-        return origin.model_copy(update={"machine": machine})
-
     def _last_saved(self) -> int | None:
         return max(self._backend.checkpoint_steps(), default=None)
 
 
 def train_session(
-    run: Run, backend: Backend, *, steps: int, model: str, clock: Clock, fresh: bool = False
+    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, fresh: bool = False
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
     `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
     last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
-    session = Session(run, backend, steps=steps, fresh=fresh)
+    session = TrainSession(run, backend, steps=steps, fresh=fresh)
     with stop_on_signals(session.stopping):
         session.train()
         record = session.record(clock, model)

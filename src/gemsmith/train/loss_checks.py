@@ -1,9 +1,4 @@
-"""Steps that should not count: their loss is a spike, or NaN or infinite.
-
-Which ones they are follows from the losses, so resuming changes nothing.
-
-Whether the loss fell over a training, and what may have kept it from falling.
-"""
+"""What losses say: which steps should not count, which resuming does not change, and whether training lowered them."""
 
 import itertools
 import math
@@ -76,9 +71,8 @@ class Change:
     @property
     def sigmas(self) -> float:
         """The fall in standard errors."""
-        return (
-            (self.first - self.last) / self.error if self.error > 0 else math.copysign(math.inf, self.first - self.last)
-        )
+        fall = self.first - self.last
+        return fall / self.error if self.error > 0 else math.copysign(math.inf, fall)
 
     @property
     def fell(self) -> bool:
@@ -98,13 +92,8 @@ def loss_plateau_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[s
     early = _change(steps, first_steps=_FEWEST_STEPS_TO_FALL)
     if early and early.fell and early.sigmas > _FALL_SIGMAS:
         return ()
-    how = (
-        "did not fall"
-        if change.fall <= 0
-        else "hardly fell"
-        if change.fall < _SMALL_SHARE
-        else "fell no further than its noise"
-    )
+    how = "hardly fell" if change.fall < _SMALL_SHARE else "fell no further than its noise"
+    how = "did not fall" if change.fall <= 0 else how
     return (f"The loss {how}: {_describe(change)}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
 
 
@@ -126,7 +115,7 @@ def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Ch
     The error is that of medians of normal noise, which is estimated from the changes between neighbors: a trend does
     not show in those.
     """
-    losses = _losses(steps)
+    losses = [step.loss for step in steps if math.isfinite(step.loss) and not step.skipped]
     if len(losses) < 2 * _FEWEST_STEPS_TO_FALL:
         return None
     last_steps = max(_FEWEST_STEPS_TO_FALL, len(losses) // 10)
@@ -139,10 +128,6 @@ def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Ch
         last_steps=last_steps,
         error=math.sqrt(math.pi / 2 * (1 / first_steps + 1 / last_steps)) * noise,
     )
-
-
-def _losses(steps: Sequence[TrainStep]) -> list[float]:
-    return [step.loss for step in steps if math.isfinite(step.loss) and not step.skipped]
 
 
 def _describe(change: Change) -> str:

@@ -1,24 +1,23 @@
-"""What an attempt at a run refuses, what it saves beside the arrays, and how it ends, whichever backend runs it."""
+"""What an attempt at a run saves beside the arrays, what it refuses to go on from, and how a signal ends it."""
 
 import atexit
 import contextlib
-import itertools
+import hashlib
 import json
 import math
 import os
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.finite import refuse_nonfinite_base
-from gemsmith.errors import DataError, EngineError, MachineError, RunError, Terminated, last_line
-from gemsmith.recipe.schema import Optimizer, Train
+from gemsmith.errors import EngineError, MachineError, RunError, Terminated
+from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import DataRecord, TrainStep
-from gemsmith.runs.run import Run, commit_recipe, incompatible_changes, read_record, stage_keys
+from gemsmith.runs.run import Run, incompatible_changes, read_record, stage_keys
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave, listening
 from gemsmith.train.loss_checks import reason_to_stop
@@ -30,20 +29,23 @@ _UNHEARD_S = 2.0
 _OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.init_adapter")
 
 
-def consistency_fingerprint(run: Run, versions: Sequence[str]) -> dict[str, Any]:
-    """What all processes that train together must have the same of."""
+def check_consistency(
+    run: Run, gather: Callable[[bytes], Sequence[bytes]], same: Mapping[str, Any], *, kinds: tuple[str, str]
+) -> None:
+    """Raises RunError unless all processes that train together have the same recipe, rows, and what else is named.
+
+    `gather` gives, in order, what each process called it with; `kinds`: what one of them is called, and several.
+    """
     keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
-    return {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, "versions": list(versions)}
-
-
-def mismatch_error(run: Run, what: str, *, number: int, count: int, kind: str) -> RunError:
-    """What to raise where a `kind`, host or process, has another `what` than the first."""
-    article = "" if what.endswith("s") else "a "
-    plural = f"{kind}es" if kind.endswith("s") else f"{kind}s"
-    return RunError(
-        f"{run.path}: {kind} {number} of {count} has {article}different {what} from {kind} 0; use the same {what} on "
-        f"all {plural}"
-    )
+    for name, value in {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, **same}.items():
+        digests = gather(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest())
+        number = next((number for number, other in enumerate(digests) if other != digests[0]), None)
+        if number is not None:
+            kind, plural = kinds
+            raise RunError(
+                f"{run.path}: {kind} {number} of {len(digests)} has {'' if name.endswith('s') else 'a '}different "
+                f"{name} from {kind} 0; use the same {name} on all {plural}"
+            )
 
 
 def checkpoint_metadata(
@@ -75,75 +77,24 @@ def earlier_steps(
     if metadata["rows_sha256"] != read_record(run, DataRecord).rows_sha256:
         raise RunError(
             f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith "
-            f"data {run.path} "
-            f"--force; or start again with: gemsmith train {run.path} --force"
+            f"data {run.path} --force; or start again with: gemsmith train {run.path} --force"
         )
-    if metadata.get("start_adapter_sha256") != start_adapter_sha256:
+    if metadata["start_adapter_sha256"] != start_adapter_sha256:
         raise RunError(
             f"{place}: was trained from another adapter than train.init_adapter holds now; put that one back, or "
-            "start again with: "
-            f"gemsmith train {run.path} --force"
+            f"start again with: gemsmith train {run.path} --force"
         )
     steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
-    _refuse_another_schedule(run, place, steps)
-    return steps
-
-
-def _refuse_another_schedule(run: Run, place: str, steps: Sequence[TrainStep]) -> None:
-    """Raises RunError where the steps had other learning rates than the recipe gives them."""
     optimizer, updates = run.recipe.optimizer, read_record(run, DataRecord).steps
-    if (other := _other_rate(optimizer, steps, updates)) is None:
-        return
-    step, rate = other
-    # Warm-up that is left open came to 100 steps before it became a tenth of them.
-    once = optimizer.model_copy(update={"warmup_steps": 100, "warmup_ratio": None})
-    set_back = (
-        "--set optimizer.warmup_steps=100 goes on with it"
-        if _other_rate(once, steps, updates) is None
-        else "set warm-up back"
-    )
-    raise RunError(
-        f"{place}: was trained with another schedule: step {step.step} had the learning rate {step.learning_rate:g}, "
-        "with a warm-up of "
-        f"{optimizer.warmup(updates)} steps it has {rate:g}; {set_back}, or start again with: gemsmith train "
-        f"{run.path} --force"
-    )
-
-
-def _other_rate(optimizer: Optimizer, steps: Sequence[TrainStep], updates: int) -> tuple[TrainStep, float] | None:
-    """The first step that had another learning rate than it gets from the optimizer's schedule, and that rate."""
-    rates = ((step, learning_rate(optimizer, update=step.step - 1, updates=updates)) for step in steps)
-    return next(
-        ((step, rate) for step, rate in rates if not math.isclose(step.learning_rate, rate, rel_tol=1e-6)), None
-    )
-
-
-def corrupt_checkpoint_error(
-    run: Run, steps: Iterable[int], reason: BaseException, can_restore: Callable[[int], bool]
-) -> RunError:
-    """What to raise where the last saved step cannot be gone on from; names the last one that can."""
-    last, *earlier = sorted(steps, reverse=True)
-    bad = list(itertools.takewhile(lambda step: not can_restore(step), earlier))
-    places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
-    what = f"{run.checkpoints}/{last}: is damaged ({last_line(reason)})"
-    if len(bad) == len(earlier):
-        return RunError(f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
-    return RunError(
-        f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train {run.path}"
-    )
-
-
-def refuse_no_targets(run: Run, step: int, targets: int) -> None:
-    """Raises DataError where a step would train nothing."""
-    if not targets:
-        raise DataError(
-            f"{run.data}: no token of step {step} is trained on; make the rows again with: gemsmith data {run.path} "
-            "--force"
-        )
-
-
-def is_spike(loss: float, limit: float) -> bool:
-    return limit < loss < math.inf
+    for step in steps:
+        rate = learning_rate(optimizer, update=step.step - 1, updates=updates)
+        if not math.isclose(step.learning_rate, rate, rel_tol=1e-6):
+            raise RunError(
+                f"{place}: was trained with another schedule: step {step.step} had the learning rate "
+                f"{step.learning_rate:g}, with a warm-up of {optimizer.warmup(updates)} steps it has {rate:g}; set "
+                f"warm-up back, or start again with: gemsmith train {run.path} --force"
+            )
+    return steps
 
 
 def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_saved: int | None) -> None:
@@ -178,13 +129,6 @@ def full_disk(run: Run) -> MachineError:
     return MachineError(
         f"no space left on device while writing under {place}; free some and run the same command again"
     )
-
-
-def delete_previous_run(run: Run) -> None:
-    """Deletes what an earlier training left beside its checkpoints, and puts the recipe of this one in place."""
-    run.record_file("train").unlink(missing_ok=True)
-    shutil.rmtree(run.tensorboard, ignore_errors=True)
-    commit_recipe(run)
 
 
 def stopped(run: Run, number: int, last: int | None) -> BaseException:

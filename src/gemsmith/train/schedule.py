@@ -1,6 +1,6 @@
-"""Learning rates, as Hugging Face's get_*_schedule_with_warmup give them. No machine-learning library is imported.
+"""What the number of steps tells before the first: the learning rates, and which steps stay saved.
 
-What the number of steps tells before the first: how the learning rate goes, and which steps stay saved.
+Learning rates are those of Hugging Face's get_*_schedule_with_warmup. No machine-learning library is imported.
 """
 
 import math
@@ -28,9 +28,6 @@ def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
     return optimizer.learning_rate
 
 
-_NAMED = 8
-
-
 def say_schedule(recipe: Recipe, steps: int) -> None:
     """Prints how long warm-up takes."""
     optimizer, console = recipe.optimizer, open_console()
@@ -52,8 +49,8 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
     highest = learning_rate(optimizer, update=steps - 1, updates=steps)
     return (
         f"Training has {steps:,} step{'s' * (steps != 1)} and warm-up takes {warmup:,}, so no step gets "
-        "optimizer.learning_rate, "
-        f"{optimizer.learning_rate:g}: the last one gets {highest:.2g}. Set optimizer.warmup_steps lower.",
+        f"optimizer.learning_rate, {optimizer.learning_rate:g}: the last one gets {highest:.2g}. Set "
+        "optimizer.warmup_steps lower.",
     )
 
 
@@ -62,18 +59,14 @@ def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return
-    folder = run.checkpoints
-    there = (
-        []
-        if fresh or not folder.is_dir()
-        else [int(entry.name) for entry in folder.iterdir() if entry.name.isdecimal()]
-    )
+    there: list[int] = []
+    if not fresh and run.checkpoints.is_dir():
+        there = [int(entry.name) for entry in run.checkpoints.iterdir() if entry.name.isdecimal()]
     kept = sorted({*there, *range(train.save_steps, steps + 1, train.save_steps), steps})[-train.save_total_limit :]
     if wanted not in kept:
-        names = f"{'..., ' if len(kept) > _NAMED else ''}{', '.join(map(str, kept[-_NAMED:]))}"
+        names = ", ".join([*(["..."] if len(kept) > 8 else []), *map(str, kept[-8:])])
         raise RecipeError(
             f"export.step: {wanted} was given; at the end of {steps} steps, every {train.save_steps}th and the "
-            "last are saved and "
-            f"{names} kept; set one of those or null, or change train.save_steps or train.save_total_limit "
-            f"({train.save_total_limit})"
+            f"last are saved and {names} kept; set one of those or null, or change train.save_steps or "
+            f"train.save_total_limit ({train.save_total_limit})"
         )

@@ -1,7 +1,4 @@
-"""The train stage: hands the run to the backend that `train.backend` names.
-
-Which of the processes that train together writes to the run directory, known before they have joined.
-"""
+"""The train stage: hands the run to the backend that `train.backend` names."""
 
 import contextlib
 import importlib.util
@@ -16,7 +13,10 @@ from gemsmith.train.schedule import check_export_step, say_schedule
 
 
 def is_later_host() -> bool:
-    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice."""
+    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice.
+
+    Known before the processes have joined: only the first writes to the run directory.
+    """
     if number := os.environ.get("JAX_PROCESS_ID"):
         return number != "0"
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:

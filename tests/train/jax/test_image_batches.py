@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant
+from gemsmith.data.batches import join, room_for
+from gemsmith.train.jax.images import ImageShape, batch_images, bucket_shape
 from gemsmith.images.patches import Patches
-from gemsmith.train.jax.images import ImageShape, batch_images, image_shape
 
 SHAPE = ImageShape(images=2, soft_tokens=3, patches=4, patch_dim=2)
 
@@ -37,5 +38,5 @@ def test_a_row_whose_soft_tokens_are_not_its_images_is_our_own_mistake():
 
 def test_one_shape_has_room_for_every_row():
     rows = [[256, 266], [121], []]
-    shape = image_shape(find_variant("gemma4-31b").vision, rows)
+    shape = bucket_shape(find_variant("gemma4-31b").vision, join([room_for(row) for row in rows]))
     assert shape == ImageShape(images=2, soft_tokens=288, patches=2592, patch_dim=768)

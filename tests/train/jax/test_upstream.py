@@ -125,7 +125,7 @@ def test_tunix_restores_moments_whole_onto_every_device():
 
 
 def test_tunix_calls_an_unjitted_step_with_the_example_alone():
-    """Trainer.run relies on it."""
+    """TunixTrainer.run relies on it."""
     source = inspect.getsource(PeftTrainer.train)
     assert "train_step(train_example)" in source
     assert make_trainer().jit_train_and_eval_step(skip_jit=True)[0].__name__ == "_train_step"

@@ -19,7 +19,7 @@ from gemsmith.export.stage import export
 from gemsmith.hardware.model import limits
 from gemsmith.runs.run import is_up_to_date
 from gemsmith.train.stage import train
-from gemsmith.train.torch.checkpoints import Checkpoints
+from gemsmith.train.torch.checkpoints import PeftCheckpoints
 from gemsmith.train.torch.model import load_base, nf4_config
 from gemsmith.verify.stage import verify
 
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(prepared_run, monkeypatch):
     def refused(*_):
         raise PermissionError(13, "Permission denied", "there")
 
-    monkeypatch.setattr(Checkpoints, "save", refused)
+    monkeypatch.setattr(PeftCheckpoints, "save", refused)
     with pytest.raises(
         MachineError, match=r"permission denied \(there\); name another place, or change its permissions"
     ):

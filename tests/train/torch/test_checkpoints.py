@@ -13,7 +13,7 @@ from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
-from gemsmith.train.torch.checkpoints import Checkpoints
+from gemsmith.train.torch.checkpoints import PeftCheckpoints
 
 METADATA = {"recipe": {"lora.rank": 4}, "steps": [], "resumed_at": []}
 
@@ -31,7 +31,7 @@ def run(prepared_run):
     for step in (2, 4):
         matrices = {target.module: {"a": draw(4, target.shape[1]), "b": draw(target.shape[0], 4)} for target in targets}
         moments = {"step": draw(1), **{f"{module}.a.exp_avg": sides["a"] for module, sides in matrices.items()}}
-        Checkpoints(run).save(step, matrices, moments, METADATA | {"resumed_at": [step]})
+        PeftCheckpoints(run).save(step, matrices, moments, METADATA | {"resumed_at": [step]})
     return run
 
 
@@ -63,7 +63,7 @@ def flat(adapter):
 
 
 def test_damage_to_any_file_is_found_or_changes_nothing(run):
-    checkpoints = Checkpoints(run)
+    checkpoints = PeftCheckpoints(run)
     metadata, (adapter, moments) = checkpoints.read_metadata(4), checkpoints.read(4)
     matrices, found = flat(adapter), []
     for what in damages(run.checkpoints / "4", 200):
@@ -82,12 +82,12 @@ def test_damage_to_any_file_is_found_or_changes_nothing(run):
 def test_a_step_that_lost_all_that_tells_it_is_no_step(run):
     shutil.rmtree(run.checkpoints / "4")
     (run.checkpoints / "4").mkdir()
-    assert Checkpoints(run).steps() == [2]
+    assert PeftCheckpoints(run).steps() == [2]
 
 
 def test_a_saved_step_replaces_the_oldest(run):
     keep = Train.model_validate(run.recipe.train.model_dump() | {"save_total_limit": 1})
-    checkpoints = Checkpoints(Run(path=run.path, recipe=run.recipe.model_copy(update={"train": keep})))
+    checkpoints = PeftCheckpoints(Run(path=run.path, recipe=run.recipe.model_copy(update={"train": keep})))
     adapter, moments = checkpoints.read(4)
     matrices = flat(adapter)
     checkpoints.save(6, {name: {"a": pair.a, "b": pair.b} for name, pair in adapter.modules.items()}, moments, METADATA)

@@ -18,8 +18,8 @@ from gemsmith.errors import DataError
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.runs.run import Run
 from gemsmith.train.stage import train
-from gemsmith.train.torch.checkpoints import Checkpoints
-from gemsmith.train.torch.images import ImageFeed, count_patches, number_images, pad_images
+from gemsmith.train.torch.checkpoints import PeftCheckpoints
+from gemsmith.train.torch.images import DecodedImages, count_patches, number_images, pad_images
 from gemsmith.train.torch.model import load_base
 from support.images import image_bytes
 
@@ -86,7 +86,7 @@ def test_a_image_that_is_gone_is_known_a_step_before_it_is_asked_for(prepare_ima
     paths = [[image.path for image in batches.batch(step).images[0]] for step in range(1, 8)]
     gone = next(step for step in range(3, 8) if len(paths[step - 1]) == 1)
     Path(paths[gone - 1][0]).unlink()
-    feed = ImageFeed(batches, patching, rows=range(1), first=gone - 1, processes=1)
+    feed = DecodedImages(batches, patching, rows=range(1), first=gone - 1, processes=1)
     with closing(feed):
         assert feed.fault is None
         assert len(feed.take()[0]) == len(paths[gone - 2])
@@ -164,7 +164,7 @@ def test_a_image_that_changes_in_training_is_one_line_and_the_step_before_it_is_
     Path(path).write_bytes(image_bytes(9, 9, seed=99))
     with pytest.raises(DataError, match=rf"^step {step} of training: .* has changed .*; step {step - 1} is saved$"):
         train(run)
-    assert Checkpoints(run).steps()[-1] == step - 1
+    assert PeftCheckpoints(run).steps()[-1] == step - 1
     Path(path).write_bytes(kept)
     record = train(run)
     assert record.resumed_at == (step - 1,) and len(record.steps) == 7

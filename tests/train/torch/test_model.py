@@ -10,7 +10,6 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS
-from gemsmith.errors import CheckpointError
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.torch import upstream as trl_upstream
@@ -158,12 +157,6 @@ def test_what_embeds_images_is_there_for_rows_that_have_some_and_frozen(even_che
     weights = [*seeing.model.vision_tower.parameters(), *seeing.model.embed_vision.parameters()]
     assert weights and not any(weight.requires_grad for weight in weights)
     assert {weight.dtype for weight in weights} == {torch.bfloat16}
-
-
-def test_a_checkpoint_of_the_text_model_takes_no_images(checkpoint):
-    opened = open_checkpoint(str(checkpoint))
-    with pytest.raises(CheckpointError, match=r"config\.json has no vision_config, so the model cannot take images"):
-        load_base(recipe_of(checkpoint), opened, "documents", CPU, vision=True)
 
 
 def test_rows_with_images_are_never_left_to_masks_of_upstream(even_checkpoint):

@@ -17,7 +17,7 @@ from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import find_run, is_up_to_date, open_run, read_record
 from gemsmith.train import loop as session
 from gemsmith.train.stage import train
-from gemsmith.train.torch.trainer import Trainer
+from gemsmith.train.torch.trainer import TrlTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 
@@ -128,12 +128,12 @@ def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run, read_step
 
 @pytest.mark.slow
 def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, tmp_path, monkeypatch, saved_bytes):
-    compute_loss = Trainer.compute_loss
+    compute_loss = TrlTrainer.compute_loss
 
     def poisoned(self, model, inputs, **options):
         return compute_loss(self, model, inputs, **options) * (np.nan if inputs["step"] == 3 else 1.0)
 
-    monkeypatch.setattr(Trainer, "compute_loss", poisoned)
+    monkeypatch.setattr(TrlTrainer, "compute_loss", poisoned)
     keys = BACKEND | {"save_steps": 1, "on_nonfinite": "skip", "save_total_limit": 6}
     run = prepare(tmp_path / "run", train=keys)
     record = train(run)
@@ -186,7 +186,7 @@ def test_training_again_that_cannot_begin_loses_nothing(trained, gemsmith, monke
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Trainer, "training_step", full)
+    monkeypatch.setattr(TrlTrainer, "training_step", full)
     code, _, err = gemsmith("train", run.path, "--force", "--set", "optimizer.learning_rate=0.1")
     assert code == 2 and "no space left on device" in err
     assert snapshot(run.path) == before

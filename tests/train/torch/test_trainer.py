@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gemsmith.train.torch.distributed import Group
-from gemsmith.train.torch.trainer import Trainer, _config, _mixed, _norm
+from gemsmith.train.torch.distributed import ProcessGroup
+from gemsmith.train.torch.trainer import TrlTrainer, _config, _mixed, _norm
 
 CPU = torch.device("cpu")
 
@@ -25,11 +25,11 @@ class Steps:
 
 def slices(recipe, *, rank, size, done=0):
     trainer = SimpleNamespace(
-        _recipe=recipe, _done=done, batches=Steps(), _group=Group(device=CPU, rank=rank, size=size),
+        _recipe=recipe, _done=done, batches=Steps(), _group=ProcessGroup(device=CPU, rank=rank, size=size),
         _tensors=lambda batch, places, images, dtype: {"places": places.tolist()},
         feed=None, patches=np.zeros(2, np.int64),
     )  # fmt: skip
-    return list(Trainer.micro_batches(trainer))
+    return list(TrlTrainer.micro_batches(trainer))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -61,7 +61,7 @@ def test_the_norm_is_that_of_all_gradients_together():
 
 def test_upstream_saves_and_reports_nothing_by_itself(small_recipe, tmp_path):
     recipe = small_recipe(train={"global_batch_size": 8, "gradient_accumulation_steps": 2})
-    config = _config(recipe, Group(device=CPU, size=2), steps=5, folder=tmp_path)
+    config = _config(recipe, ProcessGroup(device=CPU, size=2), steps=5, folder=tmp_path)
     assert (config.per_device_train_batch_size, config.gradient_accumulation_steps, config.max_steps) == (2, 2, 5)
     assert config.save_strategy == config.logging_strategy == "no" and config.report_to == []
     assert list(tmp_path.iterdir()) == []

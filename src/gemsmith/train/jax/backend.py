@@ -2,8 +2,6 @@
 
 Every step is a function of the recipe and its number: batch, dropout and learning rate. So a run that was killed
 continues from its last complete checkpoint and ends with the bytes of one that never stopped.
-
-A full disk as one line: Orbax and tensorstore raise it as text, and print a traceback for each array.
 """
 
 import contextlib
@@ -20,20 +18,20 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from gemsmith.arch import VARIANTS, Variant, find_variant
+from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import Bucket
-from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
+from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
-from gemsmith.models import Execution, Gemma4, base_kinds, load_model
+from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.train.inputs import load_init_adapter
-from gemsmith.train.jax.checkpoints import Checkpoints
+from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
 from gemsmith.train.jax.distributed import (
     check_accelerator,
@@ -49,14 +47,14 @@ from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_in
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
-from gemsmith.train.jax.upstream import Trainer
-from gemsmith.train.loop import BackendInfo, Outcome, Plan, Session, train_session
+from gemsmith.train.jax.upstream import TunixTrainer
+from gemsmith.train.loop import BackendInfo, Plan, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 
+# Orbax and tensorstore raise a full disk as text, and print a traceback for each array.
 _FULL = ("No space left on device", "ENOSPC", "Disk quota exceeded")
 # Said by what is still under way once the save has failed, and its event loop is closed, or the interpreter ends.
 _LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
-_LOGGERS = ("absl", "asyncio")
 
 
 def is_full_disk(error: BaseException | None) -> bool:
@@ -74,7 +72,7 @@ def drop_tracebacks_of_a_full_disk() -> None:
     It stays so until the process ends, since these threads outlive the save. Whatever else they say is printed as
     before.
     """
-    for logger in map(logging.getLogger, _LOGGERS):
+    for logger in map(logging.getLogger, ("absl", "asyncio")):
         if _says_more not in logger.filters:
             logger.addFilter(_says_more)
     # Of writes that had been made and not begun when the save failed.
@@ -132,7 +130,7 @@ def adapted_model(
 
 
 class TunixBackend:
-    """What gemsmith.train.loop.Backend asks for, by a Tunix trainer on the devices of a mesh."""
+    """What gemsmith.train.loop.TrainBackend asks for, by a Tunix trainer on the devices of a mesh."""
 
     name = "tunix"
     packages: tuple[str, ...] = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
@@ -140,11 +138,11 @@ class TunixBackend:
     def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, mesh: Mesh) -> None:
         self.writes = is_main_process()
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
-        self._session: Session
+        self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
         self._compiled: dict[Bucket | None, Compiled] = {}
-        self._checkpoints = Checkpoints(
+        self._checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
             keep=run.recipe.train.save_total_limit,
@@ -160,9 +158,9 @@ class TunixBackend:
         return adapted_model(recipe, self._checkpoint, self._mesh, vision=images is not None, images=images)
 
     @cached_property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> TunixTrainer:
         optimizer = make_optimizer(self._run.recipe.optimizer)
-        return Trainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
+        return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
     def resumable_step(self) -> int | None:
         step = self._checkpoints.latest_step()
@@ -182,19 +180,15 @@ class TunixBackend:
             f"another, or start again with: gemsmith train {self._run.path} --force"
         )
 
-    def prepare(self, session: Session) -> None:
+    def prepare(self, session: TrainSession) -> None:
         self._session = session
         self.trainer.start_at(session.done)
 
     def restore(self, step: int) -> None:
         self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
 
-    def can_restore(self, step: int) -> bool:
-        try:
-            self._checkpoints.read(step, self.model, self.trainer.optimizer)
-        except CorruptCheckpointError:
-            return False
-        return True
+    def check_saved(self, step: int) -> None:
+        self._checkpoints.read(step, self.model, self.trainer.optimizer)
 
     def checkpoint_steps(self) -> list[int]:
         return self._checkpoints.steps()
@@ -203,17 +197,26 @@ class TunixBackend:
         self._checkpoints.delete_all()
 
     def run(self) -> None:
-        """Compiles the step and runs it; where SIGTERM comes first, it runs none.
+        """Compiles the step for every bucket still to come, and runs it; where SIGTERM comes first, it runs none.
 
-        Raises DataError where a image cannot be read any more, once the step before its own is saved.
+        Raises DataError where an image cannot be read any more, once the step before its own is saved.
         """
         try:
             self._make_step()
-            self._open_feed()
-            if self._compile():
-                self._session.start_clock()
-                self.trainer.run()
-                self._refuse_fault()
+            if self._images:
+                # Several hosts stop two steps after one of them has asked for it. An image that cannot be read for the
+                # first step is found before that is compiled.
+                ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
+                self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
+                raise_on_all_hosts(self._feed.fault)
+            for bucket, inputs in self._inputs.items():
+                compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
+                if compiled is None:
+                    return
+                self._compiled[bucket] = compiled
+            self._session.start_clock()
+            self.trainer.run()
+            self._refuse_fault()
         finally:
             if self._feed:
                 self._feed.close()
@@ -232,51 +235,26 @@ class TunixBackend:
         )
         self.trained, self.moments = self._step.trained, self._step.moments
         how, rows, length = self._images, recipe.train.global_batch_size, recipe.data.max_length
+        left = range(self._session.done + 1, self._batches.steps + 1)
+        first_of_each_bucket = {self._bucket(step): step for step in reversed(left)}
         self._inputs = {
-            self._bucket(step): input_shapes(
-                self._mesh, rows=rows, length=length, images=how.shape(step) if how else None
-            )
-            for step in self._first_of_each_bucket()
+            bucket: input_shapes(self._mesh, rows=rows, length=length, images=how.shape(step) if how else None)
+            for bucket, step in first_of_each_bucket.items()
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
 
-    def _compile(self) -> bool:
-        """Compiles the step for every bucket that is still to come; False where SIGTERM came first."""
-        for bucket, inputs in self._inputs.items():
-            compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
-            if compiled is None:
-                return False
-            self._compiled[bucket] = compiled
-        return True
-
     def _bucket(self, step: int) -> Bucket | None:
         return self._images.buckets.of(step) if self._images else None
-
-    def _first_of_each_bucket(self) -> list[int]:
-        """Of the steps that are left."""
-        steps = range(self._session.done + 1, self._batches.steps + 1)
-        return [*{self._bucket(step): step for step in reversed(steps)}.values()]
-
-    def _open_feed(self) -> None:
-        """Begins to decode images; one that cannot be read for the first step is found before that is compiled."""
-        if self._images is None:
-            return
-        # Several hosts stop two steps after one of them has asked for it.
-        ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
-        self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
-        raise_on_all_hosts(self._feed.fault)
 
     def _refuse_fault(self) -> None:
         steps = self._session.log.steps
         last = steps[-1].step if steps else 0
         if self._feed is None or last == self._batches.steps:
             return
-        fault, saved = self._feed.fault, f"; step {last} is saved"
-        if fault and not self._session.stopping.is_set():
-            fault = type(fault)(f"step {self._feed.step} of training: {fault}{saved}")
-        else:
-            fault = None
+        fault, saved = None, f"; step {last} is saved"
+        if (found := self._feed.fault) and not self._session.stopping.is_set():
+            fault = type(found)(f"step {self._feed.step} of training: {found}{saved}")
         raise_on_all_hosts(fault, saved=saved)
 
     def _load(self, step: int) -> tuple[int, Arrays] | None:
@@ -314,7 +292,7 @@ class TunixBackend:
         plan, metrics = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         should_stop = bool(values.pop("stop"))
-        self._session.finish(Outcome(plan=plan, should_stop=should_stop, **values))
+        self._session.finish(StepOutcome(plan=plan, should_stop=should_stop, **values))
 
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
@@ -329,30 +307,27 @@ class TunixBackend:
         execution, variant = self.model.execution, self.model.variant
         steps, how, compiled = self._session.log.steps, self._images, self._compiled.values()
         buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
+        # The splash kernel's mask cannot depend on the rows (models/gemma4.py).
+        nearby = "dense" if how and variant.bidirectional_images else execution.attention
+        # On CPU devices do not say what they held: there it is the most that the process held.
+        held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return BackendInfo(
             accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
-            adapted=count_adapted(self.model, variant),
+            adapted=count_adapted(self.model),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
-            attention=attention_facts(execution, variant, images=how is not None),
+            attention={
+                "sliding_attention": f"{nearby}, head_dim {variant.head_dim}",
+                "full_attention": f"{execution.attention}, head_dim {variant.global_head_dim}",
+            },
             remat=execution.remat,
             hosts=jax.process_count(),
-            peak_memory_bytes=peak_memory_bytes(),
+            peak_memory_bytes=max(held) if held else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             compile_s=round(sum(one.seconds for one in compiled), 3),
             compiled_from_cache=bool(compiled) and all(one.from_cache for one in compiled),
             padding_fraction=padded_share(buckets) if buckets else 0.0,
             buckets=buckets,
         )
-
-
-def attention_facts(execution: Execution, variant: Variant, *, images: bool) -> dict[str, str]:
-    """What computes attention in each type of layer, with the width of its heads."""
-    # The kernel's mask cannot depend on the rows (models/gemma4.py).
-    nearby = "dense" if images and variant.bidirectional_images else execution.attention
-    return {
-        "sliding_attention": f"{nearby}, head_dim {variant.head_dim}",
-        "full_attention": f"{execution.attention}, head_dim {variant.global_head_dim}",
-    }
 
 
 @contextlib.contextmanager
@@ -363,16 +338,9 @@ def _one_line_errors(run: Run) -> Iterator[None]:
     except (ValueError, RuntimeError, OSError) as error:
         if is_full_disk(error):
             raise full_disk(run) from None
-        text = str(error)
-        if "RESOURCE_EXHAUSTED" in text:
+        if "RESOURCE_EXHAUSTED" in str(error):
             raise MachineError(
                 f"out of memory on {jax.devices()[0].device_kind}: {first_line(error)}; lower "
                 "train.global_batch_size or data.max_length, or set train.remat to layer"
             ) from None
         raise
-
-
-def peak_memory_bytes() -> int:
-    """The most that any device held; on CPU, where devices do not say, the most that the process held."""
-    held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
-    return max(held) if held else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,6 +1,6 @@
 """Saved steps of the JAX backend: Tunix's, with checksums, and read on every host; see upstream.py for why.
 
-Checksums of trained arrays, computed on their devices: only eight bytes of each tensor leave them.
+Checksums are computed on the arrays' devices: only eight bytes of each tensor leave them.
 """
 
 import time
@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemsmith.checkpoints.steps import (
@@ -36,19 +36,17 @@ def checksums(state: nnx.State) -> dict[str, str]:
     """Path of each array, as Orbax names it -> its checksum, the same on every mesh. All hosts must ask."""
     found = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        split = isinstance(leaf.sharding, NamedSharding)
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec()) if split else None
         # One at a time: of several programs under way at once, XLA's devices on CPU may each wait for another to join
         # in.
-        sums = jax.device_get(_summing(_everywhere(leaf.sharding))(leaf))
+        sums = jax.device_get(_summing(everywhere)(leaf))
         found[jax.tree_util.keystr(path, simple=True, separator="/")] = write_checksum(leaf.dtype, leaf.shape, sums)
     return found
 
 
-def _everywhere(sharding: Sharding) -> Sharding | None:
-    return NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else None
-
-
 @cache
-def _summing(sharding: Sharding | None) -> Any:
+def _summing(sharding: NamedSharding | None) -> Any:
     return jax.jit(_sums, out_shardings=sharding)
 
 
@@ -63,7 +61,7 @@ def _sums(array: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weigh(mixed, place), dtype=jnp.uint32)])
 
 
-class Checkpoints(CheckpointManager):
+class OrbaxCheckpoints(CheckpointManager):
     """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They

@@ -1,9 +1,7 @@
 """The compiled step: made in a thread, so that SIGTERM is heard meanwhile, and kept on disk for the next start.
 
-What XLA is told when it compiles a training step, by platform; `train.optimizations: off` leaves all of it out.
-
-On TPU the next layer's weights are gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with and
-without.
+What XLA is told, by platform, is left out by `train.optimizations: off`. On TPU it has the next layer's weights
+gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with and without.
 """
 
 import atexit
@@ -77,9 +75,16 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
 def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train, *, platform: str) -> InputError | None:
     """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
 
-    None where the error is about something else.
+    It is one that a program of one sum does not get either; those that the message names are tried first. None where
+    the error is about something else.
     """
-    name = _refused_flag(error, flags)
+    text = str(error)
+    if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
+        return None
+    named = [name for name in flags if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    one_sum = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
+    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles(one_sum, {name: flags[name]}))
+    name = next(refused, named[0] if named and text.startswith("INVALID_ARGUMENT") else None)
     if name is None:
         return None
     refusal = f"XLA on {platform} does not take {name}={json.dumps(flags[name])} ({last_line(error)})"
@@ -92,27 +97,12 @@ def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train,
     )
 
 
-def _refused_flag(error: Exception, flags: Mapping[str, Option]) -> str | None:
-    """The flag that a program of one sum does not get either; those that the message names are tried first."""
-    text = str(error)
-    if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
-        return None
-    named = [name for name in flags if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
-    one_sum = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
-    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles(one_sum, {name: flags[name]}))
-    return next(refused, named[0] if named and text.startswith("INVALID_ARGUMENT") else None)
-
-
 def _compiles(program: Any, flags: dict[str, Option]) -> bool:
     try:
         program.compile(compiler_options=flags)
     except _REFUSALS:
         return False
     return True
-
-
-_LARGEST_CACHE_BYTES = 10 * 2**30
-_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +124,7 @@ def use_compile_cache() -> None:
         return
     folder = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith")) / "compiled"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", _LARGEST_CACHE_BYTES)
+    jax.config.update("jax_compilation_cache_max_size", 10 * 2**30)
 
 
 def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop, train: Train) -> Compiled | None:
@@ -150,7 +140,7 @@ def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop
     atexit.register(_leave, work, stop)
     with _cache_hits() as hits:
         work.start()
-        while not work.ended.wait(_POLL_S):
+        while not work.ended.wait(0.1):
             if stop.is_set():
                 return None
     atexit.unregister(_leave)

@@ -4,8 +4,6 @@ Only the first host writes records and logs; a step's metrics, and so every deci
 same on all.
 """
 
-import hashlib
-import json
 import os
 import secrets
 import signal
@@ -24,7 +22,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.signals import handling
 from gemsmith.system.version import __version__
 from gemsmith.train.jax.upstream import count_tpu_hosts
-from gemsmith.train.resume import consistency_fingerprint, mismatch_error
+from gemsmith.train.resume import check_consistency
 
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
@@ -45,9 +43,8 @@ def start_hosts() -> None:
         return
     # Its handler would take SIGTERM away from ours.
     jax.config.update("jax_enable_preemption_service", False)
-    given = {name: os.environ[name] for name in _NAMES if os.environ.get(name)}
-    if given:
-        _join(given)
+    if any(os.environ.get(name) for name in _NAMES):
+        _join_by_variables()
     elif count_tpu_hosts() > 1:
         with handling(_DYING):
             jax.distributed.initialize()
@@ -69,20 +66,32 @@ def check_hosts(run: Run) -> None:
     """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:
         return
-    for what, value in consistency_fingerprint(run, [__version__, jax.__version__]).items():
-        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-        digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
-        if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
-            raise mismatch_error(run, what, number=others[0], count=len(digests), kind="host")
-    _check_folder(run)
+
+    def gather(own: bytes) -> list[bytes]:
+        return [other.tobytes() for other in multihost_utils.process_allgather(np.frombuffer(own, np.uint8))]
+
+    check_consistency(run, gather, {"versions": [__version__, jax.__version__]}, kinds=("host", "hosts"))
+    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
+    mark = run.checkpoints / f".seen-by-all-{token}"
+    if is_main_process():
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    multihost_utils.sync_global_devices("mark written")
+    seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
+    if is_main_process():
+        mark.unlink()
+    if not seen.all():
+        raise RunError(
+            f"{run.checkpoints}: host {int(np.argmin(seen))} does not see what host 0 writes there; set "
+            "train.checkpoint_folder to one that all hosts share, or gs://bucket/folder"
+        )
 
 
 def raise_on_all_hosts(fault: InputError | None, *, saved: str = "") -> None:
     """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
-    if jax.process_count() == 1:
-        faults = np.array([fault is not None])
-    else:
-        faults = multihost_utils.process_allgather(np.bool_(fault is not None))
+    faults = np.array([fault is not None])
+    if jax.process_count() > 1:
+        faults = multihost_utils.process_allgather(faults[0])
     if fault is not None:
         raise fault
     if faults.any():
@@ -105,7 +114,16 @@ def shard_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: S
     They hold only the rows that `rows` numbers: those of this host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
-    return {name: _place_rows(array, places, shapes[name]) for name, array in arrays.items()}
+    placed: dict[str, jax.Array] = {}
+    for name, array in arrays.items():
+        like = shapes[name]
+
+        def part(index: Any, array: np.ndarray = array, like: jax.ShapeDtypeStruct = like) -> np.ndarray:
+            chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
+            return array[chosen][:, *index[1:]].astype(like.dtype, copy=False)
+
+        placed[name] = jax.make_array_from_callback(like.shape, like.sharding, part)
+    return placed
 
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -114,21 +132,13 @@ def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index])
 
 
-def _place_rows(array: np.ndarray, places: dict[int, int], like: jax.ShapeDtypeStruct) -> jax.Array:
-    def part(index: Any) -> np.ndarray:
-        chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
-        return array[chosen][:, *index[1:]].astype(like.dtype, copy=False)
-
-    return jax.make_array_from_callback(like.shape, like.sharding, part)
-
-
-def _join(given: dict[str, str]) -> None:
-    if missing := [name for name in _NAMES if name not in given]:
+def _join_by_variables() -> None:
+    address, count, number = (os.environ.get(name, "") for name in _NAMES)
+    if missing := [name for name in _NAMES if not os.environ.get(name)]:
         raise MachineError(
             f"{missing[0]}: is missing; several hosts need {', '.join(_NAMES)}, or --coordinator, --processes, "
             "--process-id"
         )
-    address, count, number = given.values()
     if not (count.isdecimal() and number.isdecimal() and int(number) < int(count)):
         raise MachineError(
             f"JAX_PROCESS_ID: {number} of {count} was given; they are numbered from 0 to JAX_NUM_PROCESSES - 1"
@@ -138,23 +148,19 @@ def _join(given: dict[str, str]) -> None:
         raise MachineError(f"JAX_COORDINATOR_ADDRESS: {address!r} was given; it is host:port of the first host")
     # JAX ends the process from C++ where it cannot have its port, or waits in vain.
     if number == "0":
-        _check_port(int(port))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", int(port)))
+            except OSError as error:
+                raise MachineError(
+                    f"JAX_COORDINATOR_ADDRESS: port {port} cannot be opened ({error.strerror}); name a free one"
+                ) from None
         open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
     with handling(_DYING):
         jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
-
-
-def _check_port(port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise MachineError(
-                f"JAX_COORDINATOR_ADDRESS: port {port} cannot be opened ({error.strerror}); name a free one"
-            ) from None
 
 
 def _wait_for(name: str, port: int, *, host: str) -> None:
@@ -170,22 +176,3 @@ def _wait_for(name: str, port: int, *, host: str) -> None:
                     "one too"
                 ) from None
         time.sleep(0.2)
-
-
-def _check_folder(run: Run) -> None:
-    """Raises RunError where a host does not see what the first writes into the folder for checkpoints."""
-    token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
-    mark = run.checkpoints / f".seen-by-all-{token}"
-    if is_main_process():
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.touch()
-    multihost_utils.sync_global_devices("mark written")
-    seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
-    if is_main_process():
-        mark.unlink()
-    if not seen.all():
-        raise RunError(
-            f"{run.checkpoints}: host {int(np.argmin(seen))} does not see what host 0 writes there; set "
-            "train.checkpoint_folder to one "
-            "that all hosts share, or gs://bucket/folder"
-        )

@@ -1,8 +1,6 @@
-"""Images of a batch as a step takes them: padded to the shape of the step's bucket, with the places of soft tokens.
+"""The images of a run as arrays of each step, padded to its bucket, decoded in processes while earlier steps run.
 
 Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
-
-The images of a run as arrays of each step, decoded in processes of their own while earlier steps run.
 """
 
 from collections import deque
@@ -14,7 +12,7 @@ import numpy as np
 from gemsmith.arch import Vision
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data import Batches
-from gemsmith.data.batches import Bucket, Buckets, find_buckets, join, room_for
+from gemsmith.data.batches import Bucket, Buckets, find_buckets
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import InputError
 from gemsmith.hardware.model import ImageWork
@@ -38,17 +36,8 @@ class ImageShape:
     @classmethod
     def of(cls, images: ImageWork) -> "ImageShape":
         """That of the images that a plan reckons with."""
-        return cls(
-            images=images.images,
-            soft_tokens=images.soft_tokens,
-            patches=images.patches,
-            patch_dim=images.vision.patch_dim,
-        )
-
-
-def image_shape(vision: Vision, rows: Sequence[Sequence[int]]) -> ImageShape:
-    """The one shape for rows whose images have so many soft tokens each: room for the most images and the largest."""
-    return bucket_shape(vision, join([room_for(row) for row in rows]))
+        sizes = {"soft_tokens": images.soft_tokens, "patches": images.patches, "patch_dim": images.vision.patch_dim}
+        return cls(images=images.images, **sizes)
 
 
 def bucket_shape(vision: Vision, bucket: Bucket) -> ImageShape:
@@ -83,12 +72,11 @@ def batch_images(
     return Images(patches=patches, positions=positions, places=places)  # type: ignore[arg-type]  # numpy, until placed
 
 
-_MOST_PROCESSES = 32
 Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageInput:
+class ImageLayout:
     """How the images of a run become arrays: the shape of each step, how they are cut, and their token."""
 
     buckets: Buckets
@@ -101,11 +89,8 @@ class ImageInput:
         return bucket_shape(self.vision, self.buckets.of(step))
 
 
-def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> ImageInput | None:
-    """What the rows' images need; None where no row has any.
-
-    Raises as train.images.check_patching.
-    """
+def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> ImageLayout | None:
+    """What the rows' images need; None where no row has any. Raises as check_patching."""
     patching, vision = check_patching(checkpoint, batches, data, lora), checkpoint.variant.vision
     if patching is None or vision is None:
         return None
@@ -113,10 +98,10 @@ def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora
     places = {"total_rows": batches.total_rows, "global_batch_size": batches.global_batch_size}
     buckets = find_buckets(rows, batches.order, **places)
     image_token = checkpoint.config["image_token_id"]
-    return ImageInput(buckets=buckets, vision=vision, patching=patching, image_token=image_token)
+    return ImageLayout(buckets=buckets, vision=vision, patching=patching, image_token=image_token)
 
 
-def count_buckets(how: ImageInput, steps: Sequence[TrainStep], global_batch_size: int) -> tuple[ImageBucket, ...]:
+def count_buckets(how: ImageLayout, steps: Sequence[TrainStep], global_batch_size: int) -> tuple[ImageBucket, ...]:
     """The buckets that these steps took, the smallest first, with what of them was padding."""
     counted = []
     for bucket in how.buckets.buckets:
@@ -141,15 +126,15 @@ def padded_share(buckets: Sequence[ImageBucket]) -> float:
 class ImageFeed:
     """The arrays of one step after the other, from step `first` on: of this host's rows, with their images.
 
-    `fault`: why the batch after those that are ready could not be made, such as a image that is gone. It is known
+    `fault`: why the batch after those that are ready could not be made, such as an image that is gone. It is known
     `ahead` steps before that batch is asked for, and `step` is that batch's.
     """
 
-    def __init__(self, batches: Batches, how: ImageInput, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
+    def __init__(self, batches: Batches, how: ImageLayout, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
         self.fault: InputError | None = None
         self._how, self._ahead, self.step = how, ahead, first
         self._ready: deque[Arrays] = deque()
-        processes = min(_MOST_PROCESSES, count_processes(len(rows) * how.buckets.buckets[-1].images))
+        processes = min(32, count_processes(len(rows) * how.buckets.buckets[-1].images))
         steps = range(first, batches.steps + 1)
         self._decoded = decode_batches(batches, steps, how.patching, processes=processes, rows=rows)
         self._fill(ahead + 1)

@@ -6,7 +6,7 @@ A B. A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are f
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from gemsmith.checkpoints.peft import Adapter, LoraPair
 from gemsmith.models import Gemma4, path_of
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layers import Layer
-from gemsmith.models.quantization import Quantized, dequantise_state
+from gemsmith.models.quantization import Quantized, dequantize_state
 from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.models.vision import FeatureProjector, TowerLayer, plane_rope
 from gemsmith.recipe.schema import Lora
@@ -53,7 +53,14 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
         inside = {path[len(stem) :]: found for path, found in targets.items() if path[: len(stem)] == stem}
         if not inside:
             return module
-        provider = LoraProviderWithDropout([_rule(inside, lora)], fuses=model.execution.optimizations.fuses_lora)
+        modules = sorted({"/".join(map(str, path)) for path in inside})
+        rule = qwix.LoraRule(
+            module_path="|".join(map(re.escape, modules)),
+            rank=lora.rank,
+            alpha=lora.scale * lora.rank,  # Qwix divides its alpha by the rank
+            dropout=lora.dropout,
+        )
+        provider = LoraProviderWithDropout([rule], fuses=model.execution.optimizations.fuses_lora)
         first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
         return _adapt(module, inside, provider, first, probe, stacked="layers" in stem)
 
@@ -64,7 +71,11 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
         encoder.layers = adapt(encoder.layers, ("vision_tower", "encoder", "layers"), probe)
         probe = partial(_probe_projector, variant.vision)
         adapted.embed_vision = adapt(adapted.embed_vision, ("embed_vision",), probe)
-    _check_targets(adapted, targets)
+    # Injection that finds nothing adds nothing and says nothing.
+    found = set(adapted_paths(adapted))
+    assert found == set(targets), (
+        f"adapters: {len(found)} modules have one, {len(targets)} should; {sorted(map(str, found ^ set(targets)))[:3]}"
+    )
     return adapted
 
 
@@ -76,13 +87,11 @@ def targets_of(variant: Variant, lora: Lora) -> Targets:
     return targets
 
 
-def count_adapted(model: Gemma4, variant: Variant) -> dict[str, int]:
+def count_adapted(model: Gemma4) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
-    kinds: Counter[str] = Counter()
-    paths = set(adapted_paths(model))
-    for target in lora_targets(variant, kinds_of(variant)):
-        kinds[target.role] += path_of(variant, target)[:-1] in paths
-    return {kind: count for kind, count in kinds.items() if count}
+    paths, variant = set(adapted_paths(model)), model.variant
+    targets = lora_targets(variant, kinds_of(variant))
+    return dict(Counter(target.role for target in targets if path_of(variant, target)[:-1] in paths))
 
 
 def adapted_paths(model: Gemma4) -> list[ModulePath]:
@@ -135,15 +144,10 @@ def _started(
             started[side] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
         else:
             values = np.stack([getattr(pair, side).T for pair in pairs])
-            started[side] = _laid_out(values if stacked else values[0], shape, sharding)
+            values = values if stacked else values[0]
+            assert values.shape == shape, f"{values.shape} for {shape}"
+            started[side] = jax.make_array_from_callback(shape, sharding, values.__getitem__)
     return started
-
-
-def _rule(targets: Iterable[ModulePath], lora: Lora) -> Any:
-    modules = sorted({"/".join(map(str, path)) for path in targets})
-    pattern = "|".join(map(re.escape, modules))
-    # Qwix divides its alpha by the rank.
-    return qwix.LoraRule(module_path=pattern, rank=lora.rank, alpha=lora.scale * lora.rank, dropout=lora.dropout)
 
 
 def _trace_injection(graphdef: Any, one: Any, provider: LoraProviderWithDropout, probe: Probe) -> tuple[Any, Any]:
@@ -154,7 +158,7 @@ def _trace_injection(graphdef: Any, one: Any, provider: LoraProviderWithDropout,
     found = []
 
     def inject(weights: Any) -> Any:
-        module = nnx.merge(graphdef, dequantise_state(weights))
+        module = nnx.merge(graphdef, dequantize_state(weights))
         inputs, options = probe(module)
         module = qwix.apply_lora_to_model(module, provider, *inputs, **options, rngs=nnx.Rngs(0))
         drop_rngs(module)
@@ -170,7 +174,7 @@ def _probe_layer(variant: Variant, layer: Layer) -> tuple[tuple[Any, ...], dict[
     dtype = layer.layer_scalar[...].dtype
     head_dim = layer.self_attn.head_dim
     some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
-    angles = (jnp.ones((1, 8, head_dim // 2)), jnp.ones((1, 8, head_dim // 2)))
+    angles = (jnp.ones((1, 8, head_dim // 2)),) * 2
     options = {
         "engine": DenseAttention(angles=angles, positions=some, segments=some, window=None),
         "shared": (heads, heads) if layer.self_attn.shares_kv else None,
@@ -190,11 +194,6 @@ def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[t
     return (jnp.ones((1, 8, tower.embed_dim), dtype),), {}
 
 
-def _laid_out(value: np.ndarray, shape: tuple[int, ...], sharding: Any) -> jax.Array:
-    assert value.shape == shape, f"{value.shape} for {shape}"
-    return jax.make_array_from_callback(shape, sharding, lambda index: value[index])
-
-
 def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
     """The sharding of A or B, of a kernel that is sharded.
 
@@ -212,11 +211,3 @@ def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
         shared = wider if width % axis_size(sharding.mesh, wider) == 0 else shared
     layers = [None] * (len(shape) - 2)
     return sharding.update(spec=PartitionSpec(*layers, shared, None) if is_a else PartitionSpec(*layers, None, shared))
-
-
-def _check_targets(model: Gemma4, targets: Targets) -> None:
-    """Injection that finds nothing adds nothing and says nothing, so the result is compared with the zoo."""
-    found = set(adapted_paths(model))
-    assert found == set(targets), (
-        f"adapters: {len(found)} modules have one, {len(targets)} should; {sorted(map(str, found ^ set(targets)))[:3]}"
-    )

@@ -60,14 +60,11 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, sli
     `auto`: replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions. Raises
     RecipeError where they do not fit the devices, the slices, the rows or the heads.
     """
-    wanted, rows, micro_batches = (
-        recipe.train.mesh,
-        recipe.train.global_batch_size,
-        recipe.train.gradient_accumulation_steps,
-    )
+    train, wanted = recipe.train, recipe.train.mesh
     if wanted == "auto":
         chips = devices // slices
-        fsdp = math.gcd(max(1, rows // micro_batches // slices), chips)
+        rows = train.global_batch_size // train.gradient_accumulation_steps // slices
+        fsdp = math.gcd(max(1, rows), chips)
         sizes = {"replica": slices, "fsdp": fsdp, "sequence": chips // fsdp, "tp": 1}
     else:
         sizes = {axis: getattr(wanted, axis) for axis in AXES}
@@ -104,15 +101,20 @@ def make_execution(
     how = train.attention
     if how == "auto":
         how = "splash" if platform == "tpu" and heads_fill_lanes(variant) else "dense"
-    if how == "splash" and platform != "tpu":
-        raise RecipeError(
-            f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto"
-        )
     if how == "splash":
+        if platform != "tpu":
+            raise RecipeError(
+                f"train.attention: splash is a kernel for TPU, the devices here are {platform}; set dense, or auto"
+            )
         check_splash(recipe, variant, mesh.shape)
     if train.offload and platform == "cpu":
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
-    remat = _remat(recipe, variant, mesh, device_bytes, images)
+    remat: Remat
+    if train.remat == "auto":
+        work, sizes = _work_on(recipe, variant, mesh, images)
+        remat = choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
+    else:
+        remat = train.remat
     optimizations = default_optimizations(platform, train.optimizations)
     return Execution(attention=how, optimizations=optimizations, remat=remat, offload=train.offload, mesh=mesh)
 
@@ -120,13 +122,6 @@ def make_execution(
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
     """The micro-batches of a step on the mesh: the recipe's, or one for each row where a device goes by row."""
     return micro_batches(*_work_on(recipe, variant, mesh))
-
-
-def _remat(recipe: Recipe, variant: Variant, mesh: Mesh, device_bytes: float | None, images: ImageWork | None) -> Remat:
-    if recipe.train.remat != "auto":
-        return recipe.train.remat
-    work, sizes = _work_on(recipe, variant, mesh, images)
-    return choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
 
 
 def _work_on(

@@ -27,12 +27,12 @@ Qwix starts A in ±sqrt(6/in), six times as wide as PEFT.
     until: tests/train/jax/test_upstream.py::test_qwix_starts_a_wider_than_peft
 
 Tunix reads all batches again, up to the step it resumes at.
-    here:  Trainer asks for batches by step
+    here:  TunixTrainer asks for batches by step
     seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
     until: tests/train/jax/test_upstream.py::test_tunix_replays_the_data_when_it_resumes
 
 Tunix compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics.
-    here:  Trainer runs the step of gemsmith.train.jax.step
+    here:  TunixTrainer runs the step of gemsmith.train.jax.step
     seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
     until: tests/train/jax/test_upstream.py::test_tunix_donates_the_optimizer_only
 
@@ -42,17 +42,17 @@ Tunix takes every listener away from JAX's events when it closes.
     until: tests/train/jax/test_upstream.py::test_tunix_clears_all_listeners
 
 Tunix saves without looking at the loss.
-    here:  Checkpoints.save
+    here:  OrbaxCheckpoints.save
     seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
     until: tests/train/jax/test_upstream.py::test_tunix_saves_a_step_whose_loss_is_no_number
 
 Tunix restores moments whole onto every device.
-    here:  Checkpoints.maybe_restore
+    here:  OrbaxCheckpoints.maybe_restore
     seen:  google-tunix 0.1.7, tunix/sft/checkpoint_manager.py
     until: tests/train/jax/test_upstream.py::test_tunix_restores_moments_whole_onto_every_device
 
 Orbax reads every step's metadata when a manager is made, and ends at one that is damaged.
-    here:  Checkpoints asks for lightweight_initialize
+    here:  OrbaxCheckpoints asks for lightweight_initialize
     seen:  orbax-checkpoint 0.12.8, orbax/checkpoint/checkpoint_manager.py
     until: tests/train/jax/test_upstream.py::test_orbax_reads_the_metadata_of_all_steps_unless_told_not_to
 
@@ -67,22 +67,22 @@ JAX says how many hosts a TPU slice has only once they have joined.
     until: tests/train/jax/test_upstream.py::test_jax_says_how_many_hosts_a_slice_has
 
 JAX takes SIGTERM for itself once hosts have joined.
-    here:  hosts.start_hosts turns its preemption service off
+    here:  distributed.start_hosts turns its preemption service off
     seen:  jax 0.10.2, jax/_src/distributed.py
     until: tests/train/jax/test_upstream.py::test_jax_takes_sigterm_for_its_preemption_service
 
 JAX ends the process from C++ where the first host does not exist.
-    here:  hosts._wait_for
+    here:  distributed._wait_for
     seen:  jax 0.10.2, jax/_src/distributed.py
     until: tests/train/jax/test_upstream.py::test_jax_ends_the_process_where_the_first_host_is_not_there
 
 Optax clips to max_norm / norm, where torch adds 1e-6 to the norm.
-    here:  optimizer.clip_as_torch
+    here:  step.clip_as_torch
     seen:  optax 0.2.8, optax/transforms/_clipping.py
     until: tests/train/jax/test_upstream.py::test_optax_clips_without_the_epsilon_of_torch
 
 Optax takes Adam's 1 - beta2^count in float32, which is 1.3e-5 off at the first step.
-    here:  optimizer.adam_as_torch
+    here:  step.adam_as_torch
     seen:  optax 0.2.8, optax/tree_utils/_tree_math.py
     until: tests/train/jax/test_upstream.py::test_optax_corrects_adams_bias_less_exactly_than_torch
 """
@@ -103,7 +103,7 @@ from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from gemsmith.recipe.backends import LORA
-from gemsmith.train.jax.checkpoints import Checkpoints
+from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 
 
 @jax.custom_vjp
@@ -214,12 +214,8 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
         flax_util.get_value_from_path(model, path).qwix_rngs = FixedRngs(of_rows)
 
 
-class Trainer(PeftTrainer):
-    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first.
-
-    `make_update(model, optimizer)` -> (update, sync): `update(step, batch)` runs a step and returns what `finish` takes
-    once the device is done; `sync()` puts the trained arrays back into model and optimizer, which only saving needs.
-    """
+class TunixTrainer(PeftTrainer):
+    """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first."""
 
     def __init__(
         self,
@@ -239,9 +235,12 @@ class Trainer(PeftTrainer):
         update: Callable[[Any], tuple[Any, Any]],
         finish: Callable[[Any], None],
         load: Callable[[int], Any],
-        checkpoints: Checkpoints,
+        checkpoints: OrbaxCheckpoints,
     ) -> None:
-        """Gives the trainer its step, what to do with a step's metrics, its data, and its checkpoints."""
+        """Gives the trainer its step, its data by the step's number, and its checkpoints.
+
+        `update` returns a step's metrics and what `finish` takes once the device is done.
+        """
         self._run_update, self._finish = update, finish
         self.checkpoint_manager = checkpoints
         self.with_data_hooks(_DataByStep(load))
@@ -251,16 +250,15 @@ class Trainer(PeftTrainer):
 
     def run(self) -> None:
         """Trains until the data ends, then saves the last step."""
-        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled
-        # already.
+        # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled.
         self.train((), skip_jit=True)
 
     def create_train_step_fn(self) -> Callable[..., Any]:
-        return self._update
+        def update(example: Any) -> tuple[Any, Any, Any]:
+            metrics, pending = self._run_update(example)
+            return metrics["loss"], pending, metrics["grad_norm"]
 
-    def _update(self, example: Any) -> tuple[Any, Any, Any]:
-        metrics, pending = self._run_update(example)
-        return metrics["loss"], pending, metrics["grad_norm"]
+        return update
 
     def _buffer_metrics(self, *_: Any, **__: Any) -> None:
         return None

@@ -28,7 +28,7 @@ _FLASH_HEAD_DIM = 256
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Block:
+class AttentionBlock:
     """Queries [begin, end) of a row, which look at keys [first, end).
 
     Causally where there is no mask; a mask is (end - begin, end - first).
@@ -40,7 +40,7 @@ class Block:
     mask: torch.Tensor | None
 
 
-Blocks = list[list[Block]]
+Blocks = list[list[AttentionBlock]]
 """The blocks of each row, in order; positions after the last one are padding."""
 
 
@@ -55,7 +55,14 @@ def attention_inputs(
     """What the model takes as attention_mask for rows with these segments (B, L), by type of layer."""
     kinds = {FULL: (segments.shape[1], None), SLIDING: (window, images)}
     if implementation == "documents":
-        return {kind: _blocks_of_rows(segments, seen, reach, device) for kind, (reach, seen) in kinds.items()}
+        no_images = np.zeros_like(segments)
+        return {
+            kind: [
+                list(_blocks_of(row, own, reach, device))
+                for row, own in zip(segments, no_images if seen is None else seen, strict=True)
+            ]
+            for kind, (reach, seen) in kinds.items()
+        }
     masks = {
         kind: torch.from_numpy(dense_mask(segments, seen, reach))[:, None].to(device)
         for kind, (reach, seen) in kinds.items()
@@ -172,19 +179,14 @@ def _shares_keys(query: torch.Tensor) -> bool:
     return query.is_cuda and query.shape[-1] <= _FLASH_HEAD_DIM
 
 
-def _blocks_of_rows(segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device) -> Blocks:
-    """The blocks of rows (B, L)."""
-    seen = segments * 0 if images is None else images
-    return [list(_blocks_of(row, own, window, device)) for row, own in zip(segments, seen, strict=True)]
-
-
-def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
+def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[AttentionBlock]:
     """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
 
     A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process
     has.
     """
-    spans = _spans(segments) or [(0, 1)]
+    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+    spans = [(begin, end) for begin, end in pairwise(borders) if segments[begin]] or [(0, 1)]
     shared: list[tuple[int, int]] = []
     for begin, end in spans:
         if shared and end - shared[0][0] > _BLOCK:
@@ -198,30 +200,24 @@ def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: to
         yield _shared_block(shared, segments, images, window, device)
 
 
-def _spans(segments: np.ndarray) -> list[tuple[int, int]]:
-    """[1 1 2 2 2 0] -> [(0, 2), (2, 5)]"""
-    borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
-    return [(begin, end) for begin, end in pairwise(borders) if segments[begin]]
-
-
 def _shared_block(
     spans: Sequence[tuple[int, int]], segments: np.ndarray, images: np.ndarray, window: int, device: torch.device
-) -> Block:
+) -> AttentionBlock:
     begin, end = spans[0][0], spans[-1][1]
     if len(spans) == 1 and end - begin <= window and not images[begin:end].any():
-        return Block(begin=begin, end=end, first=begin, mask=None)
+        return AttentionBlock(begin=begin, end=end, first=begin, mask=None)
     mask = torch.from_numpy(dense_mask(segments[None, begin:end], images[None, begin:end], window)[0]).to(device)
-    return Block(begin=begin, end=end, first=begin, mask=mask)
+    return AttentionBlock(begin=begin, end=end, first=begin, mask=mask)
 
 
-def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.device) -> Iterator[Block]:
+def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.device) -> Iterator[AttentionBlock]:
     """The blocks of a long document.
 
     One where its layer sees all of it, else blocks of a window's length, each with the keys in its reach. No border is
     in an image: what is after a token in it would be in no block of the token's.
     """
     if end - begin <= window and not images[begin:end].any():
-        yield Block(begin=begin, end=end, first=begin, mask=None)
+        yield AttentionBlock(begin=begin, end=end, first=begin, mask=None)
         return
     size, start = max(window, _BLOCK), begin
     while start < end:
@@ -229,7 +225,7 @@ def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.
         while stop < end and images[stop] and images[stop] == images[stop - 1]:
             stop += 1
         if first == start and stop - start <= window and not images[start:stop].any():
-            yield Block(begin=start, end=stop, first=start, mask=None)
+            yield AttentionBlock(begin=start, end=stop, first=start, mask=None)
         else:
             queries, keys = (torch.arange(place, stop, device=device) for place in (start, first))
             distance = queries[:, None] - keys
@@ -237,5 +233,5 @@ def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.
             if images[start:stop].any():
                 own = torch.from_numpy(images[first:stop]).to(device)
                 seen |= (own[start - first :, None] == own) & (own > 0)
-            yield Block(begin=start, end=stop, first=first, mask=seen & (distance < window))
+            yield AttentionBlock(begin=start, end=stop, first=first, mask=seen & (distance < window))
         start = stop

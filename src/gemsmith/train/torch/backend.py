@@ -13,17 +13,15 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import peft
 import torch
 import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
-from gemsmith.arch import VARIANTS, Variant, find_variant
+from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
-from gemsmith.errors import USERS_ERRNOS, CorruptCheckpointError, MachineError, RunError, explain_os_error, last_line
+from gemsmith.errors import USERS_ERRNOS, MachineError, RunError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
-from gemsmith.images.patches import PatchConfig
 from gemsmith.images.workers import count_processes
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.provenance import start_clock
@@ -31,12 +29,12 @@ from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.version import __version__
 from gemsmith.train.inputs import check_patching, load_init_adapter
-from gemsmith.train.loop import BackendInfo, Outcome, Session, train_session
-from gemsmith.train.resume import consistency_fingerprint, full_disk
+from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
+from gemsmith.train.resume import full_disk
 from gemsmith.train.torch.attention import kernels
-from gemsmith.train.torch.checkpoints import Arrays, Checkpoints
-from gemsmith.train.torch.distributed import Group, count_gpus, joined, started_by_torchrun
-from gemsmith.train.torch.images import ImageFeed
+from gemsmith.train.torch.checkpoints import Arrays, PeftCheckpoints
+from gemsmith.train.torch.distributed import ProcessGroup, count_gpus, joined, started_by_torchrun
+from gemsmith.train.torch.images import DecodedImages
 from gemsmith.train.torch.model import (
     adapted_model,
     attention_heads,
@@ -48,7 +46,7 @@ from gemsmith.train.torch.model import (
     whole_array,
     whole_moments,
 )
-from gemsmith.train.torch.trainer import Callbacks, Trainer
+from gemsmith.train.torch.trainer import Callbacks, TrlTrainer
 
 _MOST_PROCESSES = 32
 
@@ -69,22 +67,26 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with joined(gpus) as group, _one_line_errors(run), _quiet():
-        _be_deterministic(group.device, checkpoint.variant)
+        if gpus:  # a run that goes on must meet the bits that it would have had; on CPU torch's kernels do so anyway
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            # With experts, transformers asks for operations that have no deterministic form.
+            torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
         backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
         return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
 
 
 class TrlBackend:
-    """What gemsmith.train.loop.Backend asks for, by TRL's trainer in each process of a group."""
+    """What gemsmith.train.loop.TrainBackend asks for, by TRL's trainer in each process of a group."""
 
     name = "trl"
     packages: tuple[str, ...] = ("torch", "transformers", "trl", "peft", "accelerate", "numpy")
 
-    def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, group: Group, mesh: Mesh) -> None:
+    def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, group: ProcessGroup, mesh: Mesh) -> None:
         self.writes = group.rank == 0
         self._run, self._checkpoint, self._batches, self._group, self._mesh = run, checkpoint, batches, group, mesh
         self._attention = "documents" if run.recipe.train.attention == "auto" else run.recipe.train.attention
-        self._checkpoints = Checkpoints(run)
+        self._checkpoints = PeftCheckpoints(run)
+        self._on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._patching = check_patching(checkpoint, batches, run.recipe.data, run.recipe.lora)
 
     def resumable_step(self) -> int | None:
@@ -99,14 +101,21 @@ class TrlBackend:
     def read_metadata(self, step: int) -> dict[str, Any]:
         return self._checkpoints.read_metadata(step)
 
-    def prepare(self, session: Session) -> None:
+    def prepare(self, session: TrainSession) -> None:
         recipe, variant = self._run.recipe, self._checkpoint.variant
-        versions = [__version__, torch.__version__]
-        self._group.agree(self._run, consistency_fingerprint(self._run, versions) | {"last checkpoint": session.done})
+        same = {"versions": [__version__, torch.__version__], "last checkpoint": session.done}
+        self._group.agree(self._run, same)
         # Read before the base, which takes longer to load than to find a start that does not fit.
         start = None if session.done else load_init_adapter(recipe, variant)
-        self._session, self._model = session, self._make_model()
-        self._trainer = Trainer(
+        group, mesh, vision = self._group, self._mesh, self._patching is not None
+        # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
+        place = group.device if group.size == 1 else torch.device("cpu")
+        model = adapted_model(recipe, self._checkpoint, self._attention, place, vision=vision)
+        if group.size > 1:
+            sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")
+            shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
+        self._session, self._model = session, model
+        self._trainer = TrlTrainer(
             self._model,
             recipe,
             self._batches,
@@ -120,28 +129,13 @@ class TrlBackend:
         if not session.done:
             set_start(self._model, recipe, variant, start)
 
-    def _make_model(self) -> peft.PeftModel:
-        group, mesh = self._group, self._mesh
-        # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
-        place = group.device if group.size == 1 else torch.device("cpu")
-        vision = self._patching is not None
-        model = adapted_model(self._run.recipe, self._checkpoint, self._attention, place, vision=vision)
-        if group.size > 1:
-            sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")
-            shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
-        return model
-
     def restore(self, step: int) -> None:
         adapter, moments = self._checkpoints.read(step)
         set_start(self._model, self._run.recipe, self._checkpoint.variant, adapter)
         set_moments(self._trainer.adamw, self._model, moments)
 
-    def can_restore(self, step: int) -> bool:
-        try:
-            self._checkpoints.read(step)
-        except CorruptCheckpointError:
-            return False
-        return True
+    def check_saved(self, step: int) -> None:
+        self._checkpoints.read(step)
 
     def checkpoint_steps(self) -> list[int]:
         return self._checkpoints.steps()
@@ -151,29 +145,25 @@ class TrlBackend:
             self._checkpoints.delete_all()
 
     def run(self) -> None:
-        """Raises DataError where a image cannot be read any more, once the step before its own is saved."""
+        """Raises DataError where an image cannot be read any more, once the step before its own is saved."""
         with contextlib.ExitStack() as stack:
             if self._patching:
-                self._trainer.feed = stack.enter_context(contextlib.closing(self._open_feed(self._patching)))
+                own, processes = self._group.rows(self._batches.global_batch_size), count_processes(_MOST_PROCESSES)
+                self._trainer.feed = DecodedImages(
+                    self._batches,
+                    self._patching,
+                    rows=range(own.start, own.stop),
+                    first=self._session.done + 1,
+                    processes=max(1, processes // self._on_this_machine),
+                )
+                stack.callback(self._trainer.feed.close)
                 self._refuse_fault(self._trainer.feed)
             self._session.start_clock()
             self._trainer.train()
             if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
 
-    def _open_feed(self, patching: PatchConfig) -> ImageFeed:
-        """Begins to decode the images of this process's rows."""
-        rows = self._group.rows(self._batches.global_batch_size)
-        on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return ImageFeed(
-            self._batches,
-            patching,
-            rows=range(rows.start, rows.stop),
-            first=self._session.done + 1,
-            processes=max(1, count_processes(_MOST_PROCESSES) // on_this_machine),
-        )
-
-    def _refuse_fault(self, feed: ImageFeed) -> None:
+    def _refuse_fault(self, feed: DecodedImages) -> None:
         """Raises in every process what one of them could not read."""
         fault = self._group.first_fault(feed.fault)
         if fault is None:
@@ -182,30 +172,28 @@ class TrlBackend:
         saved = f"; step {steps[-1].step} is saved" if steps else ""
         raise type(fault)(f"step {len(steps) + 1} of training: {fault}{saved}")
 
-    def _finish(self, outcome: Outcome) -> bool:
+    def _finish(self, outcome: StepOutcome) -> bool:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
         step, every = outcome.plan.step, self._run.recipe.train.save_steps
         if outcome.should_stop or step == self._batches.steps or step % every == 0:
-            self._save(step)
+            matrices: dict[str, Arrays] = {}
+            begun_s = time.monotonic()
+            # Every process gives its part, the first writes.
+            for module, side, weight in lora_state_dict(self._model):
+                matrices.setdefault(module, {})[side] = whole_array(weight)
+            moments = whole_moments(self._trainer.adamw, self._model)
+            if self.writes:
+                self._checkpoints.save(step, matrices, moments, self._session.metadata())
+            arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
+            self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
         return not outcome.should_stop
-
-    def _save(self, step: int) -> None:
-        """Every process gives its part, the first writes."""
-        matrices: dict[str, Arrays] = {}
-        begun_s = time.monotonic()
-        for module, side, weight in lora_state_dict(self._model):
-            matrices.setdefault(module, {})[side] = whole_array(weight)
-        moments = whole_moments(self._trainer.adamw, self._model)
-        if self.writes:
-            self._checkpoints.save(step, matrices, moments, self._session.metadata())
-        arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
-        self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
 
     def facts(self) -> BackendInfo:
         train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
         on_gpu = group.device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(group.device) if on_gpu else 0
         real, padded = self._trainer.patches.tolist()
         return BackendInfo(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
@@ -214,18 +202,10 @@ class TrlBackend:
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),
             remat="none" if train.remat == "none" else "layer",
-            hosts=max(1, group.size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
-            peak_memory_bytes=peak_memory_bytes(group.device),
+            hosts=max(1, group.size // self._on_this_machine),
+            peak_memory_bytes=peak if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             padding_fraction=1 - real / padded if padded else 0.0,
         )
-
-
-def _be_deterministic(device: torch.device, variant: Variant) -> None:
-    """A run that goes on must meet the bits that it would have had; on CPU torch's kernels do so by themselves."""
-    if device.type == "cuda":
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        # With experts, transformers asks for operations that have no deterministic form.
-        torch.use_deterministic_algorithms(True, warn_only=bool(variant.experts))
 
 
 @contextlib.contextmanager
@@ -260,10 +240,3 @@ def _one_line_errors(run: Run) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(explain_os_error(error)) from None
         raise full_disk(run) from None
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process's GPU held; on CPU, the most that the process held."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -30,7 +30,6 @@ from gemsmith.checkpoints.steps import (
     read_step_metadata,
 )
 from gemsmith.errors import CheckpointError, CorruptCheckpointError
-from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.system.locks import LOCK
@@ -39,7 +38,7 @@ MOMENTS = "moments.safetensors"
 Arrays = dict[str, np.ndarray]
 
 
-class Checkpoints:
+class PeftCheckpoints:
     """The saved steps in a folder; one process writes, any may read."""
 
     def __init__(self, run: Run) -> None:
@@ -62,11 +61,11 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
         beside, place = self.folder / f".{step}.partial", self.folder / str(step)
         try:
-            adapter, recipe = _adapter(self._recipe, matrices), self._recipe
+            recipe, lora = self._recipe, self._recipe.lora
+            pairs = {module: LoraPair(**sides) for module, sides in matrices.items()}
+            adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
             names = class_names(recipe_variant(recipe))
-            written = write_peft_adapter(
-                adapter, beside, recipe.checkpoint, dropout=recipe.lora.dropout, class_names=names
-            )
+            written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=lora.dropout, class_names=names)
             # On a full disk safetensors' own raises no OSError.
             shapes = {name: value.shape for name, value in moments.items()}
             written[MOMENTS] = write_tensors(
@@ -82,7 +81,7 @@ class Checkpoints:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
-            self.delete(old)
+            shutil.rmtree(self.folder / str(old))
 
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""
@@ -98,21 +97,12 @@ class Checkpoints:
         except (CheckpointError, SafetensorError, ValueError) as error:
             raise CorruptCheckpointError(str(error)) from None
 
-    def delete(self, step: int) -> None:
-        shutil.rmtree(self.folder / str(step))
-
     def delete_all(self) -> None:
         """Also what another backend left: a new training must not go on from it, nor an export find it."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 if entry.name != LOCK:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def _adapter(recipe: Recipe, matrices: Mapping[str, Arrays]) -> Adapter:
-    lora = recipe.lora
-    pairs = {module: LoraPair(**sides) for module, sides in matrices.items()}
-    return Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
 
 
 def _sync(path: Path) -> None:

@@ -1,6 +1,4 @@
-"""The processes that train together in PyTorch: how one joins, what they add up, and what they must agree on.
-
-Processes that train together in PyTorch: how many, and how one command starts them on this machine.
+"""The processes that train together in PyTorch: how many, how one command starts them, what they share and agree on.
 
 Each is started as torchrun would start it, with its variables; unlike torchrun it leaves a process that was told to
 stop the time to save, and hands its exit code on.
@@ -8,8 +6,6 @@ stop the time to save, and hands its exit code on.
 
 import atexit
 import contextlib
-import hashlib
-import json
 import os
 import shlex
 import signal
@@ -35,7 +31,7 @@ from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, read_record
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave
-from gemsmith.train.resume import Stop, mismatch_error, stopped
+from gemsmith.train.resume import Stop, check_consistency, stopped
 
 _WORKER = (sys.executable, "-m", "gemsmith.train.torch.worker")
 # Tells a process who has started it.
@@ -43,6 +39,8 @@ LAUNCHER = "GEMSMITH_LAUNCHER"
 _POLL_S = 0.1
 # A process that waits for one that has died hears nothing.
 _PATIENCE_S = 60.0
+# Loading 62 GB takes one process longer than another.
+_LONGEST_SILENCE = timedelta(hours=1)
 
 
 def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
@@ -59,8 +57,6 @@ def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
 
 
 def count_gpus() -> int:
-    import torch
-
     return torch.cuda.device_count()
 
 
@@ -98,7 +94,10 @@ def launch(run: Run, processes: int, *, fresh: bool) -> None:
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): "
         f"{shlex.join(by_hand)}"
     )
-    port, recipe, stop = _free_port(), run.recipe.model_dump_json(), Stop()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    recipe, stop = run.recipe.model_dump_json(), Stop()
     started: list[subprocess.Popen] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
@@ -123,21 +122,11 @@ def launch(run: Run, processes: int, *, fresh: bool) -> None:
 
 
 def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe: str) -> subprocess.Popen:
-    variables = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": processes,
-        "LOCAL_WORLD_SIZE": processes,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        LAUNCHER: os.getpid(),
-    }
-    threads = {"OMP_NUM_THREADS": max(1, (os.cpu_count() or 1) // processes)}
-    environment = (
-        {name: str(value) for name, value in threads.items()}
-        | os.environ
-        | {name: str(value) for name, value in variables.items()}
-    )
+    ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    environment = threads | os.environ | ranks | sizes | places
     # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
@@ -191,18 +180,8 @@ def _stopped(run: Run, number: int) -> BaseException:
     return stopped(run, number, max(checkpoint_steps(run.checkpoints), default=None))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-# Loading 62 GB takes one process longer than another.
-_LONGEST_SILENCE = timedelta(hours=1)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ProcessGroup:
     """The processes that train together, and the device of this one."""
 
     device: torch.device
@@ -223,26 +202,22 @@ class Group:
 
     def first_fault(self, own: GemsmithError | None) -> GemsmithError | None:
         """That of the first process which has one. Every process must ask."""
-        if self.size == 1:
-            return own
-        faults: list[GemsmithError | None] = [None] * self.size
-        torch.distributed.all_gather_object(faults, own)
-        return next((fault for fault in faults if fault), None)
+        return own if self.size == 1 else next((fault for fault in self._gather(own) if fault), None)
 
     def agree(self, run: Run, same: Mapping[str, Any]) -> None:
-        """Raises RunError unless all processes have the same of everything named."""
-        if self.size == 1:
-            return
-        for name, value in same.items():
-            digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-            digests: list[str] = [""] * self.size
-            torch.distributed.all_gather_object(digests, digest)
-            if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
-                raise mismatch_error(run, name, number=others[0], count=self.size, kind="process")
+        """Raises RunError unless all processes have the same recipe, rows, and what else is named."""
+        if self.size > 1:
+            check_consistency(run, self._gather, same, kinds=("process", "processes"))
+
+    def _gather(self, own: Any) -> list[Any]:
+        """What each process, in order, has called this with."""
+        found = [None] * self.size
+        torch.distributed.all_gather_object(found, own)
+        return found
 
 
 @contextlib.contextmanager
-def joined(gpus: int) -> Iterator[Group]:
+def joined(gpus: int) -> Iterator[ProcessGroup]:
     """The processes that train together, this one among them. Raises MachineError where they do not come together."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if gpus and local >= gpus:
@@ -253,7 +228,7 @@ def joined(gpus: int) -> Iterator[Group]:
     if gpus:
         torch.cuda.set_device(device)
     if not started_by_torchrun():
-        yield Group(device=device)
+        yield ProcessGroup(device=device)
         return
     try:
         torch.distributed.init_process_group("nccl" if gpus else "gloo", timeout=_LONGEST_SILENCE)
@@ -262,7 +237,7 @@ def joined(gpus: int) -> Iterator[Group]:
             f"the processes do not come together ({last_line(error)}); start them with torchrun"
         ) from None
     try:
-        yield Group(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
+        yield ProcessGroup(device=device, rank=torch.distributed.get_rank(), size=torch.distributed.get_world_size())
     except BaseException as error:
         if gpus:
             # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason

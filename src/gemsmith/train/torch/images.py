@@ -18,10 +18,10 @@ Images = list[list[Patches]]
 """Those of each row, in the order of their soft tokens."""
 
 
-class ImageFeed:
+class DecodedImages:
     """The images of some rows of each step from `first` on, decoded in processes while earlier steps run.
 
-    `fault`: why those of the step after the one last taken cannot be had, such as a image that is gone.
+    `fault`: why those of the step after the one last taken cannot be had, such as an image that is gone.
     """
 
     def __init__(
@@ -44,11 +44,10 @@ class ImageFeed:
 
     def _read(self) -> Images | None:
         try:
-            _, images = next(self._decoded, (None, None))
+            return next(self._decoded, (None, None))[1]
         except GemsmithError as error:
             self.fault = error
             return None
-        return images
 
 
 def number_images(tokens: np.ndarray, rows: Sequence[Sequence[Patches]], image_token: int) -> np.ndarray:

@@ -1,7 +1,4 @@
-"""Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2.
-
-The training loss and its gradient in PyTorch, without ever holding the logits of a whole row.
-"""
+"""Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2; and its loss."""
 
 import warnings
 from collections import Counter
@@ -41,7 +38,8 @@ def token_nll(
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    Only what predicts a target meets the embedding matrix, which itself gets no gradient.
+    Only what predicts a target meets the embedding matrix, which itself gets no gradient; the logits of a whole row are
+    never held.
     """
     places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
     # Place k of the rows without their first column lies k // (L - 1) further in the rows with it.
@@ -102,7 +100,6 @@ def _logits(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
 
 
 _DOCUMENTS = "gemsmith_documents"
-_AUDIO = ("audio_tower", "embed_audio")
 _VISION = ("vision_tower", "embed_vision")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -145,15 +142,9 @@ def load_base(
 ) -> Any:
     """The frozen base, with `vision` with what embeds images.
 
-    Raises CheckpointError for a missing weight, or for `vision` where the checkpoint is of the text model alone;
-    MachineError where nf4 lacks a library.
+    Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library.
     """
     check_readable(checkpoint)
-    if vision and checkpoint.variant.vision is None:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: config.json has no vision_config, so the model cannot take images; give "
-            "the checkpoint of the ForConditionalGeneration class"
-        )
     AttentionInterface.register(_DOCUMENTS, attend_documents)
     dtype, options = recipe.train.dtype, {}
     implementation: Any = _DOCUMENTS if attention == "documents" else attention
@@ -167,9 +158,8 @@ def load_base(
             checkpoint.folder,
             dtype=getattr(torch, dtype),
             attn_implementation=implementation,
-            device_map={
-                "": device
-            },  # read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU
+            # Read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU.
+            device_map={"": device},
             output_loading_info=True,
             **options,
         )
@@ -178,7 +168,7 @@ def load_base(
         raise CheckpointError(
             f"checkpoint {checkpoint.folder}: transformers finds no {lacking[0]} in it ({len(lacking)} missing)"
         )
-    for tower in (*_AUDIO, *(() if vision else _VISION)):
+    for tower in ("audio_tower", "embed_audio", *(() if vision else _VISION)):
         if getattr(model.model, tower, None) is not None:
             setattr(model.model, tower, None)
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
@@ -265,8 +255,7 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> di
 def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
     """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
     found = adapters_of(model)
-    kinds = Counter(target.role for target in lora_targets(variant, targets) if target.module in found)
-    return dict(kinds)
+    return dict(Counter(target.role for target in lora_targets(variant, targets) if target.module in found))
 
 
 def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
@@ -278,17 +267,11 @@ def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
 
 
 def _sum_nll(
-    self: Any,
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    loss_mask: torch.Tensor,
-    attention_mask: Mapping[str, Any],
+    self: Any, tokens: torch.Tensor, positions: torch.Tensor, loss_mask: torch.Tensor, attention_mask: Mapping[str, Any]
 ) -> torch.Tensor:
     """What the base's forward pass is replaced by: text only, and no logits."""
-    text = self.model.language_model
-    hidden = text(
-        input_ids=tokens, position_ids=positions, attention_mask=attention_mask, use_cache=False
-    ).last_hidden_state
+    inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": attention_mask}
+    hidden = self.model.language_model(**inputs, use_cache=False).last_hidden_state
     softcap = self.config.get_text_config().final_logit_softcapping
     return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
 

@@ -9,7 +9,7 @@ sampler, scheduler, checkpoints and logs are replaced, since each of them would 
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data import Batches, Rows
 from gemsmith.recipe.schema import Recipe
-from gemsmith.train.loop import Outcome, Plan
+from gemsmith.train.loop import Plan, StepOutcome
 from gemsmith.train.torch.attention import attention_inputs
-from gemsmith.train.torch.distributed import Group
-from gemsmith.train.torch.images import ImageFeed, Images, count_patches, number_images, pad_images
+from gemsmith.train.torch.distributed import ProcessGroup
+from gemsmith.train.torch.images import DecodedImages, Images, count_patches, number_images, pad_images
 from gemsmith.train.torch.upstream import NoScheduler, SkippableAdamW
 
 _MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_values", "image_position_ids")
@@ -44,11 +44,11 @@ class Callbacks:
     """
 
     plan: Callable[[int], Plan]
-    finish: Callable[[Outcome], bool]
+    finish: Callable[[StepOutcome], bool]
     should_stop: Callable[[], bool]
 
 
-class Trainer(SFTTrainer):
+class TrlTrainer(SFTTrainer):
     """The steps of a run after `done`."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Trainer(SFTTrainer):
         model: peft.PeftModel,
         recipe: Recipe,
         batches: Batches,
-        group: Group,
+        group: ProcessGroup,
         hooks: Callbacks,
         *,
         done: int,
@@ -67,12 +67,12 @@ class Trainer(SFTTrainer):
         self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
         self._attention, self._variant, self._step = attention, checkpoint.variant, done
         self._image_token: int = checkpoint.config.get("image_token_id", -1)
-        self.feed: ImageFeed | None = None
+        self.feed: DecodedImages | None = None
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
         """See images.count_patches: of this attempt's steps."""
         self._sums = torch.zeros((), device=group.device)
-        self._pending: Outcome | None = None
+        self._pending: StepOutcome | None = None
         config = _config(recipe, group, steps=batches.steps - done, folder=folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
         # TRL looks at one row; the loader below gives the others.
@@ -83,17 +83,14 @@ class Trainer(SFTTrainer):
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         for weight in self.trained:
             weight.data = weight.data.float()  # TRL casts adapters of a quantized base to bfloat16
-        self.adamw = self._make_optimizer()
-
-    def _make_optimizer(self) -> SkippableAdamW:
-        optimizer = self._recipe.optimizer
-        return SkippableAdamW(
+        optimizer = recipe.optimizer
+        self.adamw = SkippableAdamW(
             self.trained,
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
-            fused=self._group.device.type == "cuda",
+            fused=group.device.type == "cuda",
         )
 
     # What SFTTrainer's loop calls.
@@ -129,8 +126,8 @@ class Trainer(SFTTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         assert not return_outputs, "there are no logits"
-        count = max(1, int(num_items_in_batch))
-        with self._autocast():
+        count, rounds = max(1, int(num_items_in_batch)), self._recipe.train.dtype != "float32"
+        with torch.autocast(self._group.device.type, dtype=torch.bfloat16) if rounds else nullcontext():
             nll = model(**{name: inputs[name] for name in _MODEL_INPUTS if name in inputs})
         self._sums += nll.detach() / count
         # Gradients are averaged over processes, and the count is that of all of them.
@@ -154,7 +151,8 @@ class Trainer(SFTTrainer):
         norm = _norm(gradients)
         if optimizer.max_grad_norm is not None:
             scale = torch.clamp(optimizer.max_grad_norm / (norm + 1e-6), max=1.0)
-            torch._foreach_mul_([_local(gradient) for gradient in gradients], scale)
+            parts = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+            torch._foreach_mul_(parts, scale)
         stops = self._hooks.should_stop() or bool(self.feed and self.feed.fault)
         loss, told = self._group.total([self._sums.item(), float(stops)])
         self._sums.zero_()
@@ -162,13 +160,8 @@ class Trainer(SFTTrainer):
         for group in self.adamw.param_groups:
             group["lr"] = plan.learning_rate
         self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
-        self._pending = Outcome(
-            plan=plan,
-            loss=loss,
-            grad_norm=grad_norm,
-            **self._counts,
-            skipped=self.adamw.skip,
-            should_stop=told > 0,
+        self._pending = StepOutcome(
+            plan=plan, loss=loss, grad_norm=grad_norm, **self._counts, skipped=self.adamw.skip, should_stop=told > 0
         )
         return norm
 
@@ -185,17 +178,10 @@ class Trainer(SFTTrainer):
         if pending is not None and not self._hooks.finish(pending):
             self.control.should_training_stop = True
 
-    def _autocast(self) -> AbstractContextManager:
-        if self._recipe.train.dtype == "float32":
-            return nullcontext()
-        return torch.autocast(self._group.device.type, dtype=torch.bfloat16)
-
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
-        micro, dtype = (
-            self._recipe.train.gradient_accumulation_steps,
-            torch.float32 if self._recipe.train.dtype == "float32" else torch.bfloat16,
-        )
+        train = self._recipe.train
+        micro, dtype = train.gradient_accumulation_steps, torch.float32 if train.dtype == "float32" else torch.bfloat16
         for step in range(self._done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
             own = self._group.rows(self.batches.global_batch_size)
@@ -210,19 +196,13 @@ class Trainer(SFTTrainer):
             images = self.feed.take() if self.feed else None
             for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
                 some = None if images is None else [images[place - own.start] for place in places]
-                yield {
-                    **self._tensors(batch, places, some, dtype),
-                    "step": step,
-                    "counts": counts,
-                    "first": number == 0,
-                }
+                what = {"step": step, "counts": counts, "first": number == 0}
+                yield self._tensors(batch, places, some, dtype) | what
 
     def _tensors(self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype) -> dict[str, Any]:
         device = self._group.device
-        arrays = {name: torch.from_numpy(getattr(batch, name)[places]) for name in ("tokens", "positions", "loss_mask")}
-        moved = {
-            name: array.to(device, torch.bool if name == "loss_mask" else torch.int64) for name, array in arrays.items()
-        }
+        kinds = {"tokens": torch.int64, "positions": torch.int64, "loss_mask": torch.bool}
+        moved = {name: torch.from_numpy(getattr(batch, name)[places]).to(device, kind) for name, kind in kinds.items()}
         numbers = None
         if images is not None:
             numbers = number_images(batch.tokens[places], images, self._image_token)
@@ -233,7 +213,7 @@ class Trainer(SFTTrainer):
         return moved | {"attention_mask": mask}
 
 
-def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTConfig:
+def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) -> SFTConfig:
     """Upstream's settings, all that it would do by itself turned off; `folder` is there and stays empty of it."""
     train = recipe.train
     config = SFTConfig(
@@ -263,7 +243,7 @@ def _config(recipe: Recipe, group: Group, *, steps: int, folder: Path) -> SFTCon
 class _MicroBatches:
     """What upstream takes for a data loader."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: TrlTrainer) -> None:
         self._trainer = trainer
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -274,10 +254,6 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """The global norm, over all processes, of gradients of which this one may hold a part."""
     norm = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:

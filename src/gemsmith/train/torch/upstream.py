@@ -10,7 +10,7 @@ transformers applies an update whatever the loss is.
     until: tests/train/torch/test_upstream.py::test_transformers_updates_from_a_loss_that_is_no_number
 
 transformers counts the model's parameters at every micro-batch.
-    here:  trainer.Trainer.floating_point_ops
+    here:  trainer.TrlTrainer.floating_point_ops
     seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/torch/test_upstream.py::test_transformers_counts_operations_at_every_micro_batch
 
@@ -20,7 +20,7 @@ transformers spreads one process over all GPUs by DataParallel.
     until: tests/train/torch/test_upstream.py::test_transformers_wraps_for_several_gpus_in_one_process
 
 transformers prepares the model by accelerate, which would wrap and move what lies on its devices already.
-    here:  trainer.Trainer._prepare_for_training, _move_model_to_device
+    here:  trainer.TrlTrainer._prepare_for_training, _move_model_to_device
     seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/torch/test_upstream.py::test_transformers_prepares_the_model_by_accelerate
 
@@ -46,12 +46,12 @@ transformers before 5.19 reads a config with per_layer_config as one whose heads
     until: tests/train/torch/test_upstream.py::test_tunix_holds_safetensors_and_so_transformers_back
 
 TRL casts the adapters of a quantized base to bfloat16.
-    here:  trainer.Trainer.__init__ casts them back
+    here:  trainer.TrlTrainer.__init__ casts them back
     seen:  trl 1.16.0, trl/trainer/sft_trainer.py, https://github.com/huggingface/peft/issues/2889
     until: tests/train/torch/test_upstream.py::test_trl_casts_adapters_of_a_quantised_base
 
 TRL wants a data set with rows, even where a loader gives the batches.
-    here:  trainer.Trainer.__init__ gives it one row
+    here:  trainer.TrlTrainer.__init__ gives it one row
     seen:  trl 1.16.0, trl/trainer/sft_trainer.py
     until: tests/train/torch/test_upstream.py::test_trl_looks_at_a_row
 
@@ -66,23 +66,23 @@ torch has a fused attention kernel only for inputs with a leading axis.
     until: tests/train/torch/test_upstream.py::test_torch_has_no_fused_attention_without_a_leading_axis
 
 torch on CPU sums no bfloat16 matmul into float32.
-    here:  loss._logits casts first
+    here:  model._logits casts first
     seen:  torch 2.13.0, torch/__init__.py
     until: tests/train/torch/test_upstream.py::test_torch_sums_bfloat16_into_float32_on_cuda_alone
 
 torchrun leaves a process that was told to stop 30 s, then kills it in the middle of a save.
-    here:  launch.launch starts processes itself
+    here:  distributed.launch starts processes itself
     seen:  torch 2.13.0, torch/distributed/elastic/multiprocessing/api.py
     until: tests/train/torch/test_upstream.py::test_torchrun_kills_after_half_a_minute
 
 torch's NCCL communicators end together: a process that fails waits for others that wait for it.
-    here:  group.joined leaves without ending them
+    here:  distributed.joined leaves without ending them
     seen:  torch 2.13.0, https://github.com/pytorch/pytorch/pull/119250
     until: tests/train/torch/test_group.py::test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others (of what
            stands here; upstream's needs two GPUs)
 
 safetensors raises no OSError on a full disk.
-    here:  checkpoints.Checkpoints.save uses gemsmith.checkpoints.safetensors
+    here:  checkpoints.PeftCheckpoints.save uses gemsmith.checkpoints.safetensors
     seen:  safetensors 0.8.0, safetensors/numpy.py
     until: tests/train/torch/test_upstream.py::test_safetensors_says_of_a_full_disk_in_an_error_of_its_own
 """

@@ -41,10 +41,7 @@ def main() -> int:
 
 
 def _end_with_launcher() -> None:
-    """From here on, the death of the process that started this one ends it at once.
-
-    With that, its lock of the run directory is gone.
-    """
+    """From here on, the death of the process that started this one, whose lock is then gone, ends it at once."""
     if sys.platform == "linux" and LAUNCHER in os.environ:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(os.environ[LAUNCHER]):
