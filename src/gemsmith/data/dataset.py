@@ -301,7 +301,7 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             what = "prompt" if takes_images else "answer"
             raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
         if not takes_images and images_of([turn]):
-            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a image; only user turns may")
+            raise DataError(f"{origin}: {name} is of the role {turn.role} and has an image; only user turns may")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:

@@ -91,7 +91,7 @@ def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
 
 
 def count_shared_images(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
-    """Held-out rows with a image that is trained on, by the SHA-256 of its file; None where they have no image."""
+    """Held-out rows with an image that is trained on, by the SHA-256 of its file; None where they have no image."""
     if not any(document.images for document in held_out):
         return None
     known = {image.sha256 for document in trained for image in document.images}

@@ -55,7 +55,7 @@ def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad
     if not kept:
         document, fault = faults[0]
         raise DataError(
-            f"{key}: each of its {len(documents)} rows has a image that cannot be used (the first, "
+            f"{key}: each of its {len(documents)} rows has an image that cannot be used (the first, "
             f"{document.origin}: {fault.line}), so none is left"
         )
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
@@ -110,7 +110,7 @@ def _notices(
     if faults:
         named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
         more = "; …" if len(faults) > _NAMED else ""
-        warnings.append(f"{key}: rows left out for a image that cannot be used: {len(faults):,} ({named}{more})")
+        warnings.append(f"{key}: rows left out for an image that cannot be used: {len(faults):,} ({named}{more})")
     if moving := sum(image.animated for image in seen):
         warnings.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
     # Beyond this shape one side is stretched to a whole soft token.

@@ -54,7 +54,7 @@ def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, colored: bool, image
 def document_text(
     tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, colored: bool, image: int | None = None
 ) -> Text:
-    """The document's text, special tokens spelled out, and the soft tokens of a image counted.
+    """The document's text, special tokens spelled out, and the soft tokens of an image counted.
 
     ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1] → `<bos><|turn>a⟦b<turn|>⟧`
     """

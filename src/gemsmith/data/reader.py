@@ -222,7 +222,7 @@ def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
 
 
 IMAGE_COLUMNS = ("image", "images")
-"""Columns of a row beside its texts: a image, or a list of them."""
+"""Columns of a row beside its texts: an image, or a list of them."""
 _KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 
@@ -269,7 +269,7 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
         return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
     if isinstance(value, str) and value:
         return ImagePart(path=str(source.folder / _path_of(value, where)))
-    raise DataError(f"{where} has a image that is {kind(value)}; give a path, a file:// URL or bytes")
+    raise DataError(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
 
 
 def kind(value: Any) -> str:
@@ -303,7 +303,7 @@ def _read_image_part(
 ) -> ImagePart:
     given = [name for name in _KEYS if name in part]
     if len(given) > 1:
-        raise DataError(f"{where} has a image with {' and '.join(given)}; keep one of them")
+        raise DataError(f"{where} has an image with {' and '.join(given)}; keep one of them")
     if not given:
         if (image := next(column, None)) is None:
             raise DataError(
@@ -311,19 +311,21 @@ def _read_image_part(
             )
         return image
     if given == ["url"] and not str(part["url"]).startswith("file://"):
-        raise DataError(f"{where} has a image at {str(part['url'])[:80]!r}; only file:// URLs are read: fetch it first")
+        raise DataError(
+            f"{where} has an image at {str(part['url'])[:80]!r}; only file:// URLs are read: fetch it first"
+        )
     value = part[given[0]]
     return read_image({"bytes": value} if given == ["bytes"] else value, where, source)
 
 
 def _path_of(text: str, where: str) -> Path:
     if not is_utf_8(text):
-        raise DataError(f"{where} has a image at {text[:80]!r}, a name that is not in UTF-8; rename the file")
+        raise DataError(f"{where} has an image at {text[:80]!r}, a name that is not in UTF-8; rename the file")
     if "://" not in text and not text.startswith("data:"):
         return expanduser(text)
     url = urlsplit(text)
     if url.scheme != "file" or url.netloc not in ("", "localhost"):
-        raise DataError(f"{where} has a image at {text[:80]!r}; only file:// URLs are read: fetch it first")
+        raise DataError(f"{where} has an image at {text[:80]!r}; only file:// URLs are read: fetch it first")
     return Path(unquote(url.path))
 
 
@@ -331,4 +333,6 @@ def _decode(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"{where} has a image whose bytes are not base64 ({error}); write them so, or a path") from None
+        raise DataError(
+            f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
+        ) from None

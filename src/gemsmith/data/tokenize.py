@@ -39,7 +39,7 @@ from gemsmith.data.chat_template import (
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.images.check import ImageInfo
-from gemsmith.system.workers import Limits, OutOfTime, limited
+from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
 
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
@@ -47,7 +47,7 @@ _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokens:
-    """Ids: of a soft token's place, and of what stands before and after a image's."""
+    """Ids: of a soft token's place, and of what stands before and after an image's."""
 
     image: int
     begin: int
@@ -147,13 +147,13 @@ class Renderer:
     template: ChatTemplate
     tokenizer: Tokenizer
     control: ControlTokens
-    limits: Limits | None = None
+    limits: ProcessLimits | None = None
     image_tokens: Callable[[], ImageTokens]
     """Asked only for rows with images: a checkpoint of text alone has none."""
 
 
 def open_renderer(
-    folder: Path, template: ChatTemplateSource | None = None, *, limits: Limits | None = None
+    folder: Path, template: ChatTemplateSource | None = None, *, limits: ProcessLimits | None = None
 ) -> Renderer:
     """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
 

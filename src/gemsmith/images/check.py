@@ -1,4 +1,4 @@
-"""A image looked at once before training, and cut up in it: by the same bytes, or not at all."""
+"""An image looked at once before training, and cut up in it: by the same bytes, or not at all."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gemsmith.images.patches import PatchConfig, count_soft_tokens, cut, longest
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """A file that holds a image, and what was found when it was looked at."""
+    """A file that holds an image, and what was found when it was looked at."""
 
     path: str
     """Empty where the bytes came without a file."""

@@ -1,4 +1,4 @@
-"""One rule that makes RGB of a image's bytes, at reading, so that training and serving see the same pixels.
+"""One rule that makes RGB of an image's bytes, at reading, so that training and serving see the same pixels.
 
 Turned as EXIF says; of several frames the first; what is transparent, on white (as vLLM puts it); of 16 bits the upper
 eight (as Pillow does where there are three channels); CMYK, palettes and greys by Pillow's conversion; color profiles
@@ -20,11 +20,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gemsmith.errors import MachineError
 
-Reason = Literal["missing", "empty", "not a image", "damaged", "too large", "wrong mode", "too thin"]
+Reason = Literal["missing", "empty", "not an image", "damaged", "too large", "wrong mode", "too thin"]
 
 # Those that decode in this process and run no other program, as EPS would; JPEG includes what phones save as MPO.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-# From here on Pillow takes a image for a decompression bomb: a quarter of a gigabyte of RGB.
+# From here on Pillow takes an image for a decompression bomb: a quarter of a gigabyte of RGB.
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 256 * 2**20
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
@@ -32,7 +32,7 @@ _CONVERTED = (*_TRANSPARENT, "1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 
 
 class InvalidImageError(Exception):
-    """A image that cannot be used: its kind of fault, and one line that says more."""
+    """An image that cannot be used: its kind of fault, and one line that says more."""
 
     def __init__(self, reason: Reason, line: str) -> None:
         super().__init__(reason, line)  # both, for pickle makes the same again of them
@@ -64,7 +64,7 @@ def make_rgb(data: bytes) -> Image.Image:
                 _check_size(opened)
                 rgb = _convert(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError:
-        raise InvalidImageError("not a image", f"is none of {', '.join(FORMATS)}") from None
+        raise InvalidImageError("not an image", f"is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise InvalidImageError("too large", f"has more than {MAX_PIXELS:,} pixels") from None
     except (InvalidImageError, MemoryError):
@@ -133,7 +133,7 @@ def keep_bytes(folder: Path, data: bytes) -> str:
             beside.write_bytes(data)
             beside.replace(file)
     except OSError as error:
-        raise MachineError(f"{folder}: a image cannot be written there ({error.strerror or error})") from None
+        raise MachineError(f"{folder}: an image cannot be written there ({error.strerror or error})") from None
     return str(file.absolute())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""Soft tokens of a image at most, that the processor allows."""
+"""Soft tokens of an image at most, that the processor allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class PatchConfig:
     """How a model cuts images up; the defaults are those of every published Gemma 4."""
 
     budget: int = 280
-    """Soft tokens of a image at most."""
+    """Soft tokens of an image at most."""
     patch: int = 16
     """Pixels of a patch's side."""
     pooling: int = 3
@@ -50,7 +50,7 @@ class PatchConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patches:
-    """A image as the model takes it; P of its patches, without padding.
+    """An image as the model takes it; P of its patches, without padding.
 
     Positions are x and y, in patches; padding of the processor's has values of 0 and the position (-1, -1).
     """
@@ -100,7 +100,7 @@ def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, in
 
 
 def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
-    """Soft tokens of a image of so many pixels.
+    """Soft tokens of an image of so many pixels.
 
     >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
     [63, 130, 266, 540, 1064]
@@ -110,7 +110,7 @@ def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
 
 
 def longest_line(width: int, height: int, patching: PatchConfig) -> int:
-    """The model's patches along the longer side of a image of so many pixels.
+    """The model's patches along the longer side of an image of so many pixels.
 
     >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
     (57, 210)

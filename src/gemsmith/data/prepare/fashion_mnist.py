@@ -1,7 +1,7 @@
 """Fashion-MNIST as folders of images by class: 28 by 28 pixels each, of ten kinds of clothing (arXiv 1708.07747).
 
 OUT/train/ankle_boot/00000.png, OUT/held_out/ankle_boot/00000.png, OUT/LICENSE.txt. They are the first images of the
-published training and test files, whose order is a random one; a name is a image's number in its file.
+published training and test files, whose order is a random one; a name is an image's number in its file.
 """
 
 import gzip
