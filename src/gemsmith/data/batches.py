@@ -1,9 +1,7 @@
 """Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped.
 
-How much room for images the rows of a step have: one of a few sizes, so that as few programs run all steps.
-
-Every row of a step is padded to the same number of images, each of the same number of soft tokens. Were that one size
-for the whole run, its fullest row would set what every step costs.
+Every row of a step is padded to a bucket: the same number of images, each of the same number of soft tokens. Were that
+one for the whole run, its fullest row would set what every step costs; there are a few, so that as few programs run.
 """
 
 import hashlib
@@ -33,6 +31,9 @@ if TYPE_CHECKING:
 
 IMAGES = "images.jsonl"
 """The file beside the arrays that has a line with the images of each row; of rows of text alone there is none."""
+MOST_BUCKETS = 3
+"""Programs of a run."""
+_WORTH = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,8 +86,7 @@ def load_batches(run: Run) -> Batches:
     if rows.tokens.shape != shape:
         raise RunError(
             f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are "
-            f"{rows.tokens.shape}; write both again "
-            f"with: gemsmith data {run.path} --force"
+            f"{rows.tokens.shape}; write both again with: gemsmith data {run.path} --force"
         )
     return Batches(
         steps=count_steps(train, record.packed_rows),
@@ -130,7 +130,8 @@ def open_rows(run: Run) -> Rows:
             f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
             f"{remedy}"
         )
-    images = StoredImages(lines=_lines(files.pop(IMAGES)), base=run.path) if IMAGES in files else ()
+    lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
+    images = StoredImages(lines=lines, base=run.path) if lines else ()
     return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, images=images)
 
 
@@ -158,31 +159,20 @@ def rows_sha256(files: Mapping[str, str], images: Path) -> str:
     Where images lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
     SHA-256, in the order of ARRAYS, and IMAGES where there are any.
     """
-    digests = [_images_sha256(images) if name == IMAGES else digest for name, digest in files.items()]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _images_sha256(file: Path) -> str:
-    total = hashlib.sha256()
-    for line in _lines(file):
-        placeless = [{**image, "path": ""} for image in json.loads(line)]
-        total.update(json.dumps(placeless).encode() + b"\n")
-    return total.hexdigest()
-
-
-def _lines(file: Path) -> list[bytes]:
-    return file.read_bytes().splitlines()
+    digests = dict(files)
+    if IMAGES in digests:
+        total = hashlib.sha256()
+        for line in images.read_bytes().splitlines():
+            placeless = [{**image, "path": ""} for image in json.loads(line)]
+            total.update(json.dumps(placeless).encode() + b"\n")
+        digests[IMAGES] = total.hexdigest()
+    return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
 
 @cache
 def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
     """Once a process, as long as the file stays as it is: 1.5 GB take a second."""
     return sha256_file(file)
-
-
-MOST_BUCKETS = 3
-"""Programs of a run."""
-_WORTH = 0.05
 
 
 class Bucket(NamedTuple):

@@ -50,7 +50,11 @@ def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad
             kept.append(replace(document, images=tuple(one for one in seen if isinstance(one, ImageInfo))))
             continue
         if bad == "error":
-            raise DataError(_describe(document, seen.index(fault), fault, key))
+            name = images_of(document.messages)[seen.index(fault)].path or f"its image {seen.index(fault) + 1}"
+            other = (
+                "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
+            )
+            raise DataError(f"{key}, {document.origin}: {name} {fault.line}; mend it, {other}")
         faults.append((document, fault))
     if not kept:
         document, fault = faults[0]
@@ -66,7 +70,9 @@ def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) 
     """Appends a line for each row; paths below `base` are written as seen from there."""
     with file.open("a", encoding="utf-8") as lines:
         for images in rows:
-            values = [asdict(image) | {"path": _seen_from(base, image.path)} for image in images]
+            paths = [Path(image.path) for image in images]
+            paths = [path.relative_to(base) if path.is_relative_to(base) else path for path in paths]
+            values = [asdict(image) | {"path": str(path)} for image, path in zip(images, paths, strict=True)]
             lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
@@ -91,16 +97,6 @@ def decode_batches(
 
 def _source(part: ImagePart) -> str | bytes:
     return part.path or part.data
-
-
-def _seen_from(base: Path, path: str) -> str:
-    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
-
-
-def _describe(document: Document, index: int, fault: InvalidImageError, key: str) -> str:
-    name = images_of(document.messages)[index].path or f"its image {index + 1}"
-    remedy = "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
-    return f"{key}, {document.origin}: {name} {fault.line}; mend it, {remedy}"
 
 
 def _notices(

@@ -20,7 +20,7 @@ from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord, SharedRow
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
-from gemsmith.tasks.verilog.simulate import Problem, problems_sha256, read_problems
+from gemsmith.tasks.verilog.simulate import problems_sha256, read_problems
 
 HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
 FILE = "codev_r1_sft.jsonl"
@@ -82,9 +82,19 @@ def prepare_codev(
 
     Raises DataError for what cannot be read; `out` is written whole or not at all.
     """
-    _refuse_same(source, out)
+    if not source.exists():
+        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
+    if out.exists() and out.resolve() == source.resolve():
+        raise DataError(f"--out {out}: is what the rows are read from; name another file")
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
-    indices = _index(problems)
+    indices = (
+        ()
+        if not problems
+        else (
+            build_index("specification", {problem.name: problem.prompt for problem in problems}),
+            build_index("module", {problem.name: problem.reference for problem in problems}),
+        )
+    )
     tally, written = _Tally(), 0
     with atomic_write(out) as file:
         for origin, row in islice(_stored(source), rows):
@@ -147,7 +157,9 @@ def make_row(row: Mapping[str, Any]) -> dict[str, str] | Dropped:
         return Dropped(reason="no prompt")
     if not isinstance(response, str) or not response.strip():
         return Dropped(reason="no response")
-    if not _is_unicode(prompt + response):
+    try:
+        (prompt + response).encode()
+    except UnicodeEncodeError:
         return Dropped(reason="not Unicode text")
     # Some begin inside the thought, whose opening tag was part of what they were asked with.
     text = _THOUGHT.sub("", response).rpartition("</think>")[2]
@@ -197,15 +209,6 @@ def _stored(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield origin, row
 
 
-def _index(problems: tuple[Problem, ...]) -> tuple[Index, ...]:
-    if not problems:
-        return ()
-    return (
-        build_index("specification", {problem.name: problem.prompt for problem in problems}),
-        build_index("module", {problem.name: problem.reference for problem in problems}),
-    )
-
-
 def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]) -> list[SharedRow]:
     found = []
     for index in indices:
@@ -217,20 +220,5 @@ def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]
     return found
 
 
-def _refuse_same(source: Path, out: Path) -> None:
-    if not source.exists():
-        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
-    if out.exists() and out.resolve() == source.resolve():
-        raise DataError(f"--out {out}: is what the rows are read from; name another file")
-
-
 def _counted(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
