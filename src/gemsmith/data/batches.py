@@ -38,10 +38,7 @@ _WORTH = 0.05
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """`steps` batches.
-
-    Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next.
-    """
+    """Each epoch has every row once, in its own order; a batch may hold the end of one and the start of the next."""
 
     steps: int
     global_batch_size: int
@@ -70,11 +67,7 @@ def count_rows(train: Train, packed_rows: int) -> int:
 
 
 def load_batches(run: Run) -> Batches:
-    """The batches of the run's data stage.
-
-    Raises RunError where that has not run, or its files are not what its record says; DataError for too few rows for
-    one step.
-    """
+    """The batches of the run's data stage. Raises RunError as open_rows, DataError for too few rows for one step."""
     record = read_record(run, DataRecord)
     train = run.recipe.train
     if record.packed_rows < train.global_batch_size:
@@ -107,29 +100,20 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
 
 
 def open_rows(run: Run) -> Rows:
-    """The run's packed rows, mapped from their files.
-
-    Raises RunError where one is gone, or not what the data stage wrote.
-    """
+    """The run's packed rows, mapped from their files. Raises RunError where one is not what the data stage wrote."""
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
     files = {name: run.data / f"{name}.npy" for name in ARRAYS}
     if IMAGES in record.files:
         files[IMAGES] = run.data / IMAGES
-    found = {}
     for name, file in files.items():
         try:
             state = file.stat()
-            found[name] = _sha256(file.absolute(), state.st_size, state.st_mtime_ns)
+            sha256 = _sha256(file.absolute(), state.st_size, state.st_mtime_ns)
         except FileNotFoundError:
             raise RunError(f"{file}: is missing; {remedy}") from None
-        if record.files and found[name] != record.files.get(name):
+        if sha256 != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
-    if rows_sha256(found, run.data / IMAGES) != record.rows_sha256:
-        raise RunError(
-            f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
-            f"{remedy}"
-        )
     lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
     images = StoredImages(lines=lines, base=run.path) if lines else ()
     return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, images=images)
@@ -210,10 +194,7 @@ class Buckets:
 def find_buckets(
     rows: Sequence[Sequence[int]], order: Sequence[int], *, total_rows: int, global_batch_size: int
 ) -> Buckets:
-    """The buckets of a run over packed rows whose images have so many soft tokens each.
-
-    `order[k]` is the row at place k of the run, which ends after `total_rows`.
-    """
+    """The buckets of a run; `rows` are the soft tokens of each row's images, `order[k]` is the row at place k."""
     needs = [room_for(row) for row in rows]
     alike = set(needs)
     if len(alike) == 1:  # as a folder's images often are: nothing is to be looked up, which takes 20 µs a row

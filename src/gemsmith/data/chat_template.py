@@ -75,10 +75,7 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, file: str | None = None) -> ChatTemplateSource:
-    """The template in `file`, or else the checkpoint folder's own.
-
-    Raises DataError where the file cannot be used, CheckpointError where the folder has none: base models ship none.
-    """
+    """The template in `file`, or else the folder's own: raises CheckpointError where it has none, as base models."""
     settings = folder / "tokenizer_config.json"
     try:
         config = dict(read_json(settings))
@@ -352,10 +349,7 @@ class BorderCheck:
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises DataError where `ids` hold control tokens that are not the template's own.
-
-        `again` makes the ids of a guarded document.
-        """
+        """Raises DataError where `ids` hold any that are not the template's; `again` makes a guarded document's ids."""
         found = self.control.among(ids)
         shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
         if shape in self._known:

@@ -151,10 +151,7 @@ def describe_columns(columns: Mapping[str, int]) -> str:
 
 
 def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
-    """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made.
-
-    Of a folder of images, their names and their classes' as well.
-    """
+    """A hash of the files that are read, of images with their names and classes, or of the request for made rows."""
     if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()

@@ -48,10 +48,7 @@ def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
 
 
 def read_answers(folder: Path) -> np.ndarray | None:
-    """The hashes of the answers that a run is trained on; None where its data stage left none.
-
-    Raises RunError for a damaged file.
-    """
+    """The hashes that write_answers wrote; None where there are none. Raises RunError for a damaged file."""
     file = folder / FILE
     try:
         found = np.load(file, allow_pickle=False)
@@ -70,7 +67,7 @@ def read_answers(folder: Path) -> np.ndarray | None:
 def hash_answers(documents: Iterable[Document]) -> np.ndarray:
     """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it.
 
-    Any stretch of white space counts as one space.
+    Any white space counts as one space.
     """
     hashes = b"".join(digest for document in documents for pair in _hash_turns(document) for digest in pair)
     return np.frombuffer(hashes, np.uint64).reshape(-1, 2)

@@ -31,10 +31,9 @@ class ValidatedRows:
 
 
 def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str) -> ValidatedRows:
-    """The documents with what was found of their images, each of which is decoded once.
+    """The documents with what was found of their images, each of which is decoded once; `key` is that of the rows.
 
-    Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised; `key` is that of
-    the rows.
+    Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised.
     """
     sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
     if not sources:

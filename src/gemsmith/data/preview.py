@@ -30,10 +30,7 @@ def show(run: Run, count: int, *, console: Console | None = None) -> None:
 
 
 def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, colored: bool, image: int | None = None) -> Text:
-    """One row: a line for each document's border, its text with the trained part marked, a line for the padding.
-
-    `image` is the id of a soft token's place.
-    """
+    """One row: a line for each document, its text, a line for the padding; `image` is a soft token's id."""
     documents = rows.documents(row)
     padding = int(np.count_nonzero(rows.segments[row] == 0))
     text = Text()

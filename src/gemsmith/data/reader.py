@@ -32,10 +32,7 @@ _ROW_BYTES = 200
 
 
 def find_files(source: str) -> tuple[Path, ...]:
-    """The files that hold the source's rows, in reading order.
-
-    Raises DataError where there are none, or of more than one split.
-    """
+    """The files of the source, in reading order. Raises DataError where there are none, or of more than one split."""
     path = expanduser(source)
     if (path / "dataset_dict.json").exists():
         split = (_read_json(path / "dataset_dict.json").get("splits") or ["train"])[0]
@@ -233,10 +230,7 @@ def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tup
 
 
 def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
-    """The parts of a message's content, a string or a list of parts.
-
-    A bare {"type": "image"} is the next of `column`, the images in the row's own column.
-    """
+    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images."""
     if isinstance(content, str):
         return (TextPart(text=content),)
     if not isinstance(content, list):

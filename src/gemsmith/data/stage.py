@@ -56,8 +56,7 @@ def _uncollected() -> Iterator[None]:
 def prepare_data(run: Run) -> DataRecord:
     """The record of the packed rows, which are written to the run's data folder.
 
-    Raises DataError for rows that cannot be used, CheckpointError for a checkpoint without a usable tokenizer or
-    template.
+    Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
     clock, data = start_clock(), run.recipe.data
     console = open_console(soft_wrap=False)
@@ -146,10 +145,7 @@ def _validate(
 def _keep_fitting(
     rendered: Sequence[Rendered], data: Data, patching: PatchConfig
 ) -> tuple[list[Rendered], dict[str, int]]:
-    """The documents that fit into a row, and how many do not, by reason.
-
-    Raises DataError where none is left, or one is too long and that is an error.
-    """
+    """The documents that fit into a row, and how many do not, by reason. Raises DataError where the recipe says so."""
     limits: tuple[tuple[str, str, int, str, Callable[[Rendered], int]], ...] = (
         ("too_long", "data.max_length", data.max_length, "tokens", lambda one: len(one.ids)),
         ("too_many_patches", "data.max_patches", data.max_patches, "patches",

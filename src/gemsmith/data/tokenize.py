@@ -55,10 +55,7 @@ class ImageTokenIds:
 
 
 def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokenIds:
-    """The ids in the checkpoint's config.json, which the processor and the model use.
-
-    Raises CheckpointError where one is missing, or is no added token of the tokenizer.
-    """
+    """The ids in config.json. Raises CheckpointError where one is missing, or is no added token of the tokenizer."""
     from gemsmith.checkpoints.folder import read_config
 
     config, ids = read_config(folder), []
@@ -103,14 +100,13 @@ class Piece(NamedTuple):
 
 
 class SplitText(NamedTuple):
-    """One sequence of a document: its pieces, and for each trained one how many of the messages come before it.
-
-    `messages` are how many are in it.
-    """
+    """One sequence of a document."""
 
     pieces: tuple[Piece, ...]
     before: tuple[int, ...]
+    """How many of the messages come before each trained piece."""
     messages: int
+    """How many are in it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -131,10 +127,7 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """A checkpoint's chat template and tokenizer, and the tokens that only the template may write.
-
-    The template renders within the limits, where there are some.
-    """
+    """A checkpoint's chat template, which renders within the limits, if any, and its tokenizer."""
 
     template: ChatTemplate
     tokenizer: Tokenizer
@@ -147,10 +140,7 @@ class Renderer:
 def open_renderer(
     folder: Path, template: ChatTemplateSource | None = None, *, limits: ProcessLimits | None = None
 ) -> Renderer:
-    """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
-
-    Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.
-    """
+    """The renderer of a checkpoint folder, with its own chat template or the one given. Raises CheckpointError."""
     found = template or find_template(folder)
     with limited(limits):
         compiled = compile_template(found)
@@ -186,12 +176,9 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
-    """Every document in tokens, in order.
+    """Every document in tokens, in order; where its turns cannot stand in one sequence, one for each assistant turn.
 
-    One whose turns cannot stand in one sequence gives a sequence for each assistant turn.
-
-    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
-    token.
+    Raises DataError naming the row where the mask cannot be decided, or its text holds or makes a control token.
     """
     sequences: list[tuple[SplitText, Document, int]] = []
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):

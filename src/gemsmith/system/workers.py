@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -80,19 +80,16 @@ def open_pool(
         finally:
             idle.put(worker)
 
-    def end() -> None:
-        closing.set()
-        for worker in [*running]:
-            end_worker(worker)
-
-    with ExitStack() as stack:
-        # The threads end once the processes are gone, so they are entered first and left last.
-        threads = stack.enter_context(ThreadPoolExecutor(processes))
-        stack.callback(end)
-        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        for _ in range(processes):
-            idle.put(None)
-        yield lambda request: threads.submit(answer, request)
+    for _ in range(processes):
+        idle.put(None)
+    with ThreadPoolExecutor(processes) as threads:
+        try:
+            yield lambda request: threads.submit(answer, request)
+        finally:  # the threads end once the processes are gone
+            threads.shutdown(wait=False, cancel_futures=True)
+            closing.set()
+            for worker in [*running]:
+                end_worker(worker)
 
 
 def draw_ahead(items: Iterable[Item], ahead: int) -> Iterator[Item]:
@@ -173,10 +170,7 @@ class ProcessLimits:
 
 
 class OutOfTime(BaseException):
-    """The CPU limit is reached.
-
-    Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance.
-    """
+    """The CPU limit. No Exception: Jinja takes each of those for an expression that it cannot compute in advance."""
 
 
 _current: ProcessLimits | None = None

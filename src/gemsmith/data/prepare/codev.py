@@ -7,7 +7,7 @@ Kept is the code of the last block that has a module. Rows are read, changed and
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -45,6 +45,8 @@ class Dropped:
 class _Tally:
     """What has become of the rows so far."""
 
+    indices: tuple[Index, ...]
+    drop_contaminated: bool
     read: int = 0
     contaminated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -52,7 +54,7 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     shared: list[SharedRow] = field(default_factory=list)
 
-    def look_at(self, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def take(self, origin: str, row: Mapping[str, Any]) -> dict[str, str] | None:
         """The row that is made of it; None where it is dropped."""
         self.read += 1
         self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
@@ -60,14 +62,20 @@ class _Tally:
         if isinstance(made, Dropped):
             self.dropped[made.reason] += 1
             return None
-        return made
-
-    def compare(self, found: Sequence[SharedRow]) -> bool:
-        """Whether the row shares anything with a problem."""
+        found = []
+        for index in self.indices:
+            match = find_match(index, made["prompt" if index.kind == "specification" else "response"])
+            if match is not None:
+                found.append(
+                    SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
+                )
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
         self.shared += found[: LISTED - len(self.shared)]
-        return bool(found)
+        if found and self.drop_contaminated:
+            self.dropped["shared with verilog-eval"] += 1
+            return None
+        return made
 
 
 def prepare_codev(
@@ -87,25 +95,17 @@ def prepare_codev(
     if out.exists() and out.resolve() == source.resolve():
         raise DataError(f"--out {out}: is what the rows are read from; name another file")
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
-    indices = (
-        ()
-        if not problems
-        else (
-            build_index("specification", {problem.name: problem.prompt for problem in problems}),
-            build_index("module", {problem.name: problem.reference for problem in problems}),
-        )
-    )
-    tally, written = _Tally(), 0
+    texts = {
+        "specification": {problem.name: problem.prompt for problem in problems},
+        "module": {problem.name: problem.reference for problem in problems},
+    }
+    indices = tuple(build_index(kind, named) for kind, named in texts.items() if problems)
+    tally, written = _Tally(indices=indices, drop_contaminated=drop_contaminated), 0
     with atomic_write(out) as file:
         for origin, row in islice(_stored(source), rows):
-            made = tally.look_at(row)
-            if made is None:
-                continue
-            if tally.compare(_find_shared(indices, origin, made)) and drop_contaminated:
-                tally.dropped["shared with verilog-eval"] += 1
-                continue
-            written += 1
-            file.write(json.dumps(made, ensure_ascii=False) + "\n")
+            if made := tally.take(origin, row):
+                written += 1
+                file.write(json.dumps(made, ensure_ascii=False) + "\n")
         if not written:
             why = _counted(tally.dropped) or "it has none"
             raise DataError(f"{source}: none of its {tally.read} rows can be kept ({why})")
@@ -207,17 +207,6 @@ def _stored(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 f"{origin}: has {columns}; CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
             )
         yield origin, row
-
-
-def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]) -> list[SharedRow]:
-    found = []
-    for index in indices:
-        match = find_match(index, row["prompt" if index.kind == "specification" else "response"])
-        if match is not None:
-            found.append(
-                SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
-            )
-    return found
 
 
 def _counted(reasons: Mapping[str, int]) -> str:
