@@ -31,6 +31,7 @@ import numpy as np
 from gemsmith.checkpoints.peft import WEIGHTS
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.errors import CorruptCheckpointError, first_line
+from gemsmith.system.files import sha256_json
 from gemsmith.system.signals import heard_later
 
 ResultT = TypeVar("ResultT")
@@ -179,7 +180,7 @@ def _unreadable(file: Path, error: OSError) -> str:
 
 
 def _sha256_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_json(content)
 
 
 def _some(names: list[str]) -> str:

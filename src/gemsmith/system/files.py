@@ -12,12 +12,13 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gemsmith.errors import MachineError, RunError
 from gemsmith.system.locks import warn_no_locks
@@ -26,6 +27,11 @@ from gemsmith.system.locks import warn_no_locks
 def sha256_file(path: Path) -> str:
     with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """The hash of a value of JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
@@ -50,6 +56,15 @@ def expanduser(path: str | Path) -> Path:
     PosixPath('~no one/a.jpg')
     """
     return Path(os.path.expanduser(path))
+
+
+def fsync_path(path: Path) -> None:
+    """Returns once a file, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

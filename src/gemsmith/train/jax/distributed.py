@@ -4,8 +4,6 @@ Only the first host writes records and logs; a step's metrics, and so every deci
 same on all.
 """
 
-import hashlib
-import json
 import os
 import secrets
 import signal
@@ -21,6 +19,7 @@ from jax.experimental import multihost_utils
 from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
+from gemsmith.system.files import sha256_json
 from gemsmith.system.signals import handling
 from gemsmith.system.version import __version__
 from gemsmith.train.jax.upstream import count_tpu_hosts
@@ -70,7 +69,7 @@ def check_hosts(run: Run) -> None:
     if jax.process_count() == 1:
         return
     for what, value in consistency_fingerprint(run, [__version__, jax.__version__]).items():
-        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+        digest = bytes.fromhex(sha256_json(value))
         digests = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         if others := [host for host, other in enumerate(digests) if (other != digests[0]).any()]:
             raise mismatch_error(run, what, number=others[0], count=len(digests), kind="host")

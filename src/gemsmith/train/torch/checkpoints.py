@@ -7,10 +7,8 @@ the SHA-256 of the other files and its own.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
+from gemsmith.system.files import fsync_path
 from gemsmith.system.locks import LOCK
 
 MOMENTS = "moments.safetensors"
@@ -75,10 +74,10 @@ class Checkpoints:
             sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
             (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
-                _sync(file)
+                fsync_path(file)
             shutil.rmtree(place, ignore_errors=True)
             beside.rename(place)
-            _sync(self.folder)
+            fsync_path(self.folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
@@ -113,11 +112,3 @@ def _adapter(recipe: Recipe, matrices: Mapping[str, Arrays]) -> Adapter:
     lora = recipe.lora
     pairs = {module: LoraPair(**sides) for module, sides in matrices.items()}
     return Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,8 +8,6 @@ stop the time to save, and hands its exit code on.
 
 import atexit
 import contextlib
-import hashlib
-import json
 import os
 import shlex
 import signal
@@ -34,6 +32,7 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, read_record
 from gemsmith.system.console import open_console
+from gemsmith.system.files import sha256_json
 from gemsmith.system.signals import STOPS, handling, leave
 from gemsmith.train.resume import Stop, mismatch_error, stopped
 
@@ -234,7 +233,7 @@ class Group:
         if self.size == 1:
             return
         for name, value in same.items():
-            digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+            digest = sha256_json(value)
             digests: list[str] = [""] * self.size
             torch.distributed.all_gather_object(digests, digest)
             if others := [rank for rank, other in enumerate(digests) if other != digests[0]]:
