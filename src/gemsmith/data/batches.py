@@ -159,7 +159,7 @@ def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
     return sha256_file(file)
 
 
-class Bucket(NamedTuple):
+class BucketShape(NamedTuple):
     """Room of a row: so many images, each of so many soft tokens."""
 
     images: int
@@ -170,7 +170,7 @@ class Bucket(NamedTuple):
         """Soft tokens that a row is padded to."""
         return self.images * self.soft_tokens
 
-    def holds(self, other: "Bucket") -> bool:
+    def holds(self, other: "BucketShape") -> bool:
         return other.images <= self.images and other.soft_tokens <= self.soft_tokens
 
 
@@ -178,14 +178,14 @@ class Bucket(NamedTuple):
 class Buckets:
     """Those of a run, the smallest first, and which of them each step takes: `of_step[0]` is the first step's."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketShape, ...]
     of_step: tuple[int, ...]
 
-    def of(self, step: int) -> Bucket:
+    def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
         return self.buckets[self.of_step[step - 1]]
 
-    def count_steps(self) -> dict[Bucket, int]:
+    def count_steps(self) -> dict[BucketShape, int]:
         """How many steps of the run take each bucket."""
         counted = Counter(self.of_step)
         return {bucket: counted[place] for place, bucket in enumerate(self.buckets)}
@@ -206,33 +206,33 @@ def find_buckets(
     return Buckets(buckets=buckets, of_step=tuple(smallest[need] for need in steps))
 
 
-def room_for(images: Sequence[int]) -> Bucket:
+def room_for(images: Sequence[int]) -> BucketShape:
     """The room of a row whose images have so many soft tokens each; of one without any, the least there is.
 
     >>> room_for([256, 266]), room_for([])
-    (Bucket(images=2, soft_tokens=288), Bucket(images=1, soft_tokens=32))
+    (BucketShape(images=2, soft_tokens=288), BucketShape(images=1, soft_tokens=32))
     """
-    return Bucket(max(1, len(images)), bucket_of(max(images, default=1)))
+    return BucketShape(max(1, len(images)), bucket_of(max(images, default=1)))
 
 
-def join(needs: Sequence[Bucket]) -> Bucket:
+def join(needs: Sequence[BucketShape]) -> BucketShape:
     """The least room that holds each of these."""
-    return Bucket(max(need.images for need in needs), max(need.soft_tokens for need in needs))
+    return BucketShape(max(need.images for need in needs), max(need.soft_tokens for need in needs))
 
 
-def choose_buckets(steps: Sequence[Bucket]) -> tuple[Bucket, ...]:
+def choose_buckets(steps: Sequence[BucketShape]) -> tuple[BucketShape, ...]:
     """At most MOST_BUCKETS, the smallest first, for steps of which each takes the first that has room for it.
 
     The largest holds all of them. Of what the steps themselves need, the one that saves most comes to it, and once
     more, each where it saves a twentieth of the padded soft tokens: a program takes time to compile.
 
-    >>> choose_buckets([Bucket(1, 64)] * 9 + [Bucket(2, 64)] * 9 + [Bucket(4, 96)])
-    (Bucket(images=1, soft_tokens=64), Bucket(images=2, soft_tokens=64), Bucket(images=4, soft_tokens=96))
+    >>> choose_buckets([BucketShape(1, 64)] * 9 + [BucketShape(2, 64)] * 9 + [BucketShape(4, 96)])
+    (BucketShape(images=1, soft_tokens=64), BucketShape(images=2, soft_tokens=64), BucketShape(images=4, soft_tokens=96))
     """
     counted = Counter(steps)
-    chosen: tuple[Bucket, ...] = (join(steps),)
+    chosen: tuple[BucketShape, ...] = (join(steps),)
 
-    def padded(buckets: tuple[Bucket, ...]) -> int:
+    def padded(buckets: tuple[BucketShape, ...]) -> int:
         return sum(count * next(one.size for one in buckets if one.holds(need)) for need, count in counted.items())
 
     while len(chosen) < MOST_BUCKETS:

@@ -48,7 +48,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SandboxResult:
     """What became of a command."""
 
     code: int | None
@@ -69,7 +69,9 @@ class Sandbox:
     bubblewrap: str | None
     """None: without one, since the user insisted."""
 
-    def run(self, command: Sequence[str], folder: Path, *, limits: SandboxLimits, writes: str | None = None) -> Outcome:
+    def run(
+        self, command: Sequence[str], folder: Path, *, limits: SandboxLimits, writes: str | None = None
+    ) -> SandboxResult:
         """What came of the command, whose working directory is the folder, as FOLDER; it can write the file `writes`.
 
         Everyone must be able to read the folder, and those above it: the sandbox's user has no rights of its own.
@@ -108,7 +110,7 @@ def find_sandbox(*, unsafe: bool = False) -> Sandbox:
     return sandbox
 
 
-def _run(command: Sequence[str], limits: SandboxLimits, *, cwd: Path | None = None) -> Outcome:
+def _run(command: Sequence[str], limits: SandboxLimits, *, cwd: Path | None = None) -> SandboxResult:
     # Into a file, so that what prints without end meets the limit on files and not this process's memory.
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -130,4 +132,4 @@ def _run(command: Sequence[str], limits: SandboxLimits, *, cwd: Path | None = No
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _READ_BYTES))
-        return Outcome(code=code, text=printed.read().decode(errors="replace"))
+        return SandboxResult(code=code, text=printed.read().decode(errors="replace"))

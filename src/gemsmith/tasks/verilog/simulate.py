@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from gemsmith.errors import DataError, MachineError
 from gemsmith.system.files import regular_file
-from gemsmith.system.sandbox import FOLDER, Outcome, Sandbox, SandboxLimits
+from gemsmith.system.sandbox import FOLDER, Sandbox, SandboxLimits, SandboxResult
 
 TOP = "TopModule"
 _FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
@@ -397,7 +397,7 @@ def _opened(folder: Path) -> Path:
     return folder
 
 
-def _failed(outcome: Outcome, reason: str) -> Verdict | None:
+def _failed(outcome: SandboxResult, reason: str) -> Verdict | None:
     if outcome.code is None:
         return Verdict(passed=False, reason="timeout", detail="it ran out of time")
     if outcome.code == 0:

@@ -24,7 +24,7 @@ from gemsmith.arch import VARIANTS, Variant, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
-from gemsmith.data.batches import Bucket
+from gemsmith.data.batches import BucketShape
 from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Execution, Gemma4, base_kinds, load_model
@@ -143,7 +143,7 @@ class TunixBackend:
         self._session: Session
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
-        self._compiled: dict[Bucket | None, Compiled] = {}
+        self._compiled: dict[BucketShape | None, Compiled] = {}
         self._checkpoints = Checkpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
@@ -250,7 +250,7 @@ class TunixBackend:
             self._compiled[bucket] = compiled
         return True
 
-    def _bucket(self, step: int) -> Bucket | None:
+    def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None
 
     def _first_of_each_bucket(self) -> list[int]:
