@@ -21,7 +21,7 @@ def test_a_step_takes_the_smallest_bucket_that_has_room_for_its_fullest_row():
 
 def test_rows_that_are_alike_have_one_bucket_and_are_not_looked_up():
     found = find_buckets([[250], [256], [230]], [], total_rows=7, global_batch_size=2)
-    assert found.buckets == (BucketShape(1, 256),) and found.of_step == (0,) * 4
+    assert found.buckets == (BucketShape(1, 256),) and found.of_step == found.buckets * 4
 
 
 def test_a_bucket_that_saves_less_than_a_twentieth_is_not_worth_a_program():

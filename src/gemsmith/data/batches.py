@@ -179,16 +179,15 @@ class Buckets:
     """Those of a run, the smallest first, and which of them each step takes: `of_step[0]` is the first step's."""
 
     buckets: tuple[BucketShape, ...]
-    of_step: tuple[int, ...]
+    of_step: tuple[BucketShape, ...]
 
     def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
-        return self.buckets[self.of_step[step - 1]]
+        return self.of_step[step - 1]
 
     def count_steps(self) -> dict[BucketShape, int]:
         """How many steps of the run take each bucket."""
-        counted = Counter(self.of_step)
-        return {bucket: counted[place] for place, bucket in enumerate(self.buckets)}
+        return {bucket: self.of_step.count(bucket) for bucket in self.buckets}
 
 
 def find_buckets(
@@ -198,11 +197,11 @@ def find_buckets(
     needs = [room_for(row) for row in rows]
     alike = set(needs)
     if len(alike) == 1:  # as a folder's images often are: nothing is to be looked up, which takes 20 µs a row
-        return Buckets(buckets=tuple(alike), of_step=(0,) * -(-total_rows // global_batch_size))
+        return Buckets(buckets=tuple(alike), of_step=(*alike,) * -(-total_rows // global_batch_size))
     placed = [needs[int(order[place])] for place in range(total_rows)]
     steps = [join(placed[begin : begin + global_batch_size]) for begin in range(0, total_rows, global_batch_size)]
     buckets = choose_buckets(steps)
-    smallest = {need: next(place for place, one in enumerate(buckets) if one.holds(need)) for need in set(steps)}
+    smallest = {need: next(one for one in buckets if one.holds(need)) for need in set(steps)}
     return Buckets(buckets=buckets, of_step=tuple(smallest[need] for need in steps))
 
 
@@ -226,8 +225,8 @@ def choose_buckets(steps: Sequence[BucketShape]) -> tuple[BucketShape, ...]:
     The largest holds all of them. Of what the steps themselves need, the one that saves most comes to it, and once
     more, each where it saves a twentieth of the padded soft tokens: a program takes time to compile.
 
-    >>> choose_buckets([BucketShape(1, 64)] * 9 + [BucketShape(2, 64)] * 9 + [BucketShape(4, 96)])
-    (BucketShape(images=1, soft_tokens=64), BucketShape(images=2, soft_tokens=64), BucketShape(images=4, soft_tokens=96))
+    >>> choose_buckets([BucketShape(1, 64)] * 9 + [BucketShape(4, 96)])
+    (BucketShape(images=1, soft_tokens=64), BucketShape(images=4, soft_tokens=96))
     """
     counted = Counter(steps)
     chosen: tuple[BucketShape, ...] = (join(steps),)

@@ -102,9 +102,7 @@ def check_template(file: str) -> None:
     source, text = _read_file(file)
     try:
         _make_environment().parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(_explain_syntax(source, error)) from None
-    except (RecursionError, MemoryError) as error:
+    except (jinja2.TemplateSyntaxError, RecursionError, MemoryError) as error:
         raise DataError(explain_failure(source, error)) from None
 
 
@@ -113,8 +111,6 @@ def compile_template(found: ChatTemplateSource) -> ChatTemplate:
     restart_clock()
     try:
         compiled = _make_environment().from_string(found.text)
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(_explain_syntax(found.source, error)) from None
     except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
         raise DataError(explain_failure(found.source, error)) from None
     # Each render copies them; Jinja keeps them in a ChainMap, whose copy is 9 of the 22 µs of a short template.
@@ -124,12 +120,14 @@ def compile_template(found: ChatTemplateSource) -> ChatTemplate:
 
 def explain_failure(source: str, error: BaseException) -> str:
     """One line on what a template raised: its name, its line where known, the reason, what to do."""
-    line = None  # the template's innermost that was running
-    for frame, number in walk_tb(error.__traceback__):
+    line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
+    for frame, number in walk_tb(error.__traceback__):  # the template's innermost line that was running
         if compiled := frame.f_globals.get("__jinja_template__"):
             line = compiled.get_corresponding_lineno(number)
     template = f"chat template {source}" + (f" line {line}" if line else "")
     match error:
+        case jinja2.TemplateSyntaxError():
+            return f"{template}: is not Jinja ({_one_line(error.message)}); {_MEND}"
         case _Refusal():
             return (
                 f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that "
@@ -148,10 +146,6 @@ def explain_failure(source: str, error: BaseException) -> str:
         case _:
             reason = f"fails: {type(error).__name__}, {_one_line(str(error)).rstrip('.')}"
     return f"{template} {reason}; {_MEND}"
-
-
-def _explain_syntax(source: str, error: jinja2.TemplateSyntaxError) -> str:
-    return f"chat template {source} line {error.lineno}: is not Jinja ({_one_line(error.message)}); {_MEND}"
 
 
 def _one_line(text: str | None) -> str:
