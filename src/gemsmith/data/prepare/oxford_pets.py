@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +53,14 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
     images that do not exist; `out` is written whole or not at all.
     """
     images = {each: read_split(folder, each) for each in SPLITS}
-    breeds = _breeds([image for part in images.values() for image in part], folder)
+    names: dict[int, ImageFile] = {}
+    for image in (image for part in images.values() for image in part):
+        if (first := names.setdefault(image.number, image)).breed != image.breed:
+            raise DataError(
+                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
+                f"are two breeds; {_WHERE}"
+            )
+    breeds = sorted({image.breed for image in names.values()})
     there = folder / "images"
     missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
     if missing:
@@ -105,15 +111,3 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
 
 def _list(folder: Path, split: str) -> Path:
     return folder / "annotations" / f"{split}.txt"
-
-
-def _breeds(images: Iterable[ImageFile], folder: Path) -> list[str]:
-    """All breeds, by the alphabet. Raises DataError where a name and its number do not go together."""
-    names: dict[int, ImageFile] = {}
-    for image in images:
-        if (first := names.setdefault(image.number, image)).breed != image.breed:
-            raise DataError(
-                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
-                f"are two breeds; {_WHERE}"
-            )
-    return sorted({image.breed for image in names.values()})
