@@ -10,12 +10,11 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +25,9 @@ from gemsmith.errors import DataError, GemsmithError, MachineError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import ProcessLimits, answer_requests, draw_ahead, open_pool, worker_command
 from gemsmith.tasks.messages import text_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
@@ -124,7 +126,7 @@ def check_prompts_in_process(
         return found
 
 
-def _open_workers(opening: Opening, processes: int) -> AbstractContextManager[Callable[[Any], Future[Any]]]:
+def _open_workers(opening: Opening, processes: int) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
     # Several leave the other cores to each other.
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
     explain = partial(_explain, opening)

@@ -3,9 +3,8 @@
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,6 +13,9 @@ from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig, Patches, scale
 from gemsmith.system.workers import answer_requests, draw_ahead, open_pool, worker_command
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Item = TypeVar("Item")
 _COMMAND = worker_command("gemsmith.images.workers")
@@ -75,7 +77,7 @@ def decode_ahead(
             yield item, [scale(reply.result(), patching) for reply in replies]
 
 
-def open_workers(processes: int) -> AbstractContextManager[Callable[[Validate | Cut], Future[Any]]]:
+def open_workers(processes: int) -> AbstractContextManager[Callable[[Validate | Cut], "Future[Any]"]]:
     """A function that has a request answered by one of so many processes, which end with the block."""
     return open_pool(_COMMAND, processes, explain=_explain)
 

@@ -12,13 +12,15 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Worker = subprocess.Popen[bytes]
 Item = TypeVar("Item")
@@ -46,12 +48,14 @@ def open_pool(
     explain: Callable[[int, Any], Exception],
     opening: object = None,
     environment: dict[str, str] | None = None,
-) -> Iterator[Callable[[Any], Future[Any]]]:
+) -> Iterator[Callable[[Any], "Future[Any]"]]:
     """A function that has a request answered by one of so many processes, which end with the block.
 
     Each is sent `opening` first, where there is one, and another takes its place where it ends before it has answered:
     that request raises what `explain` makes of the return code and the request.
     """
+    from concurrent.futures import ThreadPoolExecutor  # here: a tenth of the start of a worker, which has no use for it
+
     idle: SimpleQueue[Worker | None] = SimpleQueue()  # None: not started yet
     running: set[Worker] = set()
     closing = threading.Event()
