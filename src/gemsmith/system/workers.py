@@ -61,13 +61,10 @@ def open_pool(
     closing = threading.Event()
 
     def start() -> Worker:
-        worker = start_worker(command, environment)
+        worker = start_worker(command, environment, opening)
         running.add(worker)
         if closing.is_set():
             end_worker(worker)
-        elif opening is not None:
-            with suppress(BrokenPipeError):  # where it cannot even start, `ask` says so
-                send(worker, opening)
         return worker
 
     def answer(request: Any) -> Any:
@@ -107,9 +104,14 @@ def draw_ahead(items: Iterable[Item], ahead: int) -> Iterator[Item]:
         yield waiting.popleft()
 
 
-def start_worker(command: tuple[str, ...], environment: dict[str, str] | None = None) -> Worker:
+def start_worker(command: tuple[str, ...], environment: dict[str, str] | None = None, opening: object = None) -> Worker:
     # Ctrl-C is this process's affair, so the worker is not in its group.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, process_group=0)
+    if opening is not None:
+        with suppress(BrokenPipeError):  # where it cannot even start, `ask` says so
+            send(worker, opening)
+    return worker
 
 
 def send(worker: Worker, request: object) -> None:
