@@ -15,6 +15,7 @@ from gemsmith.errors import (
     explain_os_error,
     first_line,
     last_line,
+    some,
     suggest,
 )
 
@@ -39,6 +40,10 @@ def test_what_nobody_catches_of_sigterm_is_no_error_and_ends_with_its_code():
 @pytest.mark.parametrize(("word", "expected"), [("rnak", " (did you mean rank?)"), ("zzz", ""), ("", "")])
 def test_a_near_match_is_named_and_a_far_one_is_not(word, expected):
     assert suggest(word, iter(["rank", "alpha"])) == expected
+
+
+def test_of_many_names_the_first_are_said_and_how_many_more_there_are():
+    assert (some("abc", 3), some(iter("abc"), 2), some([], 2)) == ("a, b, c", "a, b and 1 more", "")
 
 
 def test_of_a_long_message_the_first_or_last_line_that_says_anything_is_taken():

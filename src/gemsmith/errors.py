@@ -73,11 +73,21 @@ class Terminated(SystemExit):
 def suggest(word: str, allowed: Iterable[str]) -> str:
     """Returns ` (did you mean X?)` for the allowed word closest to `word`, or an empty string.
 
-    >>> nearest("gemma4-31", ["gemma4-31b", "gemma4-12b"])
+    >>> suggest("gemma4-31", ["gemma4-31b", "gemma4-12b"])
     ' (did you mean gemma4-31b?)'
     """
     matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def some(names: Iterable[str], most: int) -> str:
+    """The first names, and how many more there are.
+
+    >>> some("abcd", 2)
+    'a, b and 2 more'
+    """
+    names = [*names]
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
 def first_line(error: object, *, otherwise: str | None = None) -> str:
@@ -91,10 +101,10 @@ def first_line(error: object, *, otherwise: str | None = None) -> str:
 
 def last_line(error: object) -> str:
     """The last such line: where a traceback of another process comes first, the reason is at the end."""
-    return _lines(error, None)[-1]
+    return _lines(error)[-1]
 
 
-def _lines(error: object, otherwise: str | None) -> list[str]:
+def _lines(error: object, otherwise: str | None = None) -> list[str]:
     lines = [line.strip()[:_LONGEST_LINE] for line in str(error).splitlines() if line.strip()]
     return lines or [otherwise or type(error).__name__]
 

@@ -145,17 +145,6 @@ def test_an_array_that_is_gone_is_named(prepared):
         load_batches(run)
 
 
-def test_arrays_are_compared_with_records_of_earlier_versions_too(prepared):
-    run = prepared({})
-    write_record(run, read_record(run, DataRecord).model_copy(update={"files": {}}))
-    assert load_batches(run).batch(1).tokens.any()
-    np.save(run.data / "tokens.npy", np.load(run.data / "tokens.npy") + 1)
-    with pytest.raises(
-        RunError, match=r"data: is damaged: its arrays are not those that .*data\.json was written with; write it again"
-    ):
-        load_batches(run)
-
-
 def test_a_record_that_contradicts_its_arrays_is_refused(prepared):
     run = prepared({})
     record = read_record(run, DataRecord)

@@ -2,26 +2,34 @@ import numpy as np
 import pytest
 
 from gemsmith.data import batches as buckets
-from gemsmith.data.batches import Bucket, choose_buckets, find_buckets, join, room_for
+from gemsmith.data.batches import BucketShape, choose_buckets, find_buckets, join, room_for
 
 
 def test_a_step_takes_the_smallest_bucket_that_has_room_for_its_fullest_row():
     rows = [[64], [64, 64], [], [64] * 4, [64]]
     order = [0, 2, 1, 0, 3, 4, 4]
     found = find_buckets(rows, order, total_rows=7, global_batch_size=2)
-    assert found.buckets == (Bucket(1, 64), Bucket(2, 64), Bucket(4, 64))
-    assert [found.of(step) for step in (1, 2, 3, 4)] == [Bucket(1, 64), Bucket(2, 64), Bucket(4, 64), Bucket(1, 64)]
-    assert found.count_steps() == {Bucket(1, 64): 2, Bucket(2, 64): 1, Bucket(4, 64): 1}
+    assert found.buckets == (BucketShape(1, 64), BucketShape(2, 64), BucketShape(4, 64))
+    assert [found.of(step) for step in (1, 2, 3, 4)] == [
+        BucketShape(1, 64),
+        BucketShape(2, 64),
+        BucketShape(4, 64),
+        BucketShape(1, 64),
+    ]
+    assert found.count_steps() == {BucketShape(1, 64): 2, BucketShape(2, 64): 1, BucketShape(4, 64): 1}
 
 
 def test_rows_that_are_alike_have_one_bucket_and_are_not_looked_up():
     found = find_buckets([[250], [256], [230]], [], total_rows=7, global_batch_size=2)
-    assert found.buckets == (Bucket(1, 256),) and found.of_step == (0,) * 4
+    assert found.buckets == (BucketShape(1, 256),) and found.of_step == found.buckets * 4
 
 
 def test_a_bucket_that_saves_less_than_a_twentieth_is_not_worth_a_program():
-    assert choose_buckets([Bucket(1, 64)] * 9 + [Bucket(10, 64)] * 191) == (Bucket(10, 64),)
-    assert choose_buckets([Bucket(1, 64)] * 12 + [Bucket(10, 64)] * 188) == (Bucket(1, 64), Bucket(10, 64))
+    assert choose_buckets([BucketShape(1, 64)] * 9 + [BucketShape(10, 64)] * 191) == (BucketShape(10, 64),)
+    assert choose_buckets([BucketShape(1, 64)] * 12 + [BucketShape(10, 64)] * 188) == (
+        BucketShape(1, 64),
+        BucketShape(10, 64),
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

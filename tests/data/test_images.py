@@ -20,7 +20,7 @@ from gemsmith.errors import CheckpointError, DataError, RunError
 from gemsmith.images import workers
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import PatchConfig, count_soft_tokens, make_patches
-from gemsmith.images.worker import answer
+from gemsmith.images.workers import answer
 from gemsmith.runs.run import is_up_to_date
 from gemsmith.system.console import open_console
 from support.images import image_bytes, unusable_images, usable_images
@@ -233,7 +233,7 @@ def test_every_usable_kind_is_trained_on_and_every_other_counted_by_its_reason(p
     assert record.dropped == {f"image {reason}": reasons.count(reason) for reason in dict.fromkeys(reasons)}
     assert record.rows == len(good) and sum(record.dropped.values()) == len(bad) + 1
     first, animated, thin = record.warnings
-    assert first.startswith(f"data.train: rows left out for a image that cannot be used: {len(bad) + 1} (")
+    assert first.startswith(f"data.train: rows left out for an image that cannot be used: {len(bad) + 1} (")
     assert animated.endswith("of which the first is used: 1") and thin.endswith("squeezed: 1")
 
 
@@ -246,7 +246,7 @@ def test_a_bad_image_is_an_error_unless_the_recipe_says_drop(prepared, images):
 
 
 def test_no_row_left_is_an_error(prepared, images):
-    with pytest.raises(DataError, match=r"each of its 1 rows has a image that cannot be used \(the first, rows.jsonl"):
+    with pytest.raises(DataError, match=r"each of its 1 rows has an image that cannot be used \(the first, rows.jsonl"):
         prepared(asked("gone"), data={"on_bad_image": "drop"})
 
 
@@ -296,7 +296,7 @@ def test_a_bad_image_in_held_out_rows_is_an_error_whatever_the_policy(prepared, 
 
 
 def test_a_checkpoint_of_text_alone_refuses_images(make_run, write_rows, images, checkpoint):
-    with pytest.raises(CheckpointError, match=r"line 1: has a image, and the config.json .* has no vision_config"):
+    with pytest.raises(CheckpointError, match=r"line 1: has an image, and the config.json .* has no vision_config"):
         prepare_data(make_run(write_rows(asked("wide"))))
 
 

@@ -2,13 +2,13 @@ import resource
 import signal
 
 from gemsmith.data.chat_template import compile_template, find_template
-from gemsmith.system.workers import Limits, limited
+from gemsmith.system.workers import ProcessLimits, limited
 
 
 def test_the_limits_end_with_their_block(tokenizer_folder):
     before = [resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)]
     (tokenizer_folder / "chat_template.jinja").write_text("x")
-    with limited(Limits(cpu_s=5)):
+    with limited(ProcessLimits(cpu_s=5)):
         compile_template(find_template(tokenizer_folder)).render([{"role": "user", "content": "hi"}])
         assert 4 < signal.getitimer(signal.ITIMER_PROF)[0] < 6 and 9 < signal.getitimer(signal.ITIMER_VIRTUAL)[0] < 11
     assert [resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)] == before

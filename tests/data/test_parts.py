@@ -100,13 +100,13 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     [
         (
             user({"type": "image", "url": "https://a.org/b.png"}),
-            "a image at 'https://a.org/b.png'; only file:// URLs",
+            "an image at 'https://a.org/b.png'; only file:// URLs",
         ),
-        (user({"type": "image", "path": "s3://a/b.png"}), "a image at 's3://a/b.png'; only file:// URLs"),
+        (user({"type": "image", "path": "s3://a/b.png"}), "an image at 's3://a/b.png'; only file:// URLs"),
         (user({"type": "image", "path": "a\udcff.png"}), "png', a name that is not in UTF-8"),
         (user({"type": "image", "url": "data:image/png;base64,AA=="}), "only file:// URLs are read"),
-        (user({"type": "image", "path": "a", "url": "file:///b"}), "a image with path and url; keep one of them"),
-        (user({"type": "image", "path": ["a"]}), "has a image that is a list; give a path"),
+        (user({"type": "image", "path": "a", "url": "file:///b"}), "an image with path and url; keep one of them"),
+        (user({"type": "image", "path": ["a"]}), "has an image that is a list; give a path"),
         (user({"type": "image", "bytes": "a kitten"}), "whose bytes are not base64"),
         (user({"type": "image"}), "has more images than the row's column images"),
         (user({"type": "image"}) | {"images": ["a", "b"]}, "1 of the 2 images in its column have no place"),
@@ -124,7 +124,7 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
                     *user(text("a"))["messages"],
                 ]
             },
-            "messages[0] is of the role system and has a image; only user turns may",
+            "messages[0] is of the role system and has an image; only user turns may",
         ),
     ],
 )

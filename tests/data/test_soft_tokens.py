@@ -4,10 +4,10 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.data.tokenize import ImageTokens, open_tokenizer, place_soft_tokens, read_image_tokens
+from gemsmith.data.tokenize import ImageTokenIds, open_tokenizer, place_soft_tokens, read_image_tokens
 from gemsmith.errors import CheckpointError
 
-TOKENS = ImageTokens(image=9, begin=7, end=8)
+TOKENS = ImageTokenIds(image=9, begin=7, end=8)
 
 
 def test_each_placeholder_becomes_the_soft_tokens_of_its_image():
@@ -23,7 +23,7 @@ def test_ids_without_images_stay_as_they_are():
 
 def test_the_ids_are_those_of_the_config(image_checkpoint):
     tokenizer = open_tokenizer(image_checkpoint)
-    assert read_image_tokens(image_checkpoint, tokenizer) == ImageTokens(image=10, begin=11, end=12)
+    assert read_image_tokens(image_checkpoint, tokenizer) == ImageTokenIds(image=10, begin=11, end=12)
 
 
 @pytest.mark.parametrize(

@@ -154,14 +154,14 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from gemsmith.checkpoints.tiny import make_tokenizer
-from gemsmith.system.workers import Limits, limited
+from gemsmith.system.workers import ProcessLimits, limited
 from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 folder = Path(sys.argv[1])
 for text in json.load(sys.stdin):
     (folder / "chat_template.jinja").write_text(text)
     found, message = find_template(folder), ""
     try:
-        with limited(Limits(cpu_s=1.5)):
+        with limited(ProcessLimits(cpu_s=1.5)):
             compile_template(found).render([{"role": "user", "content": "hi"}])
     except TemplateFailure as error:
         message = f"render: {error}"

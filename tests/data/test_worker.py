@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gemsmith.data import worker
+from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.tokenize import render_documents
-from gemsmith.data.worker import Opening, Prompts
+from gemsmith.data.workers import Opening, Prompts
 from gemsmith.errors import DataError
-from gemsmith.system.workers import Limits
+from gemsmith.system.workers import ProcessLimits
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def ask(tokenizer_folder, monkeypatch):
     """Returns the worker's replies to requests: `ask([document], Prompts(()))`."""
 
     def replies(*requests: object) -> list[object]:
-        opening = Opening(folder=tokenizer_folder, template=find_template(tokenizer_folder), limits=Limits())
+        opening = Opening(folder=tokenizer_folder, template=find_template(tokenizer_folder), limits=ProcessLimits())
         stdin = io.BytesIO(b"".join(map(pickle.dumps, (opening, *requests))))
         stdout = io.BytesIO()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
             patch.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
-            worker.main()
+            workers.main()
         stdout.seek(0)
         found = []
         while stdout.tell() < len(stdout.getvalue()):
@@ -60,5 +60,5 @@ def test_a_worker_that_is_asked_nothing_ends_without_a_word(ask):
 
 
 def test_a_process_that_renders_starts_without_what_reads_recipes_and_rows():
-    loads = "import sys, gemsmith.data.worker; print({'pydantic', 'pyarrow', 'rich', 'yaml'} & {*sys.modules})"
+    loads = "import sys, gemsmith.data.workers; print({'pydantic', 'pyarrow', 'rich', 'yaml'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout == "set()\n"

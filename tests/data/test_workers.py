@@ -18,7 +18,7 @@ from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
 from gemsmith.recipe.schema import GeneratedData
-from gemsmith.system.workers import Limits
+from gemsmith.system.workers import ProcessLimits
 from gemsmith.tasks.messages import text_message
 
 
@@ -70,7 +70,9 @@ def talks(document):
 
 def render_with(folder, text, documents, processes=1, **limits):
     (folder / "chat_template.jinja").write_text(text)
-    return list(render_in_processes(folder, find_template(folder), documents, processes, limits=Limits(**limits)))
+    return list(
+        render_in_processes(folder, find_template(folder), documents, processes, limits=ProcessLimits(**limits))
+    )
 
 
 def for_the_bad_row(folder, body):
@@ -102,7 +104,7 @@ def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_na
         tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     )
     (tokenizer_folder / "chat_template.jinja").write_text(endless)
-    found, limits = find_template(tokenizer_folder), Limits(cpu_s=1)
+    found, limits = find_template(tokenizer_folder), ProcessLimits(cpu_s=1)
     check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)], limits=limits)
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
         check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks], limits=limits)

@@ -25,5 +25,5 @@ def test_what_no_row_needs_is_deleted(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "images").write_text("a file")
-    with pytest.raises(MachineError, match=r"images: a image cannot be written there"):
+    with pytest.raises(MachineError, match=r"images: an image cannot be written there"):
         keep_bytes(tmp_path / "images", b"a")

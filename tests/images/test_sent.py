@@ -1,4 +1,4 @@
-"""What a server is sent of a image: the pixels that training saw."""
+"""What a server is sent of an image: the pixels that training saw."""
 
 import base64
 import hashlib

@@ -4,15 +4,15 @@ import sys
 
 from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig
-from gemsmith.images.worker import Check
+from gemsmith.images.workers import Validate
 from support.images import image_bytes
 
 PATCHING = PatchConfig(budget=70)
 
 
 def test_each_request_is_answered_in_turn_until_there_are_no_more():
-    requests = b"".join(pickle.dumps(Check(data, PATCHING)) for data in (image_bytes(), b"", image_bytes(5, 5)))
-    command = [sys.executable, "-P", "-c", "from gemsmith.images.worker import main; main()"]
+    requests = b"".join(pickle.dumps(Validate(data, PATCHING)) for data in (image_bytes(), b"", image_bytes(5, 5)))
+    command = [sys.executable, "-P", "-c", "from gemsmith.images.workers import main; main()"]
     replies = subprocess.run(command, input=requests, capture_output=True, check=True).stdout
     found = []
     while replies:

@@ -29,7 +29,7 @@ def test_images_are_looked_at_in_order_and_faults_are_among_them(tmp_path, image
     sources = [images[0].path, b"no image", image_bytes(3, 3), str(tmp_path / "none"), images[5].path]
     found = list(check_images(sources, PATCHING, processes=2))
     assert found[0] == images[0] and found[4] == images[5] and found[2].width == 3
-    assert [fault.reason for fault in found if isinstance(fault, InvalidImageError)] == ["not a image", "missing"]
+    assert [fault.reason for fault in found if isinstance(fault, InvalidImageError)] == ["not an image", "missing"]
 
 
 def test_patches_come_with_their_step_in_order(images):
@@ -73,7 +73,7 @@ def killing(monkeypatch, code: str) -> None:
 def test_a_decoder_that_crashes_is_a_fault_of_its_image_and_of_no_other(monkeypatch, images):
     killing(
         monkeypatch,
-        "import os, signal, gemsmith.images.worker as worker; kept = worker.validate_image; "
+        "import os, signal, gemsmith.images.workers as worker; kept = worker.validate_image; "
         "worker.validate_image = lambda source, patching: kept(source, patching) if source != b'crash' "
         "else os.kill(os.getpid(), signal.SIGSEGV)",
     )

@@ -59,9 +59,9 @@ def unusable_images() -> Mapping[str, tuple[bytes, Reason]]:
     whole, jpeg = image_bytes(64, 64), image_bytes(64, 64, kind="JPEG")
     return {
         "no bytes": (b"", "empty"),
-        "no pixels": (_png(0, 5, 8, 2, b""), "not a image"),
-        "text": (b"\x89PNG is a fine name", "not a image"),
-        "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a image"),
+        "no pixels": (_png(0, 5, 8, 2, b""), "not an image"),
+        "text": (b"\x89PNG is a fine name", "not an image"),
+        "a program": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
         "cut off": (whole[:200], "damaged"),
         "cut off JPEG": (jpeg[: len(jpeg) // 2], "damaged"),
         "scrambled": (whole[:60] + bytes(40) + whole[100:], "damaged"),

@@ -3,6 +3,7 @@
 import ast
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,56 +67,42 @@ def test_a_tracked_list_comes_as_it_is():
     assert found == [1, 2, 3]
 
 
-def test_the_source_files_are_found():
+def each_node() -> Iterator[tuple[str, ast.AST]]:
+    """Every node of every source file, and where it stands."""
     assert len(FILES) > 100
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            yield f"{file}:{getattr(node, 'lineno', 0)}", node
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_only_the_terminal_module_makes_what_prints(file):
-    for node in ast.walk(ast.parse(file.read_text())):
+def test_only_the_terminal_module_makes_what_prints():
+    for where, node in each_node():
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "rich":
-            assert {alias.name for alias in node.names} <= HARMLESS, (
-                f"{file}:{node.lineno}: from gemsmith.system.console instead"
-            )
+            assert {alias.name for alias in node.names} <= HARMLESS, f"{where}: from gemsmith.system.console instead"
         elif isinstance(node, ast.Import):
-            assert not any(alias.name.split(".")[0] == "rich" for alias in node.names), f"{file}:{node.lineno}"
+            assert not any(alias.name.split(".")[0] == "rich" for alias in node.names), where
         elif isinstance(node, ast.Call):
-            called = (
-                node.func.id
-                if isinstance(node.func, ast.Name)
-                else node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else ""
-            )
+            called = getattr(node.func, "id", getattr(node.func, "attr", ""))
             assert called not in ("Console", "Progress", "from_markup"), (
-                f"{file}:{node.lineno}: from gemsmith.system.console instead"
+                f"{where}: from gemsmith.system.console instead"
             )
-            assert not any(keyword.arg in ("markup", "emoji") for keyword in node.keywords), (
-                f"{file}:{node.lineno}: there is no markup"
-            )
+            assert not any(word.arg in ("markup", "emoji") for word in node.keywords), f"{where}: there is no markup"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_no_text_holds_markup(file):
+def test_no_text_holds_markup():
     styles = "bold|dim|italic|red|green|yellow|cyan|blue|magenta|white"
-    for node in ast.walk(ast.parse(file.read_text())):
+    for where, node in each_node():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            assert not re.search(rf"\[/\]|\[/?({styles})\b[a-z ]*\]", node.value), (
-                f"{file}:{node.lineno}: make a Text of styled pieces"
-            )
+            markup = re.search(rf"\[/\]|\[/?({styles})\b[a-z ]*\]", node.value)
+            assert not markup, f"{where}: make a Text of styled pieces"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
-def test_what_is_printed_without_a_console_is_spelled_out(file):
-    for node in ast.walk(ast.parse(file.read_text())):
+def test_what_is_printed_without_a_console_is_spelled_out():
+    for where, node in each_node():
         if not isinstance(node, ast.Call) or not node.args:
             continue
-        name = ast.unparse(node.func)
+        name, first = ast.unparse(node.func), ast.unparse(node.args[0])
         if name == "print" or (name == "click.echo" and any(keyword.arg == "err" for keyword in node.keywords)):
-            assert "escape_control_chars(" in ast.unparse(node.args[0]), (
-                f"{file}:{node.lineno}: escape_control_chars what is printed"
-            )
-        if name == "click.echo" and re.search("model_dump_json|as_json", ast.unparse(node.args[0])):
-            assert "escape_control_chars" in ast.unparse(node.args[0]), (
-                f"{file}:{node.lineno}: escape_control_chars_json what is printed"
-            )
+            assert "escape_control_chars(" in first, f"{where}: escape_control_chars what is printed"
+        if name == "click.echo" and re.search("model_dump_json|as_json", first):
+            assert "escape_control_chars" in first, f"{where}: escape_control_chars_json what is printed"

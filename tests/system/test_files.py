@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.system.files import atomic_replace_dir, atomic_write, regular_file, sha256_file
+from gemsmith.system.files import atomic_replace_dir, atomic_write, regular_file, sha256_file, sha256_json
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -86,3 +86,7 @@ def test_a_file_is_taken_up_to_the_bytes_that_are_allowed(tmp_path):
         regular_file(tmp_path / "file", most_bytes=9)
     with pytest.raises(FileNotFoundError):
         regular_file(Path("/nowhere/file"))
+
+
+def test_a_hash_of_json_does_not_depend_on_the_order_of_keys():
+    assert sha256_json({"a": 1, "b": [None]}) == sha256_json({"b": [None], "a": 1}) != sha256_json({"a": 1})

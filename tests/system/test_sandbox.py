@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.system.sandbox import Limits, Sandbox, find_sandbox
+from gemsmith.system.sandbox import Sandbox, SandboxLimits, find_sandbox
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def folder() -> Iterator[Path]:
 
 
 def run(sandbox: Sandbox, folder: Path, script: str, **more):
-    limits = Limits(**({"wall_s": 20, "file_bytes": 2**20} | more.pop("limits", {})))
+    limits = SandboxLimits(**({"wall_s": 20, "file_bytes": 2**20} | more.pop("limits", {})))
     folder.chmod(0o777)
     return sandbox.run(["sh", "-c", script], folder, limits=limits, **more)
 

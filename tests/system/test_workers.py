@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gemsmith.system.workers import WorkerEndedError, ask, end_worker, start_worker
+from gemsmith.system.workers import WorkerEndedError, ask, draw_ahead, end_worker, open_pool, start_worker
 
 PROGRAM = """
 import os
@@ -53,3 +53,24 @@ def test_an_ended_worker_is_killed_and_its_pipes_are_closed() -> None:
     worker = start_worker((sys.executable, "-P", "-c", PROGRAM))
     end_worker(worker)
     assert worker.returncode == -9 and worker.stdin is not None and worker.stdin.closed
+
+
+def test_a_pool_replaces_a_process_that_ends_and_says_why_of_its_request_alone() -> None:
+    command = (sys.executable, "-P", "-c", PROGRAM)
+    with open_pool(command, 2, explain=lambda code, request: RuntimeError(f"{request}: {code}")) as ask_one:
+        replies = [ask_one(request) for request in (4, "leave", 2, 0, "leave", "leave", 5)]
+        errors = [reply.exception() for reply in replies]
+        assert [reply.result() for reply, error in zip(replies, errors, strict=True) if error is None] == [
+            0.25,
+            0.5,
+            0.2,
+        ]
+    assert [str(error) for error in errors if isinstance(error, RuntimeError)] == ["leave: 7"] * 3
+    assert isinstance(errors[3], ZeroDivisionError)
+
+
+def test_so_many_more_are_drawn_before_the_first_is_given() -> None:
+    drawn: list[int] = []
+    ahead = draw_ahead((drawn.append(number) or number for number in range(5)), 2)
+    assert (next(ahead), drawn) == (0, [0, 1, 2])
+    assert [*ahead] == [1, 2, 3, 4]

@@ -8,8 +8,6 @@ The rate at which a server saturates, by search: which rate to try next, and wha
 """
 
 import contextlib
-import hashlib
-import json
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +29,7 @@ from gemsmith.runs.bench_records import BenchCell, Saturation, Slo
 from gemsmith.serve.client.endpoint import Endpoint, key_headers
 from gemsmith.serve.settings import VllmEnvironment
 from gemsmith.system.console import open_console
-from gemsmith.system.files import write_text
+from gemsmith.system.files import sha256_json, write_text
 from gemsmith.system.version import __version__
 
 
@@ -48,7 +46,7 @@ def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client
         "probe": ask.probe,
         "slo": None if slo is None else slo.model_dump(),
     }
-    return hashlib.sha256(json.dumps(inputs_sha256, sort_keys=True).encode()).hexdigest()
+    return sha256_json(inputs_sha256)
 
 
 def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 from gemsmith.checkpoints.peft import WEIGHTS, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.errors import CorruptCheckpointError, first_line
+from gemsmith.system.files import sha256_json
 from gemsmith.system.signals import heard_later
 
 ResultT = TypeVar("ResultT")
@@ -165,7 +166,7 @@ def _unreadable(file: Path, error: OSError) -> str:
 
 
 def _sha256_of(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return sha256_json(content)
 
 
 # The finalizer of MurmurHash3: https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp

@@ -1,9 +1,7 @@
 """Batches of packed rows: each follows from the recipe and the step alone, so a run continues where it stopped.
 
-How much room for images the rows of a step have: one of a few sizes, so that as few programs run all steps.
-
-Every row of a step is padded to the same number of images, each of the same number of soft tokens. Were that one size
-for the whole run, its fullest row would set what every step costs.
+Every row of a step is padded to a bucket: the same number of images, each of the same number of soft tokens. Were that
+one for the whole run, its fullest row would set what every step costs; there are a few, so that as few programs run.
 """
 
 import hashlib
@@ -33,14 +31,14 @@ if TYPE_CHECKING:
 
 IMAGES = "images.jsonl"
 """The file beside the arrays that has a line with the images of each row; of rows of text alone there is none."""
+MOST_BUCKETS = 3
+"""Programs of a run."""
+_WORTH = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """`steps` batches.
-
-    Each epoch has every row once, in an order of its own; a batch may hold the end of one and the start of the next.
-    """
+    """Each epoch has every row once, in its own order; a batch may hold the end of one and the start of the next."""
 
     steps: int
     global_batch_size: int
@@ -69,11 +67,7 @@ def count_rows(train: Train, packed_rows: int) -> int:
 
 
 def load_batches(run: Run) -> Batches:
-    """The batches of the run's data stage.
-
-    Raises RunError where that has not run, or its files are not what its record says; DataError for too few rows for
-    one step.
-    """
+    """The batches of the run's data stage. Raises RunError as open_rows, DataError for too few rows for one step."""
     record = read_record(run, DataRecord)
     train = run.recipe.train
     if record.packed_rows < train.global_batch_size:
@@ -85,8 +79,7 @@ def load_batches(run: Run) -> Batches:
     if rows.tokens.shape != shape:
         raise RunError(
             f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are "
-            f"{rows.tokens.shape}; write both again "
-            f"with: gemsmith data {run.path} --force"
+            f"{rows.tokens.shape}; write both again with: gemsmith data {run.path} --force"
         )
     return Batches(
         steps=count_steps(train, record.packed_rows),
@@ -107,30 +100,22 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
 
 
 def open_rows(run: Run) -> Rows:
-    """The run's packed rows, mapped from their files.
-
-    Raises RunError where one is gone, or not what the data stage wrote.
-    """
+    """The run's packed rows, mapped from their files. Raises RunError where one is not what the data stage wrote."""
     record = read_record(run, DataRecord)
     remedy = f"write it again with: gemsmith data {run.path} --force"
     files = {name: run.data / f"{name}.npy" for name in ARRAYS}
     if IMAGES in record.files:
         files[IMAGES] = run.data / IMAGES
-    found = {}
     for name, file in files.items():
         try:
             state = file.stat()
-            found[name] = _sha256(file.absolute(), state.st_size, state.st_mtime_ns)
+            sha256 = _sha256(file.absolute(), state.st_size, state.st_mtime_ns)
         except FileNotFoundError:
             raise RunError(f"{file}: is missing; {remedy}") from None
-        if record.files and found[name] != record.files.get(name):
+        if sha256 != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
-    if rows_sha256(found, run.data / IMAGES) != record.rows_sha256:
-        raise RunError(
-            f"{run.data}: is damaged: its arrays are not those that {run.record_file('data')} was written with; "
-            f"{remedy}"
-        )
-    images = StoredImages(lines=_lines(files.pop(IMAGES)), base=run.path) if IMAGES in files else ()
+    lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
+    images = StoredImages(lines=lines, base=run.path) if lines else ()
     return Rows(**{name: np.load(file, mmap_mode="r") for name, file in files.items()}, images=images)
 
 
@@ -158,20 +143,14 @@ def rows_sha256(files: Mapping[str, str], images: Path) -> str:
     Where images lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
     SHA-256, in the order of ARRAYS, and IMAGES where there are any.
     """
-    digests = [_images_sha256(images) if name == IMAGES else digest for name, digest in files.items()]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _images_sha256(file: Path) -> str:
-    total = hashlib.sha256()
-    for line in _lines(file):
-        placeless = [{**image, "path": ""} for image in json.loads(line)]
-        total.update(json.dumps(placeless).encode() + b"\n")
-    return total.hexdigest()
-
-
-def _lines(file: Path) -> list[bytes]:
-    return file.read_bytes().splitlines()
+    digests = dict(files)
+    if IMAGES in digests:
+        total = hashlib.sha256()
+        for line in images.read_bytes().splitlines():
+            placeless = [{**image, "path": ""} for image in json.loads(line)]
+            total.update(json.dumps(placeless).encode() + b"\n")
+        digests[IMAGES] = total.hexdigest()
+    return hashlib.sha256("".join(digests.values()).encode()).hexdigest()
 
 
 @cache
@@ -180,12 +159,7 @@ def _sha256(file: Path, _size_bytes: int, _changed_ns: int) -> str:
     return sha256_file(file)
 
 
-MOST_BUCKETS = 3
-"""Programs of a run."""
-_WORTH = 0.05
-
-
-class Bucket(NamedTuple):
+class BucketShape(NamedTuple):
     """Room of a row: so many images, each of so many soft tokens."""
 
     images: int
@@ -196,7 +170,7 @@ class Bucket(NamedTuple):
         """Soft tokens that a row is padded to."""
         return self.images * self.soft_tokens
 
-    def holds(self, other: "Bucket") -> bool:
+    def holds(self, other: "BucketShape") -> bool:
         return other.images <= self.images and other.soft_tokens <= self.soft_tokens
 
 
@@ -204,64 +178,60 @@ class Bucket(NamedTuple):
 class Buckets:
     """Those of a run, the smallest first, and which of them each step takes: `of_step[0]` is the first step's."""
 
-    buckets: tuple[Bucket, ...]
-    of_step: tuple[int, ...]
+    buckets: tuple[BucketShape, ...]
+    of_step: tuple[BucketShape, ...]
 
-    def of(self, step: int) -> Bucket:
+    def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
-        return self.buckets[self.of_step[step - 1]]
+        return self.of_step[step - 1]
 
-    def count_steps(self) -> dict[Bucket, int]:
+    def count_steps(self) -> dict[BucketShape, int]:
         """How many steps of the run take each bucket."""
-        counted = Counter(self.of_step)
-        return {bucket: counted[place] for place, bucket in enumerate(self.buckets)}
+        return {bucket: self.of_step.count(bucket) for bucket in self.buckets}
 
 
 def find_buckets(
     rows: Sequence[Sequence[int]], order: Sequence[int], *, total_rows: int, global_batch_size: int
 ) -> Buckets:
-    """The buckets of a run over packed rows whose images have so many soft tokens each.
-
-    `order[k]` is the row at place k of the run, which ends after `total_rows`.
-    """
+    """The buckets of a run; `rows` are the soft tokens of each row's images, `order[k]` is the row at place k."""
     needs = [room_for(row) for row in rows]
     alike = set(needs)
     if len(alike) == 1:  # as a folder's images often are: nothing is to be looked up, which takes 20 µs a row
-        return Buckets(buckets=tuple(alike), of_step=(0,) * -(-total_rows // global_batch_size))
+        return Buckets(buckets=tuple(alike), of_step=(*alike,) * -(-total_rows // global_batch_size))
     placed = [needs[int(order[place])] for place in range(total_rows)]
     steps = [join(placed[begin : begin + global_batch_size]) for begin in range(0, total_rows, global_batch_size)]
     buckets = choose_buckets(steps)
-    smallest = {need: next(place for place, one in enumerate(buckets) if one.holds(need)) for need in set(steps)}
+    smallest = {need: next(one for one in buckets if one.holds(need)) for need in set(steps)}
     return Buckets(buckets=buckets, of_step=tuple(smallest[need] for need in steps))
 
 
-def room_for(images: Sequence[int]) -> Bucket:
+def room_for(images: Sequence[int]) -> BucketShape:
     """The room of a row whose images have so many soft tokens each; of one without any, the least there is.
 
     >>> room_for([256, 266]), room_for([])
-    (Bucket(images=2, soft_tokens=288), Bucket(images=1, soft_tokens=32))
+    (BucketShape(images=2, soft_tokens=288), BucketShape(images=1, soft_tokens=32))
     """
-    return Bucket(max(1, len(images)), bucket_of(max(images, default=1)))
+    return BucketShape(max(1, len(images)), bucket_of(max(images, default=1)))
 
 
-def join(needs: Sequence[Bucket]) -> Bucket:
+def join(needs: Sequence[BucketShape]) -> BucketShape:
     """The least room that holds each of these."""
-    return Bucket(max(need.images for need in needs), max(need.soft_tokens for need in needs))
+    return BucketShape(max(need.images for need in needs), max(need.soft_tokens for need in needs))
 
 
-def choose_buckets(steps: Sequence[Bucket]) -> tuple[Bucket, ...]:
+def choose_buckets(steps: Sequence[BucketShape]) -> tuple[BucketShape, ...]:
     """At most MOST_BUCKETS, the smallest first, for steps of which each takes the first that has room for it.
 
     The largest holds all of them. Of what the steps themselves need, the one that saves most comes to it, and once
     more, each where it saves a twentieth of the padded soft tokens: a program takes time to compile.
 
-    >>> choose_buckets([Bucket(1, 64)] * 9 + [Bucket(2, 64)] * 9 + [Bucket(4, 96)])
-    (Bucket(images=1, soft_tokens=64), Bucket(images=2, soft_tokens=64), Bucket(images=4, soft_tokens=96))
+    >>> choose_buckets([BucketShape(1, 64)] * 9 + [BucketShape(4, 96)])
+    (BucketShape(images=1, soft_tokens=64), BucketShape(images=4, soft_tokens=96))
     """
     counted = Counter(steps)
-    chosen: tuple[Bucket, ...] = (join(steps),)
+    chosen: tuple[BucketShape, ...] = (join(steps),)
 
-    def padded(buckets: tuple[Bucket, ...]) -> int:
+    def padded(buckets: tuple[BucketShape, ...]) -> int:
         return sum(count * next(one.size for one in buckets if one.holds(need)) for need, count in counted.items())
 
     while len(chosen) < MOST_BUCKETS:

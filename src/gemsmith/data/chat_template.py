@@ -1,19 +1,19 @@
-"""The chat template, found beside the weights or in a file, and rendered as Hugging Face's tokenizers render it.
+"""The chat template, rendered as Hugging Face's tokenizers render it, and the control tokens that it alone may write.
 
-Control tokens end turns, open thoughts and call tools: the chat template writes them, and a row's text may not.
-
-The text is searched before it is rendered. The ids that it comes to are looked at as well, for a control token can also
-arise where text meets what the template writes (`<|` before `turn>`), where two texts meet, or where the tokenizer
-normalizes (a fullwidth `＜` to `<`).
+Those end turns, open thoughts and call tools. A row's text is searched for them before it is rendered. The ids that it
+comes to are looked at as well, for a control token can also arise where text meets what the template writes (`<|`
+before `turn>`), where two texts meet, or where the tokenizer normalizes (a fullwidth `＜` to `<`).
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 import jinja2
@@ -22,7 +22,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError
@@ -35,6 +35,7 @@ from gemsmith.tasks.messages import Message, images_of, map_text, text_of
 _LARGEST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _MEND = "mend it, or set data.template to another"
+_COPY = "copy it again from where the weights came from"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also n
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A compiled template. It is somebody else's program: `data.limits` holds what it may use."""
+    """A compiled template. It is somebody else's program: `system.workers.limited` holds what it may use."""
 
     source: str
     names: Mapping[str, str]
@@ -74,19 +75,26 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, file: str | None = None) -> ChatTemplateSource:
-    """The template in `file`, or else the checkpoint folder's own.
-
-    Raises DataError where the file cannot be used, CheckpointError where the folder has none: base models ship none.
-    """
-    config = _read_tokenizer_config(folder)
-    source, text = _read_file(file) if file is not None else _find_in_folder(folder, config)
+    """The template in `file`, or else the folder's own: raises CheckpointError where it has none, as base models."""
+    settings = folder / "tokenizer_config.json"
+    try:
+        config = dict(read_json(settings))
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {folder}: has no {settings.name}; {_COPY}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{settings}: is not a JSON object ({error}); {_COPY}") from None
+    source, text = _read_file(file) if file is not None else _find_in_folder(folder, config.get("chat_template"))
+    # `bos_token` and the like, which templates write by name; each is given as text or as {"content": text}.
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+    tokens = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in tokens.items()}
+    names = {name: text for name, text in tokens.items() if isinstance(text, str)}
     try:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError:  # JSON can spell half of a character
         raise CheckpointError(
             f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}"
         ) from None
-    return ChatTemplateSource(source=source, text=text, sha256=sha256, names=_named_tokens(config))
+    return ChatTemplateSource(source=source, text=text, sha256=sha256, names=names)
 
 
 def check_template(file: str) -> None:
@@ -94,22 +102,15 @@ def check_template(file: str) -> None:
     source, text = _read_file(file)
     try:
         _make_environment().parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(_explain_syntax(source, error)) from None
-    except (RecursionError, MemoryError) as error:
+    except (jinja2.TemplateSyntaxError, RecursionError, MemoryError) as error:
         raise DataError(explain_failure(source, error)) from None
 
 
 def compile_template(found: ChatTemplateSource) -> ChatTemplate:
-    """The template, ready to render.
-
-    Raises DataError with the line where it is not Jinja, or takes more than its limits to compile.
-    """
+    """Raises DataError with the line where it is not Jinja, or takes more than its limits to compile."""
     restart_clock()
     try:
         compiled = _make_environment().from_string(found.text)
-    except jinja2.TemplateSyntaxError as error:
-        raise DataError(_explain_syntax(found.source, error)) from None
     except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
         raise DataError(explain_failure(found.source, error)) from None
     # Each render copies them; Jinja keeps them in a ChainMap, whose copy is 9 of the 22 µs of a short template.
@@ -119,9 +120,14 @@ def compile_template(found: ChatTemplateSource) -> ChatTemplate:
 
 def explain_failure(source: str, error: BaseException) -> str:
     """One line on what a template raised: its name, its line where known, the reason, what to do."""
-    line = _line_of(error)
+    line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
+    for frame, number in walk_tb(error.__traceback__):  # the template's innermost line that was running
+        if compiled := frame.f_globals.get("__jinja_template__"):
+            line = compiled.get_corresponding_lineno(number)
     template = f"chat template {source}" + (f" line {line}" if line else "")
     match error:
+        case jinja2.TemplateSyntaxError():
+            return f"{template}: is not Jinja ({_one_line(error.message)}); {_MEND}"
         case _Refusal():
             return (
                 f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that "
@@ -140,20 +146,6 @@ def explain_failure(source: str, error: BaseException) -> str:
         case _:
             reason = f"fails: {type(error).__name__}, {_one_line(str(error)).rstrip('.')}"
     return f"{template} {reason}; {_MEND}"
-
-
-def _explain_syntax(source: str, error: jinja2.TemplateSyntaxError) -> str:
-    return f"chat template {source} line {error.lineno}: is not Jinja ({_one_line(error.message)}); {_MEND}"
-
-
-def _line_of(error: BaseException) -> int | None:
-    """The template's innermost line that was running."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        if template := trace.tb_frame.f_globals.get("__jinja_template__"):
-            line = template.get_corresponding_lineno(trace.tb_lineno)
-        trace = trace.tb_next
-    return line
 
 
 def _one_line(text: str | None) -> str:
@@ -178,31 +170,27 @@ def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _find_in_folder(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
+    """The folder's chat_template.jinja, or else what its tokenizer_config.json has `inside`."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
             return str(file), _read_text(file)
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{file}: cannot be read ({error}); copy it again from where the weights came from"
-            ) from None
-    inside = config.get("chat_template")
+            raise CheckpointError(f"{file}: cannot be read ({error}); {_COPY}") from None
     if isinstance(inside, list):
         named = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, Mapping)}
         if "default" not in named:
             raise CheckpointError(
                 f"checkpoint {folder}: its chat templates are {', '.join(map(str, named))}, none called default; write "
-                "the one to use to a "
-                "file and set data.template to it"
+                "the one to use to a file and set data.template to it"
             )
         inside = named["default"]
     if isinstance(inside, str):
         return str(folder / "tokenizer_config.json"), inside
     raise CheckpointError(
         f"checkpoint {folder}: has no chat template (base models ship none); set data.template to a template file, "
-        "such as the "
-        "chat_template.jinja of the instruction-tuned checkpoint of the same size"
+        "such as the chat_template.jinja of the instruction-tuned checkpoint of the same size"
     )
 
 
@@ -231,10 +219,7 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Generation(Extension):
-    """Accepts `{% generation %} … {% endgeneration %}` and renders what is inside.
-
-    Where to train is not left to the template.
-    """
+    """Renders what is inside `{% generation %} … {% endgeneration %}`: where to train is not left to the template."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
@@ -260,7 +245,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return self._verdicts[key]
 
     def handle_exception(self, source: str | None = None) -> NoReturn:  # noqa: ARG002 - Jinja's interface
-        """Leaves the traceback as it is: `_line_of` reads it."""
+        """Leaves the traceback as it is: explain_failure reads it."""
         raise  # noqa: PLE0704 - Jinja calls this where it has caught something
 
     def get_template(self, *_: Any, **__: Any) -> NoReturn:
@@ -274,26 +259,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def _make_environment() -> jinja2.Environment:
     # Text for a tokenizer, not for a browser: escaping would change it.
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _refuse_clock
+
+    def raise_exception(message: object) -> None:
+        raise _Refusal(str(message)[: 2 * _LONGEST_REASON])
+
+    def strftime_now(_format: str) -> None:
+        raise jinja2.TemplateError("it writes today's date, so that no two renders are the same")
+
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
     return environment
-
-
-def _to_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
 
 
 class _Refusal(jinja2.TemplateError):
     """The template itself says that it does not take the conversation."""
-
-
-def _raise(message: object) -> None:
-    raise _Refusal(str(message)[: 2 * _LONGEST_REASON])
-
-
-def _refuse_clock(_format: str) -> None:
-    raise jinja2.TemplateError("it writes today's date, so that no two renders are the same")
 
 
 SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
@@ -334,16 +313,18 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
     }
     marks = np.zeros(max(added, default=0) + 2, bool)
     marks[list(added)] = True
-    return ControlTokens(
-        texts={number: token.content for number, token in added.items()}, pattern=_find_any(added.values()), marks=marks
+    words = dict.fromkeys(PLACEHOLDERS, False) | {token.content: token.single_word for token in added.values()}
+    # The longest first, as the tokenizer matches.
+    patterns = (
+        rf"(?<!\w){re.escape(text)}(?!\w)" if words[text] else re.escape(text)
+        for text in sorted(words, key=len, reverse=True)
     )
+    texts = {number: token.content for number, token in added.items()}
+    return ControlTokens(texts=texts, pattern=re.compile("|".join(patterns)), marks=marks)
 
 
 def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
-    """Raises DataError where a message's text holds a control token.
-
-    It would forge a turn, or train the model to stop in the middle.
-    """
+    """Raises DataError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
     for index, message in enumerate(document.messages):
         if found := control.pattern.search(_words(message)):
             raise DataError(f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}")
@@ -362,10 +343,7 @@ class BorderCheck:
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises DataError where `ids` hold control tokens that are not the template's own.
-
-        `again` makes the ids of a guarded document.
-        """
+        """Raises DataError where `ids` hold any that are not the template's; `again` makes a guarded document's ids."""
         found = self.control.among(ids)
         shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
         if shape in self._known:
@@ -384,20 +362,9 @@ class BorderCheck:
         if odd is not None:
             raise DataError(
                 f"{document.origin}: a text in it and what the chat template writes next to it make "
-                f"{self.control.texts[int(odd)]}, "
-                "a control token; change how that text begins or ends"
+                f"{self.control.texts[int(odd)]}, a control token; change how that text begins or ends"
             )
         self._known.add(shape)
-
-
-def _find_any(tokens: Iterable[AddedToken]) -> re.Pattern[str]:
-    words = dict.fromkeys(PLACEHOLDERS, False) | {token.content: token.single_word for token in tokens}
-    patterns = {
-        text: rf"(?<!\w){re.escape(text)}(?!\w)" if single_word else re.escape(text)
-        for text, single_word in words.items()
-    }
-    # The longest first, as the tokenizer matches.
-    return re.compile("|".join(patterns[text] for text in sorted(patterns, key=len, reverse=True)))
 
 
 def _words(message: Message) -> str:

@@ -18,14 +18,15 @@ from gemsmith.data.image_folder import (
     recipe_classes,
 )
 from gemsmith.data.reader import IMAGE_COLUMNS, ImageSource, find_files, kind, read_column, read_parts, stored_rows
-from gemsmith.errors import DataError, RecipeError, suggest
-from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
+from gemsmith.errors import DataError, RecipeError, some, suggest
+from gemsmith.recipe.schema import GeneratedData, Recipe, eval_tasks
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
 
 _COLUMNS = tuple(column for columns in FORMS.values() for column in columns)
 _FIELDS = ("role", "content")
+_NAMED = 8
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
 _MEANINGFUL = {
     "system": "write it into messages, as a turn of the role system",
@@ -34,8 +35,6 @@ _MEANINGFUL = {
     **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
     **dict.fromkeys(("video", "videos", "audio", "audios"), "take such rows out"),
 }
-# How many columns a message names.
-_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +90,13 @@ def read_held_out(recipe: Recipe) -> Dataset:
             column for scorer in scorers if isinstance(scorer, SupportsOptions) for column in scorer.OPTIONAL_COLUMNS
         )
     )
+    classes = recipe_classes(data, "held-out")
+    # A folder of images gives all its rows the same labels.
+    known = {"labels": folder_labels(str(data.eval), classes)} if classes and "labels" in optional else {}
     columns = Columns(
         needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
         optional=optional,
-        given=_known_columns(data, optional) | recipe.eval.options,
+        given=known | recipe.eval.options,
     )
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
@@ -102,14 +104,7 @@ def read_held_out(recipe: Recipe) -> Dataset:
             f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         )
-    classes = recipe_classes(data, "held-out")
     return read_dataset(data.eval, format=data.format, seed=recipe.seed, columns=columns, classes=classes)
-
-
-def _known_columns(data: Data, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the columns that a folder of images gives all its rows."""
-    classes = recipe_classes(data, "held-out")
-    return {"labels": folder_labels(str(data.eval), classes)} if classes and "labels" in names else {}
 
 
 def read_dataset(
@@ -152,14 +147,11 @@ def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  #
 
 def describe_columns(columns: Mapping[str, int]) -> str:
     """`id (30 rows), source (1 row)`, the first few by name."""
-    return _first_few([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()])
+    return some([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()], _NAMED)
 
 
 def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
-    """A hash of what the rows are read from: the bytes of the files, or the request for rows to be made.
-
-    Of a folder of images, their names and their classes' as well.
-    """
+    """A hash of the files that are read, of images with their names and classes, or of the request for made rows."""
     if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
@@ -175,7 +167,8 @@ def _source_rows(
     source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(source, GeneratedData):
-        return _made_rows(source, seed)
+        name, rows = Path(source.task).name, find_generator(source.task).generate_rows(source.rows, source.split, seed)
+        return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
     if classes:
         return folder_rows(source, classes)
     read = (*_COLUMNS, *IMAGE_COLUMNS)
@@ -190,14 +183,8 @@ def _folder_of(source: str | GeneratedData) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _made_rows(made: GeneratedData, seed: int) -> Iterator[tuple[str, Any]]:
-    rows = find_generator(made.task).generate_rows(made.rows, made.split, seed)
-    name = Path(made.task).name
-    yield from ((f"{name} {made.split} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
-    """The form of the row, `messages` or `prompt-response`: `form` where it is set, or else what the columns say."""
+    """The form of the row: `form` where it is set, or else what the columns say."""
     if not isinstance(row, Mapping):
         raise DataError(
             f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
@@ -209,12 +196,11 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str
     if len(fitting) > 1 and not chosen:
         raise DataError(
             f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format "
-            "to messages "
-            "or prompt-response"
+            "to messages or prompt-response"
         )
     if form in fitting:
         return str(form)
-    has = f"{origin}: has the columns {_first_few([_in_line(name) for name in row]) or 'none'}"
+    has = f"{origin}: has the columns {some(map(_in_line, row), _NAMED) or 'none'}"
     hints = "".join(
         suggest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS
     )
@@ -235,8 +221,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
         if remedy and row[column] not in ("", [], {}):
             raise DataError(
                 f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
-                "Gemsmith does not read; "
-                f"{remedy}, or rename or drop the column to train without it"
+                f"Gemsmith does not read; {remedy}, or rename or drop the column to train without it"
             )
     return [_in_line(column) for column in others if column not in columns]
 
@@ -301,7 +286,7 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             what = "prompt" if takes_images else "answer"
             raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
         if not takes_images and images_of([turn]):
-            raise DataError(f"{origin}: {name} is of the role {turn.role} and has a image; only user turns may")
+            raise DataError(f"{origin}: {name} is of the role {turn.role} and has an image; only user turns may")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
@@ -319,23 +304,13 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
     if role not in ROLES:
         raise DataError(f"{where} has the role {role!r}{suggest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
     message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
-    _check_unicode(text_of(message), where)
-    return message
-
-
-def _check_unicode(text: str, where: str) -> None:
-    if text.isascii():
-        return
     try:
-        text.encode()
+        text_of(message).encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
         ) from None
-
-
-def _first_few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
+    return message
 
 
 def _in_line(name: str) -> str:

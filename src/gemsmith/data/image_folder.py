@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gemsmith.errors import DataError, suggest
+from gemsmith.errors import DataError, some, suggest
 from gemsmith.recipe.schema import Data
 from gemsmith.system.characters import is_utf_8
 from gemsmith.system.files import expanduser
@@ -70,7 +70,10 @@ def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, 
     labels = _label_texts(images, classes.labels)
     prompt = classes.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
     for name, files in images.items():
-        for file in _part_of(files, classes):
+        held_out = _held_out(files, classes.held_out)
+        for file in files:
+            if (file in held_out) != (classes.part == "held-out"):
+                continue
             content = [{"type": "image", "path": str(file.absolute())}, {"type": "text", "text": prompt}]
             yield f"{name}/{file.name}", {"prompt": content, "response": labels[name]}
 
@@ -102,11 +105,6 @@ def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _part_of(files: Sequence[Path], classes: Classes) -> list[Path]:
-    held_out = _held_out(files, classes.held_out)
-    return [file for file in files if (file in held_out) == (classes.part == "held-out")]
-
-
 def _held_out(files: Sequence[Path], share: float) -> set[Path]:
     """The share of a class's files, at least one and not all of them: those whose names have the lowest hashes."""
     if not share:
@@ -120,18 +118,16 @@ def _label_texts(images: Mapping[str, Sequence[Path]], labels: Mapping[str, str]
     """Each class's answer: as data.labels has it, or else its folder's name with spaces for underscores."""
     for name in labels:
         if name not in images:
-            raise DataError(f"data.labels: {name} is no sub-folder{suggest(name, images)}; allowed: {_first(images)}")
+            raise DataError(
+                f"data.labels: {name} is no sub-folder{suggest(name, images)}; allowed: {some(images, _NAMED)}"
+            )
     missing = [name for name in images if labels and name not in labels]
     if missing:
-        raise DataError(f"data.labels: has no {_first(missing)}; name every sub-folder, or leave data.labels out")
+        raise DataError(f"data.labels: has no {some(missing, _NAMED)}; name every sub-folder, or leave data.labels out")
     texts = {name: labels.get(name, name.replace("_", " ").strip()) for name in images}
     if empty := next((name for name, text in texts.items() if not text.strip()), None):
         raise DataError(f"data.labels: {empty} has no text; give it one")
     return texts
-
-
-def _first(names: Mapping[str, Any] | Sequence[str]) -> str:
-    return ", ".join([*names][:_NAMED]) + (f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else "")
 
 
 def _visible(folder: Path) -> list[Path]:

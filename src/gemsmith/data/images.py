@@ -31,10 +31,9 @@ class ValidatedRows:
 
 
 def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str) -> ValidatedRows:
-    """The documents with what was found of their images, each of which is decoded once.
+    """The documents with what was found of their images, each of which is decoded once; `key` is that of the rows.
 
-    Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised; `key` is that of
-    the rows.
+    Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised.
     """
     sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
     if not sources:
@@ -50,12 +49,16 @@ def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad
             kept.append(replace(document, images=tuple(one for one in seen if isinstance(one, ImageInfo))))
             continue
         if bad == "error":
-            raise DataError(_describe(document, seen.index(fault), fault, key))
+            name = images_of(document.messages)[seen.index(fault)].path or f"its image {seen.index(fault) + 1}"
+            other = (
+                "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
+            )
+            raise DataError(f"{key}, {document.origin}: {name} {fault.line}; mend it, {other}")
         faults.append((document, fault))
     if not kept:
         document, fault = faults[0]
         raise DataError(
-            f"{key}: each of its {len(documents)} rows has a image that cannot be used (the first, "
+            f"{key}: each of its {len(documents)} rows has an image that cannot be used (the first, "
             f"{document.origin}: {fault.line}), so none is left"
         )
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
@@ -66,7 +69,9 @@ def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) 
     """Appends a line for each row; paths below `base` are written as seen from there."""
     with file.open("a", encoding="utf-8") as lines:
         for images in rows:
-            values = [asdict(image) | {"path": _seen_from(base, image.path)} for image in images]
+            paths = [Path(image.path) for image in images]
+            paths = [path.relative_to(base) if path.is_relative_to(base) else path for path in paths]
+            values = [asdict(image) | {"path": str(path)} for image, path in zip(images, paths, strict=True)]
             lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
@@ -93,16 +98,6 @@ def _source(part: ImagePart) -> str | bytes:
     return part.path or part.data
 
 
-def _seen_from(base: Path, path: str) -> str:
-    return str(Path(path).relative_to(base)) if Path(path).is_relative_to(base) else path
-
-
-def _describe(document: Document, index: int, fault: InvalidImageError, key: str) -> str:
-    name = images_of(document.messages)[index].path or f"its image {index + 1}"
-    remedy = "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
-    return f"{key}, {document.origin}: {name} {fault.line}; mend it, {remedy}"
-
-
 def _notices(
     kept: Sequence[Document], faults: Sequence[tuple[Document, InvalidImageError]], patching: PatchConfig, key: str
 ) -> tuple[str, ...]:
@@ -110,7 +105,7 @@ def _notices(
     if faults:
         named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
         more = "; …" if len(faults) > _NAMED else ""
-        warnings.append(f"{key}: rows left out for a image that cannot be used: {len(faults):,} ({named}{more})")
+        warnings.append(f"{key}: rows left out for an image that cannot be used: {len(faults):,} ({named}{more})")
     if moving := sum(image.animated for image in seen):
         warnings.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
     # Beyond this shape one side is stretched to a whole soft token.

@@ -55,7 +55,13 @@ class Rows:
     def take(self, places: Sequence[int | None]) -> "Rows":
         """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
         images = tuple(() if place is None else self.images[place] for place in places) if self.images else ()
-        return Rows(**{name: _take(array, places) for name, array in self.arrays().items()}, images=images)
+        arrays = {}
+        for name, array in self.arrays().items():
+            taken = arrays[name] = np.zeros((len(places), *array.shape[1:]), array.dtype)
+            for row, place in enumerate(places):
+                if place is not None:
+                    taken[row] = array[place]
+        return Rows(**arrays, images=images)
 
     def documents(self, row: int) -> list[slice]:
         """The places of each document of a row: segments 1 1 1 2 2 0 → 0:3, 3:5."""
@@ -150,31 +156,20 @@ class _Rooms:
 
 def pack_rows(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Iterator[Rows]:
     """The rows as arrays, some hundred at a time, so that the whole is never in memory twice."""
-    for begin in range(0, len(rows), _ROWS_AT_ONCE):
-        yield _fill(documents, rows[begin : begin + _ROWS_AT_ONCE], max_length)
-
-
-def _fill(documents: Sequence[Rendered], rows: Sequence[Sequence[int]], max_length: int) -> Rows:
-    arrays = {name: np.zeros((len(rows), max_length), dtype) for name, dtype in ARRAYS.items()}
-    images = tuple(tuple(seen for index in members for seen in documents[index].images) for members in rows)
     counting = np.arange(max_length, dtype=np.int32)
-    for row, members in enumerate(rows):
-        begin = 0
-        for segment, index in enumerate(members, start=1):
-            document = documents[index]
-            end = begin + len(document.ids)
-            arrays["tokens"][row, begin:end] = document.ids
-            arrays["segments"][row, begin:end] = segment
-            arrays["positions"][row, begin:end] = counting[: end - begin]
-            # A document's first token has nothing before it to be predicted from.
-            arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
-            begin = end
-    return Rows(**arrays, images=images if any(images) else ())
-
-
-def _take(array: np.ndarray, places: Sequence[int | None]) -> np.ndarray:
-    taken = np.zeros((len(places), *array.shape[1:]), array.dtype)
-    for row, place in enumerate(places):
-        if place is not None:
-            taken[row] = array[place]
-    return taken
+    for first in range(0, len(rows), _ROWS_AT_ONCE):
+        chunk = rows[first : first + _ROWS_AT_ONCE]
+        arrays = {name: np.zeros((len(chunk), max_length), dtype) for name, dtype in ARRAYS.items()}
+        images = tuple(tuple(seen for index in members for seen in documents[index].images) for members in chunk)
+        for row, members in enumerate(chunk):
+            begin = 0
+            for segment, index in enumerate(members, start=1):
+                document = documents[index]
+                end = begin + len(document.ids)
+                arrays["tokens"][row, begin:end] = document.ids
+                arrays["segments"][row, begin:end] = segment
+                arrays["positions"][row, begin:end] = counting[: end - begin]
+                # A document's first token has nothing before it to be predicted from.
+                arrays["loss_mask"][row, begin + 1 : end] = document.trained[1:]
+                begin = end
+        yield Rows(**arrays, images=images if any(images) else ())

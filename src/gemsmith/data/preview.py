@@ -30,43 +30,29 @@ def show(run: Run, count: int, *, console: Console | None = None) -> None:
 
 
 def row_text(rows: Rows, row: int, tokenizer: Tokenizer, *, colored: bool, image: int | None = None) -> Text:
-    """One row: a line for each document's border, its text with the trained part marked, a line for the padding.
-
-    `image` is the id of a soft token's place.
-    """
-    documents = rows.documents(row)
-    padding = int(np.count_nonzero(rows.segments[row] == 0))
-    text = Text()
-    text.append(
-        f"\n━━ row {row + 1}: {len(documents)} documents, {int(rows.loss_mask[row].sum())} trained tokens\n",
-        style="bold",
-    )
-    for number, places in enumerate(documents, start=1):
-        tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
-        text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} in the loss\n", style="cyan")
-        text.append_text(document_text(tokens, trained, tokenizer, colored=colored, image=image))
-        text.append("" if text.plain.endswith("\n") else "\n")
-    if padding:
-        text.append(f"── padding: {padding} tokens", style="cyan")
-    return text
-
-
-def document_text(
-    tokens: np.ndarray, trained: np.ndarray, tokenizer: Tokenizer, *, colored: bool, image: int | None = None
-) -> Text:
-    """The document's text, special tokens spelled out, and the soft tokens of a image counted.
+    """One row: a line for each document, its text, a line for the padding; `image` is a soft token's id.
 
     ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1] → `<bos><|turn>a⟦b<turn|>⟧`
     """
-    text, soft = Text(), tokens == (-1 if image is None else image)
-    borders = [0, *(np.flatnonzero(np.diff(trained) | np.diff(soft)) + 1).tolist(), len(tokens)]
-    for begin, end in pairwise(borders):
-        if soft[begin]:
-            text.append(f"▣ {end - begin}", style="bold magenta")
-            continue
-        part = escape_control_chars(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
-        if not trained[begin]:
-            text.append(part, style="dim")
-        else:
-            text.append(part if colored else f"⟦{part}⟧", style="bold green")
+    documents = rows.documents(row)
+    text = Text()
+    heading = f"\n━━ row {row + 1}: {len(documents)} documents, {int(rows.loss_mask[row].sum())} trained tokens\n"
+    text.append(heading, style="bold")
+    for number, places in enumerate(documents, start=1):
+        tokens, trained = rows.tokens[row][places], rows.loss_mask[row][places] != 0
+        text.append(f"── document {number}: {len(tokens)} tokens, {int(trained.sum())} in the loss\n", style="cyan")
+        soft = tokens == (-1 if image is None else image)
+        borders = [0, *(np.flatnonzero(np.diff(trained) | np.diff(soft)) + 1).tolist(), len(tokens)]
+        for begin, end in pairwise(borders):
+            if soft[begin]:
+                text.append(f"▣ {end - begin}", style="bold magenta")
+                continue
+            part = escape_control_chars(tokenizer.decode(tokens[begin:end].tolist(), skip_special_tokens=False))
+            if trained[begin]:
+                text.append(part if colored else f"⟦{part}⟧", style="bold green")
+            else:
+                text.append(part, style="dim")
+        text.append("" if text.plain.endswith("\n") else "\n")
+    if padding := int(np.count_nonzero(rows.segments[row] == 0)):
+        text.append(f"── padding: {padding} tokens", style="cyan")
     return text

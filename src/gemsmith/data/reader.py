@@ -1,10 +1,9 @@
 """Rows as files hold them: JSONL, parquet, a folder of either, or a dataset that Hugging Face's `datasets` saved.
 
-A message's content as typed parts: texts, and images by path, file URL or bytes.
+And what in a row is an image: by its path, a file URL or its bytes.
 """
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,11 +32,13 @@ _ROW_BYTES = 200
 
 
 def find_files(source: str) -> tuple[Path, ...]:
-    """The files that hold the source's rows, in reading order.
-
-    Raises DataError where there are none, or of more than one split.
-    """
+    """The files of the source, in reading order. Raises DataError where there are none, or of more than one split."""
     path = expanduser(source)
+    if (path / "dataset_dict.json").exists():
+        split = (_read_json(path / "dataset_dict.json").get("splits") or ["train"])[0]
+        raise DataError(f"{path}: holds several splits; name one of them, such as {path / str(split)}")
+    if (path / "state.json").exists():
+        return _files_of_saved_dataset(path)
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():
@@ -69,18 +70,11 @@ def stored_rows(source: str, is_read: Callable[[str], bool]) -> Iterator[tuple[s
 
 
 def _files_of_folder(folder: Path) -> tuple[Path, ...]:
-    if (folder / "dataset_dict.json").exists():
-        raise DataError(f"{folder}: holds several splits; name one of them, such as {folder / _first_split(folder)}")
-    if (folder / "state.json").exists():
-        return _files_of_saved_dataset(folder)
     files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
     if not files:
         inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
-        hint = (
-            f"did you mean {inner}?"
-            if inner
-            else "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
-        )
+        hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
+        hint = f"did you mean {inner}?" if inner else hint
         raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
     # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
     splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
@@ -90,11 +84,6 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
             "split"
         )
     return files
-
-
-def _first_split(folder: Path) -> str:
-    splits = _read_json(folder / "dataset_dict.json").get("splits") or ["train"]
-    return str(splits[0])
 
 
 def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
@@ -145,8 +134,7 @@ def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[
         with pyarrow.parquet.ParquetFile(regular_file(file)) as table:
             groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
             _refuse_bomb(file, sum(group.total_byte_size + _ROW_BYTES * group.num_rows for group in groups))
-            batches = _counted(file, table.iter_batches(batch_size=_ROWS_AT_ONCE))
-            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
+            yield from _table_rows(file, table.iter_batches(batch_size=_ROWS_AT_ONCE), is_read)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
 
@@ -156,18 +144,37 @@ def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[st
 
     try:
         with pyarrow.memory_map(str(regular_file(file))) as stream, pyarrow.ipc.open_stream(stream) as table:
-            batches = _counted(file, _parts(table))
-            yield from _numbered(file, (row for batch in batches for row in _batch_rows(batch, is_read)))
+            batches = (
+                batch.slice(begin, _ROWS_AT_ONCE)
+                for batch in table
+                for begin in range(0, batch.num_rows, _ROWS_AT_ONCE)
+            )
+            yield from _table_rows(file, batches, is_read)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
 
 
-def _counted(file: Path, batches: Iterable["pyarrow.RecordBatch"]) -> Iterator["pyarrow.RecordBatch"]:
-    unpacked = 0
+def _table_rows(
+    file: Path, batches: Iterable["pyarrow.RecordBatch"], is_read: Callable[[str], bool]
+) -> Iterator[tuple[str, Any]]:
+    """The rows of a table. Of columns that are not read, only whether there is a value."""
+    import pyarrow.compute
+
+    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
+        # Whatever the others hold (files, times that Python has no type for), it is not decoded.
+        return values if is_read(name) else pyarrow.compute.if_else(values.is_valid(), True, None)
+
+    unpacked, number = 0, 0
     for batch in batches:
         unpacked += sum(map(_unpacked_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
         _refuse_bomb(file, unpacked)
-        yield batch
+        names = batch.schema.names
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise DataError(f"a table has the column {twice} twice; keep one")
+        arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
+        for row in pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist():
+            number += 1
+            yield f"{file.name} row {number}", row
 
 
 def _unpacked_bytes(values: "pyarrow.Array[Any]") -> int:
@@ -195,34 +202,8 @@ def _refuse_bomb(file: Path, unpacked_bytes: int) -> None:
         )
 
 
-def _parts(table: "pyarrow.RecordBatchReader") -> Iterator["pyarrow.RecordBatch"]:
-    for batch in table:
-        yield from (batch.slice(begin, _ROWS_AT_ONCE) for begin in range(0, batch.num_rows, _ROWS_AT_ONCE))
-
-
-def _batch_rows(batch: "pyarrow.RecordBatch", is_read: Callable[[str], bool]) -> list[Any]:
-    """The rows of a table's batch. Of columns that are not read, only whether there is a value."""
-    import pyarrow.compute
-
-    def read(name: str, values: "pyarrow.Array[Any]") -> "pyarrow.Array[Any]":
-        if is_read(name):
-            return values
-        # Whatever they hold (files, times that Python has no type for), it is not decoded.
-        return pyarrow.compute.if_else(values.is_valid(), True, None)
-
-    names = batch.schema.names
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"a table has the column {twice} twice; keep one")
-    arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
-    return list(pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist())
-
-
-def _numbered(file: Path, rows: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{file.name} row {number}", row) for number, row in enumerate(rows, start=1))
-
-
 IMAGE_COLUMNS = ("image", "images")
-"""Columns of a row beside its texts: a image, or a list of them."""
+"""Columns of a row beside its texts: an image, or a list of them."""
 _KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 
@@ -249,10 +230,7 @@ def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tup
 
 
 def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
-    """The parts of a message's content, a string or a list of parts.
-
-    A bare {"type": "image"} is the next of `column`, the images in the row's own column.
-    """
+    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images."""
     if isinstance(content, str):
         return (TextPart(text=content),)
     if not isinstance(content, list):
@@ -264,12 +242,26 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
     """The image of a path, a file URL, bytes, or {"bytes": ..., "path": ...} as Hugging Face's datasets hold it."""
     if isinstance(value, Mapping):
         data = value.get("bytes")
-        value = _decode(data, where) if isinstance(data, str) else value.get("path") if data is None else data
+        value = value.get("path") if data is None else data
+        if isinstance(data, str):
+            try:
+                value = base64.b64decode(data, validate=True)
+            except ValueError as error:
+                raise DataError(
+                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
+                ) from None
     if isinstance(value, bytes):
         return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
     if isinstance(value, str) and value:
-        return ImagePart(path=str(source.folder / _path_of(value, where)))
-    raise DataError(f"{where} has a image that is {kind(value)}; give a path, a file:// URL or bytes")
+        if not is_utf_8(value):
+            raise DataError(f"{where} has an image at {value[:80]!r}, a name that is not in UTF-8; rename the file")
+        if "://" not in value and not value.startswith("data:"):
+            return ImagePart(path=str(source.folder / expanduser(value)))
+        url = urlsplit(value)
+        if url.scheme != "file" or url.netloc not in ("", "localhost"):
+            raise DataError(f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first")
+        return ImagePart(path=str(source.folder / unquote(url.path)))
+    raise DataError(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
 
 
 def kind(value: Any) -> str:
@@ -293,42 +285,18 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: Image
         case {"type": "text", "text": str(text)}:
             return TextPart(text=text)
         case {"type": "image"}:
-            return _read_image_part(given, where, column, source)
-    what = given.get("type", kind(part))
-    raise DataError(f"{where} has a part that is {what}; a part must be {_PARTS}")
-
-
-def _read_image_part(
-    part: Mapping[str, Any], where: str, column: Iterator[ImagePart], source: ImageSource
-) -> ImagePart:
-    given = [name for name in _KEYS if name in part]
-    if len(given) > 1:
-        raise DataError(f"{where} has a image with {' and '.join(given)}; keep one of them")
-    if not given:
+            keys = [name for name in _KEYS if name in given]
+        case _:
+            raise DataError(f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}")
+    if len(keys) > 1:
+        raise DataError(f"{where} has an image with {' and '.join(keys)}; keep one of them")
+    if not keys:
         if (image := next(column, None)) is None:
             raise DataError(
                 f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
             )
         return image
-    if given == ["url"] and not str(part["url"]).startswith("file://"):
-        raise DataError(f"{where} has a image at {str(part['url'])[:80]!r}; only file:// URLs are read: fetch it first")
-    value = part[given[0]]
-    return read_image({"bytes": value} if given == ["bytes"] else value, where, source)
-
-
-def _path_of(text: str, where: str) -> Path:
-    if not is_utf_8(text):
-        raise DataError(f"{where} has a image at {text[:80]!r}, a name that is not in UTF-8; rename the file")
-    if "://" not in text and not text.startswith("data:"):
-        return expanduser(text)
-    url = urlsplit(text)
-    if url.scheme != "file" or url.netloc not in ("", "localhost"):
-        raise DataError(f"{where} has a image at {text[:80]!r}; only file:// URLs are read: fetch it first")
-    return Path(unquote(url.path))
-
-
-def _decode(text: str, where: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise DataError(f"{where} has a image whose bytes are not base64 ({error}); write them so, or a path") from None
+    value = given[keys[0]]
+    if keys == ["url"] and not str(value).startswith("file://"):
+        raise DataError(f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first")
+    return read_image({"bytes": value} if keys == ["bytes"] else value, where, source)

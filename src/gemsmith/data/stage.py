@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
-from gemsmith.data.dedup import Overlap, count_shared_images, find_overlap, overlap_notices, write_answers
+from gemsmith.data.dedup import count_shared_images, find_overlap, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
 from gemsmith.data.images import ValidatedRows, validate_images, write_images
@@ -26,7 +26,7 @@ from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
 from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
-from gemsmith.runs.provenance import Clock, start_clock
+from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import DataRecord, HeldOut, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
@@ -56,45 +56,50 @@ def _uncollected() -> Iterator[None]:
 def prepare_data(run: Run) -> DataRecord:
     """The record of the packed rows, which are written to the run's data folder.
 
-    Raises DataError for rows that cannot be used, CheckpointError for a checkpoint without a usable tokenizer or
-    template.
+    Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
-    clock = start_clock()
+    clock, data = start_clock(), run.recipe.data
     console = open_console(soft_wrap=False)
-    data = run.recipe.data
     # Before the checkpoint, which may first have to be fetched.
     dataset = read_train(run.recipe, partial(keep_bytes, run.images))
     checkpoint, template = _open_checkpoint(run)
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    held_out = _look(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
-    seen = _look(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
+    held_out = _validate(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
+    seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
     progress = track(seen.documents, "rendering rows", console)
     rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
     kept, dropped = _keep_fitting(rendered, data, patching)
     patches = [patching.per_token * document.soft_tokens for document in kept]
-    rows = _assign(kept, patches, run.recipe)
-    before = _earlier(run)
+    # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
+    order: Literal["drawn", "longest first"] = "drawn" if data.format == FORMAT else "longest first"
+    rows = _assign(kept, patches, run.recipe, drawn=order == "drawn")
+    try:
+        before = read_record(run, DataRecord)
+    except RunError:
+        before = None
     chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
     files = _write_rows(run, chunks, shape, with_images=any(patches))
     prune_cache(run.images, {Path(image.path).name for document in kept for image in document.images})
     trained = {row.origin for row in kept}
-    trained_on = [document for document in seen.documents if document.origin in trained]
-    answers = write_answers(run.data, trained_on)
-    record = _make_record(run, clock, rendered, kept, len(rows), files, _sources(run, checkpoint, template))
-    found = {
-        "dropped": {**dropped, **seen.dropped},
-        "packing_order": _packing_order(data),
-        "buckets": _buckets(kept, rows, run.recipe) if any(patches) else (),
-        "most_patches": max(sum(patches[index] for index in members) for members in rows),
-        "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
-        "ignored_columns": dataset.ignored_columns,
-        "warnings": (*_notices(dataset), *seen.warnings),
-    }
-    record = record.model_copy(update=found)
-    if held_out:
-        shared = count_shared_images(trained_on, held_out)
-        record = _with_overlap(record, find_overlap(answers, held_out), shared)
-    record = before if before and _same_rows(before, record) else record
+    overlap, notices = _compare(run, [one for one in seen.documents if one.origin in trained], held_out)
+    record = DataRecord(
+        origin=make_origin(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
+        dropped={**dropped, **seen.dropped},
+        ignored_columns=dict(dataset.ignored_columns),
+        packing_order=order if data.packing else None,
+        template_sha256=template.sha256,
+        rows_sha256=rows_sha256(files, run.data / IMAGES),
+        files=files,
+        warnings=(*_notices(dataset), *seen.warnings, *notices),
+        **_count(run.recipe, rendered, kept, rows, patches),
+        **overlap,
+    )
+    # The same rows from the same sources: the record stays, and with it what was made from it since.
+    if before and (before.rows_sha256, before.origin.inputs_sha256) == (
+        record.rows_sha256,
+        record.origin.inputs_sha256,
+    ):
+        record = before
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
     return record
@@ -104,7 +109,12 @@ def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
     checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
     check_lengths(run.recipe, checkpoint.variant)
     template = find_template(checkpoint.folder, run.recipe.data.template)
-    _check_tokenizer(checkpoint)
+    highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
+    if highest >= checkpoint.variant.vocabulary:
+        raise CheckpointError(
+            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
+            f"{checkpoint.variant.vocabulary} rows; give the tokenizer that the weights came with"
+        )
     return checkpoint, template
 
 
@@ -119,72 +129,30 @@ def _read_held_out(recipe: Recipe) -> list[Document]:
     return read_held_out(recipe).documents
 
 
-def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe) -> list[list[int]]:
-    data, lengths = recipe.data, [len(document.ids) for document in kept]
-    order = drawn_order(len(kept), recipe.seed) if _packing_order(data) == "drawn" else None
-    if not data.packing:
-        return assign_rows(lengths, data.max_length, packing=False)
-    return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
-
-
-def _packing_order(data: Data) -> Literal["longest first", "drawn"] | None:
-    """A folder of images is read class by class, and one class's documents are of one length: rows of it alone."""
-    if not data.packing:
-        return None
-    return "drawn" if data.format == FORMAT else "longest first"
-
-
-def _look(
+def _validate(
     checkpoint: Checkpoint, documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str
 ) -> ValidatedRows:
     """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
     first = next((document for document in documents if images_of(document.messages)), None)
     if first and not read_config(checkpoint.folder).get("vision_config"):
         raise CheckpointError(
-            f"{key}, {first.origin}: has a image, and the config.json of checkpoint {checkpoint.source} has no "
+            f"{key}, {first.origin}: has an image, and the config.json of checkpoint {checkpoint.source} has no "
             "vision_config, so it takes text alone; give one that takes images"
         )
     return validate_images(documents, patching, bad=bad, key=key)
 
 
-def _check_tokenizer(checkpoint: Checkpoint) -> None:
-    highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
-    if highest >= checkpoint.variant.vocabulary:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
-            f"{checkpoint.variant.vocabulary} rows; "
-            "give the tokenizer that the weights came with"
-        )
-
-
-class _Limit(NamedTuple):
-    """What a document may not have more of; `size` counts it."""
-
-    key: str
-    limit: int
-    unit: str
-    size: Callable[[Rendered], int]
-
-
-def _limits(data: Data, patching: PatchConfig) -> dict[str, _Limit]:
-    """By the reason that a document is dropped for."""
-    return {
-        "too_long": _Limit("data.max_length", data.max_length, "tokens", lambda document: len(document.ids)),
-        "too_many_patches": _Limit(
-            "data.max_patches", data.max_patches, "patches", lambda document: patching.per_token * document.soft_tokens
-        ),
-    }
-
-
 def _keep_fitting(
     rendered: Sequence[Rendered], data: Data, patching: PatchConfig
 ) -> tuple[list[Rendered], dict[str, int]]:
-    """The documents that fit into a row, and how many do not, by reason.
-
-    Raises DataError where none is left, or one is too long and that is an error.
-    """
+    """The documents that fit into a row, and how many do not, by reason. Raises DataError where the recipe says so."""
+    limits: tuple[tuple[str, str, int, str, Callable[[Rendered], int]], ...] = (
+        ("too_long", "data.max_length", data.max_length, "tokens", lambda one: len(one.ids)),
+        ("too_many_patches", "data.max_patches", data.max_patches, "patches",
+         lambda one: patching.per_token * one.soft_tokens),
+    )  # fmt: skip
     kept, dropped = list(rendered), {}
-    for reason, (key, limit, unit, size) in _limits(data, patching).items():
+    for reason, key, limit, unit, size in limits:
         before, sizes = kept, [size(document) for document in kept]
         kept = [document for document, count in zip(before, sizes, strict=True) if count <= limit]
         most = max(sizes)
@@ -203,33 +171,16 @@ def _keep_fitting(
     return kept, dropped
 
 
-def _buckets(kept: Sequence[Rendered], rows: Sequence[Sequence[int]], recipe: Recipe) -> tuple[ImageBucket, ...]:
-    soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
-    places = {"total_rows": count_rows(recipe.train, len(rows)), "global_batch_size": recipe.train.global_batch_size}
-    steps = find_buckets(soft_tokens, shuffled_order(len(rows), recipe.seed), **places).count_steps()
-    return tuple(ImageBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
-
-
-def _earlier(run: Run) -> DataRecord | None:
-    """The record that is about to be replaced, where it can be read."""
-    try:
-        return read_record(run, DataRecord)
-    except RunError:
-        return None
-
-
-def _same_rows(before: DataRecord, record: DataRecord) -> bool:
-    """Whether the same rows were made from the same sources again.
-
-    Then the record stays, and with it what was made from it since.
-    """
-    return (before.rows_sha256, before.origin.inputs_sha256) == (record.rows_sha256, record.origin.inputs_sha256)
+def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe, *, drawn: bool) -> list[list[int]]:
+    data, lengths = recipe.data, [len(document.ids) for document in kept]
+    if not data.packing:
+        return assign_rows(lengths, data.max_length, packing=False)
+    order = drawn_order(len(kept), recipe.seed) if drawn else None
+    return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
 
 
 def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_images: bool) -> dict[str, str]:
-    """Writes one .npy file an array into the data folder, whole or not at all, and returns the SHA-256 of each.
-
-    With images, their lines as well.
+    """Writes a .npy file for each array, and the images' lines, whole or not at all; returns the SHA-256 of each file.
 
     Plain writes: a memory map on a full disk ends the process instead of raising.
     """
@@ -238,11 +189,8 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
             with ExitStack() as stack:
                 files = {name: stack.enter_context((beside / f"{name}.npy").open("wb")) for name in ARRAYS}
                 for name, file in files.items():
-                    header = {
-                        "descr": np.lib.format.dtype_to_descr(ARRAYS[name]),
-                        "fortran_order": False,
-                        "shape": shape,
-                    }
+                    descr = np.lib.format.dtype_to_descr(ARRAYS[name])
+                    header = {"descr": descr, "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(file, header)
                 for chunk in chunks:
                     for name, array in chunk.arrays().items():
@@ -264,13 +212,57 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
     return hashes
 
 
-def _notices(dataset: Dataset) -> tuple[str, ...]:
-    marking = [(name, dataset.ignored_columns[name]) for name in _MARKING if name in dataset.ignored_columns]
-    ignored = (
-        f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
-        for name, count in marking
+def _compare(
+    run: Run, trained: Sequence[Document], held_out: Sequence[Document]
+) -> tuple[dict[str, Any], Sequence[str]]:
+    """Writes the hashes of what is trained on; the record's fields on held-out rows among it, and warnings."""
+    answers = write_answers(run.data, trained)
+    if not held_out:
+        return {}, ()
+    found = find_overlap(answers, held_out)
+    same = HeldOut(
+        rows=found.rows,
+        same_prompt=found.prompts,
+        same_answer=found.answers,
+        same_image=count_shared_images(trained, held_out),
     )
-    return (*dataset.warnings, *ignored)
+    return {"held_out_also_trained": found.prompts, "held_out": same}, overlap_notices(found)
+
+
+def _count(
+    recipe: Recipe,
+    rendered: Sequence[Rendered],
+    kept: Sequence[Rendered],
+    rows: Sequence[Sequence[int]],
+    patches: Sequence[int],
+) -> dict[str, Any]:
+    """The fields of the record that count rows, tokens and images; `rows` are the documents of each packed row."""
+    tokens, train = sum(len(document.ids) for document in kept), recipe.train
+    levels = np.percentile([len(document.ids) for document in rendered], [50, 90, 99, 100], method="inverted_cdf")
+    buckets: tuple[ImageBucket, ...] = ()
+    if any(patches):
+        soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
+        steps = find_buckets(
+            soft_tokens,
+            shuffled_order(len(rows), recipe.seed),
+            total_rows=count_rows(train, len(rows)),
+            global_batch_size=train.global_batch_size,
+        ).count_steps()
+        buckets = tuple(ImageBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
+    return {
+        "rows": len(kept),
+        "packed_rows": len(rows),
+        "tokens": tokens,
+        "supervised_tokens": sum(np.count_nonzero(document.trained) for document in kept),
+        "packing_efficiency": tokens / (len(rows) * recipe.data.max_length),
+        "length_percentiles": dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
+        "steps": count_steps(train, len(rows)),
+        "images": sum(len(document.images) for document in kept),
+        "soft_tokens": sum(document.soft_tokens for document in kept),
+        "most_patches": max(sum(patches[index] for index in members) for members in rows),
+        "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
+        "buckets": buckets,
+    }
 
 
 def _sources(run: Run, checkpoint: Checkpoint, template: ChatTemplateSource) -> dict[str, str]:
@@ -282,53 +274,21 @@ def _sources(run: Run, checkpoint: Checkpoint, template: ChatTemplateSource) -> 
     }
 
 
-def _make_record(
-    run: Run,
-    clock: Clock,
-    rendered: Sequence[Rendered],
-    kept: Sequence[Rendered],
-    packed_rows: int,
-    files: dict[str, str],
-    sources: dict[str, str],
-) -> DataRecord:
-    tokens = sum(len(document.ids) for document in kept)
-    lengths = [len(document.ids) for document in rendered]
-    levels = np.percentile(lengths, [50, 90, 99, 100], method="inverted_cdf")
-    return DataRecord(
-        origin=make_origin(run, "data", clock, packages=_PACKAGES, sources=sources),
-        rows=len(kept),
-        dropped={},
-        packed_rows=packed_rows,
-        tokens=tokens,
-        supervised_tokens=sum(np.count_nonzero(document.trained) for document in kept),
-        packing_efficiency=tokens / (packed_rows * run.recipe.data.max_length),
-        length_percentiles=dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
-        template_sha256=sources["chat template"],
-        steps=count_steps(run.recipe.train, packed_rows),
-        rows_sha256=rows_sha256(files, run.data / IMAGES),
-        files=files,
-        images=sum(len(document.images) for document in kept),
-        soft_tokens=sum(document.soft_tokens for document in kept),
+def _notices(dataset: Dataset) -> tuple[str, ...]:
+    marking = [(name, dataset.ignored_columns[name]) for name in _MARKING if name in dataset.ignored_columns]
+    ignored = (
+        f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
+        for name, count in marking
     )
-
-
-def _with_overlap(record: DataRecord, overlap: Overlap, same_image: int | None) -> DataRecord:
-    found = {
-        "held_out_also_trained": overlap.prompts,
-        "held_out": HeldOut(
-            rows=overlap.rows, same_prompt=overlap.prompts, same_answer=overlap.answers, same_image=same_image
-        ),
-        "warnings": (*record.warnings, *overlap_notices(overlap)),
-    }
-    return record.model_copy(update=found)
+    return (*dataset.warnings, *ignored)
 
 
 def _summary(record: DataRecord, run: Run) -> str:
     data, per_step = run.recipe.data, run.recipe.train.global_batch_size
     text = (
         f"data: {record.rows:,} rows, {record.tokens:,} tokens ({record.supervised_tokens:,} in the loss), in "
-        f"{record.packed_rows:,} rows of "
-        f"{data.max_length} ({record.packing_efficiency:.0%} full), {record.steps:,} steps"
+        f"{record.packed_rows:,} rows of {data.max_length} ({record.packing_efficiency:.0%} full), "
+        f"{record.steps:,} steps"
     )
     if record.images:
         text += f"; {record.images:,} images in {record.soft_tokens:,} soft tokens"

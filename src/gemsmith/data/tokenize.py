@@ -7,9 +7,9 @@ What comes before an answer must be, letter for letter, what a server would prom
 every turn. Prompt and answer are tokenized apart and joined, as they are when the model answers: a token over the
 border would be one it never has to write.
 
-Soft tokens in a document's ids: each placeholder that the chat template wrote becomes those of its image.
+Each placeholder that the chat template wrote becomes the soft tokens of its image:
 
-<|turn> user \n <|image|> what ?          →  <|turn> user \n <|image> <|image|> … <|image|> <image|> what ?
+    <|turn> user \n <|image|> what ?  →  <|turn> user \n <|image> <|image|> … <|image|> <image|> what ?
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,26 +39,23 @@ from gemsmith.data.chat_template import (
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.images.check import ImageInfo
-from gemsmith.system.workers import Limits, OutOfTime, limited
+from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
 
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTokens:
-    """Ids: of a soft token's place, and of what stands before and after a image's."""
+class ImageTokenIds:
+    """Ids: of a soft token's place, and of what stands before and after an image's."""
 
     image: int
     begin: int
     end: int
 
 
-def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens:
-    """The ids in the checkpoint's config.json, which the processor and the model use.
-
-    Raises CheckpointError where one is missing, or is no added token of the tokenizer.
-    """
+def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokenIds:
+    """The ids in config.json. Raises CheckpointError where one is missing, or is no added token of the tokenizer."""
     from gemsmith.checkpoints.folder import read_config
 
     config, ids = read_config(folder), []
@@ -74,10 +71,10 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokens:
                 "give the tokenizer that the weights came with"
             )
         ids.append(number)
-    return ImageTokens(image=ids[0], begin=ids[1], end=ids[2])
+    return ImageTokenIds(image=ids[0], begin=ids[1], end=ids[2])
 
 
-def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageTokens) -> tuple[np.ndarray, np.ndarray]:
+def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageTokenIds) -> tuple[np.ndarray, np.ndarray]:
     """The ids with `counts` soft tokens for each placeholder, and for each of these ids the place it came from.
 
     image 9, begin 7, end 8, counts [2], ids [5 9 6] → [5 7 9 9 8 6], [0 1 1 1 1 2]
@@ -102,23 +99,14 @@ class Piece(NamedTuple):
     trained: bool
 
 
-class Split(NamedTuple):
-    """One sequence of a document: its pieces, and for each trained one how many of the messages come before it.
-
-    `messages` are how many are in it.
-    """
+class SplitText(NamedTuple):
+    """One sequence of a document."""
 
     pieces: tuple[Piece, ...]
     before: tuple[int, ...]
+    """How many of the messages come before each trained piece."""
     messages: int
-
-
-class _Sequence(NamedTuple):
-    """A document's sequence of this number, from 0."""
-
-    split: Split
-    document: Document
-    number: int
+    """How many are in it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,26 +127,20 @@ class Rendered:
 
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """A checkpoint's chat template and tokenizer, and the tokens that only the template may write.
-
-    The template renders within the limits, where there are some.
-    """
+    """A checkpoint's chat template, which renders within the limits, if any, and its tokenizer."""
 
     template: ChatTemplate
     tokenizer: Tokenizer
     control: ControlTokens
-    limits: Limits | None = None
-    image_tokens: Callable[[], ImageTokens]
+    limits: ProcessLimits | None = None
+    image_tokens: Callable[[], ImageTokenIds]
     """Asked only for rows with images: a checkpoint of text alone has none."""
 
 
 def open_renderer(
-    folder: Path, template: ChatTemplateSource | None = None, *, limits: Limits | None = None
+    folder: Path, template: ChatTemplateSource | None = None, *, limits: ProcessLimits | None = None
 ) -> Renderer:
-    """The renderer of a checkpoint folder, with the folder's own chat template or the one given.
-
-    Raises CheckpointError where there is no template, or the tokenizer's special ids are not Gemma 4's.
-    """
+    """The renderer of a checkpoint folder, with its own chat template or the one given. Raises CheckpointError."""
     found = template or find_template(folder)
     with limited(limits):
         compiled = compile_template(found)
@@ -194,20 +176,30 @@ def open_tokenizer(folder: Path) -> Tokenizer:
 
 
 def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
-    """Every document in tokens, in order.
+    """Every document in tokens, in order; where its turns cannot stand in one sequence, one for each assistant turn.
 
-    One whose turns cannot stand in one sequence gives a sequence for each assistant turn.
-
-    Raises DataError naming the row where the mask cannot be decided exactly, or its text holds or makes a control
-    token.
+    Raises DataError naming the row where the mask cannot be decided, or its text holds or makes a control token.
     """
-    sequences: list[_Sequence] = []
+    sequences: list[tuple[SplitText, Document, int]] = []
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
         for document in documents:
             refuse_control_tokens(renderer.control, document)
-            splits = _split_within_limits(renderer.template, document)
-            sequences += [_Sequence(split, document, number) for number, split in enumerate(splits)]
-    return _tokenize(renderer, BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control), sequences)
+            splits = split_document(renderer.template, document)
+            sequences += [(split, document, number) for number, split in enumerate(splits)]
+    # The line feed after an answer, and whatever else is the same in many rows, once.
+    texts = list(dict.fromkeys(piece.text for split, *_ in sequences for piece in split.pieces))
+    encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
+    borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
+    rendered = []
+    for split, document, number in sequences:
+        joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
+        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        if images_of(document.messages):
+            joined = _place_images(joined, split, document, renderer.image_tokens())
+        _check_ids(joined)
+        rendered.append(joined)
+    return rendered
 
 
 def _text_bytes(document: Document) -> int:
@@ -215,14 +207,7 @@ def _text_bytes(document: Document) -> int:
     return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
 
 
-def _split_within_limits(template: ChatTemplate, document: Document) -> list[Split]:
-    try:
-        return split_document(template, document)
-    except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
-        raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
-
-
-def split_document(template: ChatTemplate, document: Document) -> list[Split]:
+def split_document(template: ChatTemplate, document: Document) -> list[SplitText]:
     r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
 
     Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
@@ -237,15 +222,17 @@ def split_document(template: ChatTemplate, document: Document) -> list[Split]:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
         prompts = [template.render(messages[:index], generation_prompt=True) for index in answers]
+        turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
+        if not any(turn.apart for turn in turns):
+            return [SplitText(_join_turns(full, turns, document), tuple(answers), len(messages))]
     except TemplateFailure as error:
         raise DataError(f"{document.origin}: {error}") from None
-    turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
-    if any(turn.apart for turn in turns):
-        return [
-            Split((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index,), index + 1)
-            for index, turn in zip(answers, turns, strict=True)
-        ]
-    return [Split(_join_turns(full, turns, document), tuple(answers), len(messages))]
+    except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
+        raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
+    return [
+        SplitText((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index,), index + 1)
+        for index, turn in zip(answers, turns, strict=True)
+    ]
 
 
 class _Turn(NamedTuple):
@@ -269,8 +256,8 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     if not upto.startswith(shared):
         raise DataError(
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row goes on "
-            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or set "
-            "data.template"
+            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
+            "set data.template"
         )
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
@@ -284,8 +271,7 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     if body.strip() != content.strip():
         raise DataError(
             f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
-            "for one); "
-            "write the answer as it is to be trained"
+            "for one); write the answer as it is to be trained"
         )
     return _Turn(prompt, body + end, rest, apart)
 
@@ -320,15 +306,13 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> l
         prompt = replace(document, messages=document.messages[:count])
         ids = _prompt_ids(renderer, prompt)
         borders.refuse_made(prompt, ids, partial(_prompt_ids, renderer))
-        found.append(_place_in_prompt(ids, prompt, renderer) if images_of(prompt.messages) else ids)
+        if wanted := len(images_of(prompt.messages)):
+            tokens, images = renderer.image_tokens(), prompt.images[:wanted]
+            if (placed := int(np.count_nonzero(ids == tokens.image))) != len(images):
+                raise _misplaced(prompt, placed, len(images))
+            ids, _ = place_soft_tokens(ids, [image.soft_tokens for image in images], tokens)
+        found.append(ids)
     return found
-
-
-def _place_in_prompt(ids: np.ndarray, prompt: Document, renderer: Renderer) -> np.ndarray:
-    tokens, images = renderer.image_tokens(), prompt.images[: len(images_of(prompt.messages))]
-    if (placed := int(np.count_nonzero(ids == tokens.image))) != len(images):
-        raise _misplaced(prompt, placed, len(images))
-    return place_soft_tokens(ids, [image.soft_tokens for image in images], tokens)[0]
 
 
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
@@ -340,22 +324,7 @@ def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
     return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
 
-def _tokenize(renderer: Renderer, borders: BorderCheck, batch: Sequence[_Sequence]) -> list[Rendered]:
-    # The line feed after an answer, and whatever else is the same in many rows, once.
-    texts = list(dict.fromkeys(piece.text for sequence in batch for piece in sequence.split.pieces))
-    encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
-    rendered = []
-    for split, document, number in batch:
-        joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
-        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
-        if images_of(document.messages):
-            joined = _place_images(joined, split, document, renderer.image_tokens())
-        rendered.append(_check_ids(joined))
-    return rendered
-
-
-def _place_images(joined: Rendered, split: Split, document: Document, tokens: ImageTokens) -> Rendered:
+def _place_images(joined: Rendered, split: SplitText, document: Document, tokens: ImageTokenIds) -> Rendered:
     """The same with the soft tokens of its images. Raises DataError where the template did not write each once."""
     upto = [0, *accumulate(len(images_of([message])) for message in document.messages)]
     assert upto[-1] == len(document.images), "looked at before"
@@ -380,7 +349,7 @@ def _misplaced(document: Document, placed: int, images: int) -> DataError:
 
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
     with limited(renderer.limits, extra_bytes=_text_bytes(document)):
-        pieces = _split_within_limits(renderer.template, document)[number].pieces
+        pieces = split_document(renderer.template, document)[number].pieces
     encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
     return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
@@ -395,18 +364,17 @@ def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -
     return Rendered(ids=joined, trained=trained, origin=origin)
 
 
-def _check_ids(rendered: Rendered) -> Rendered:
-    """The same document. Raises DataError where it is not <bos> … with a turn's end in what is trained."""
+def _check_ids(rendered: Rendered) -> None:
+    """Raises DataError where it is not <bos> … with a turn's end in what is trained."""
     ids, trained = rendered.ids, rendered.trained
     if ids[0] != SPECIAL_IDS["<bos>"] or np.count_nonzero(ids == SPECIAL_IDS["<bos>"]) != 1:
         raise DataError(
-            f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to Gemma "
-            "4's"
+            f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to "
+            "Gemma 4's"
         )
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
     assert ids[trained][-1] == SPECIAL_IDS[TURN_END]
-    return rendered
 
 
 def _tail(text: str) -> str:

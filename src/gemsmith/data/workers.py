@@ -1,36 +1,87 @@
 """Rendering in processes of their own: a template is a program, which must not bring down or hold up this one.
 
 Several of them where there is much to render: a template renders in Python, whose lock lets only one thread do so at a
-time.
+time. They run `main`, and start in a third of the time without what reads recipes and rows.
 """
 
+import gc
 import os
+import pickle
 import signal
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from gemsmith.data.chat_template import ChatTemplateSource
 from gemsmith.data.documents import Document
-from gemsmith.data.tokenize import Rendered
-from gemsmith.data.worker import Opening, Packed, Prompts
-from gemsmith.errors import DataError, MachineError
-from gemsmith.system.workers import Limits, Worker, WorkerEndedError, ask, end_worker, send, start_worker
+from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, render_documents
+from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.images.check import ImageInfo
+from gemsmith.system.workers import ProcessLimits, answer_requests, draw_ahead, open_pool, worker_command
 from gemsmith.tasks.messages import text_of
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
 _FEWEST_CHARACTERS = 8_000_000
-# -P: in the working directory, a file or folder may have a library's name.
-_COMMAND = (sys.executable, "-P", "-c", "from gemsmith.data.worker import main; main()")
+_COMMAND = worker_command("gemsmith.data.workers")
+
+
+class Opening(NamedTuple):
+    """What a process renders with: the folder of the tokenizer, the chat template, and what that may use."""
+
+    folder: Path
+    template: ChatTemplateSource
+    limits: ProcessLimits
+
+
+class Packed(NamedTuple):
+    """Rendered documents end to end: a pickle of many small arrays takes as long as making them."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+    lengths: list[int]
+    origins: list[str]
+    images: list[tuple[ImageInfo, ...]]
+
+
+class Prompts(NamedTuple):
+    """Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
+
+    rows: tuple[tuple[Document, int], ...]
+
+
+def main() -> None:
+    """In a process: reads an Opening, then answers requests until stdin ends or whoever asked is gone.
+
+    A list of documents is answered by its Packed rows, Prompts by their ids, either by the error that is the user's.
+    """
+    # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
+    gc.freeze()
+    gc.set_threshold(20_000)
+    opening = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own process
+
+    @cache
+    def renderer() -> Renderer:
+        return open_renderer(opening.folder, opening.template, limits=opening.limits)
+
+    def answer(request: Sequence[Document] | Prompts) -> Packed | list[np.ndarray]:
+        if isinstance(request, Prompts):
+            return check_prompts(renderer(), request.rows)
+        rendered = render_documents(renderer(), request)
+        ids, trained = (np.concatenate([getattr(each, name) for each in rendered]) for name in ("ids", "trained"))
+        lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
+        return Packed(ids, trained, lengths, origins, [document.images for document in rendered])
+
+    answer_requests(answer, errors=(GemsmithError,))
 
 
 def count_processes(documents: Sequence[Document]) -> int:
@@ -45,69 +96,45 @@ def render_in_processes(
     documents: Iterable[Document],
     processes: int,
     *,
-    limits: Limits | None = None,
+    limits: ProcessLimits | None = None,
 ) -> Iterator[Rendered]:
-    """What render_documents gives, in its order, made by so many processes.
+    """What render_documents gives, and raises for the first such document, made by so many processes.
 
-    Raises what that raises, for the first such document, and DataError where the template crashes or needs more than
-    the limits.
+    Raises DataError where the template crashes or needs more than the limits.
     """
-    opening = Opening(folder=folder, template=template, limits=limits or Limits())
-    chunks = iter(documents)
-    with ExitStack() as stack:
-        idle: SimpleQueue[Worker] = SimpleQueue()
-        # The threads end once the processes are gone, so it is entered first and left last.
-        pool = stack.enter_context(ThreadPoolExecutor(processes))
-        for _ in range(processes):
-            idle.put(_start(opening, processes, stack))
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        waiting: deque[Future[Packed]] = deque()
-        while chunk := list(islice(chunks, _CHUNK)):
-            waiting.append(pool.submit(_render, idle, opening, chunk))
-            if len(waiting) > 2 * processes:
-                yield from _unpack(waiting.popleft().result())
-        while waiting:
-            yield from _unpack(waiting.popleft().result())
+    rest = iter(documents)
+    chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
+    with _open_workers(Opening(folder, template, limits or ProcessLimits()), processes) as ask:
+        for reply in draw_ahead(map(ask, chunks), 2 * processes):
+            ids, trained, lengths, origins, images = reply.result()
+            ends = np.cumsum(lengths)
+            for end, length, origin, seen in zip(ends, lengths, origins, images, strict=True):
+                part = slice(end - length, end)
+                yield Rendered(ids=ids[part], trained=trained[part], origin=origin, images=seen)
 
 
 def check_prompts_in_process(
-    folder: Path, template: ChatTemplateSource, rows: Sequence[tuple[Document, int]], *, limits: Limits | None = None
+    folder: Path,
+    template: ChatTemplateSource,
+    rows: Sequence[tuple[Document, int]],
+    *,
+    limits: ProcessLimits | None = None,
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
-    opening = Opening(folder=folder, template=template, limits=limits or Limits())
-    with ExitStack() as stack:
-        worker, documents = _start(opening, 1, stack), [document for document, _ in rows]
-        found: list[np.ndarray] = _ask(worker, opening, Prompts(tuple(rows)), documents)
+    with _open_workers(Opening(folder, template, limits or ProcessLimits()), 1) as ask:
+        found: list[np.ndarray] = ask(Prompts(tuple(rows))).result()
         return found
 
 
-def _start(opening: Opening, processes: int, stack: ExitStack) -> Worker:
+def _open_workers(opening: Opening, processes: int) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
     # Several leave the other cores to each other.
-    worker = start_worker(_COMMAND, {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"})
-    stack.callback(end_worker, worker)
-    with suppress(BrokenPipeError):  # where it cannot even start, _ask says so
-        send(worker, opening)
-    return worker
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
+    explain = partial(_explain, opening)
+    return open_pool(_COMMAND, processes, explain=explain, opening=opening, environment=environment)
 
 
-def _render(idle: "SimpleQueue[Worker]", opening: Opening, documents: list[Document]) -> Packed:
-    worker = idle.get()
-    try:
-        packed: Packed = _ask(worker, opening, documents, documents)
-        return packed
-    finally:
-        idle.put(worker)
-
-
-def _ask(worker: Worker, opening: Opening, request: object, documents: Sequence[Document]) -> Any:
-    """The worker's answer. Raises the error that it answers with, or why it ended; `documents` are the request's."""
-    try:
-        return ask(worker, request)
-    except WorkerEndedError as end:
-        raise _why_it_ended(end.code, opening, documents) from None
-
-
-def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) -> Exception:
+def _explain(opening: Opening, code: int, request: Sequence[Document] | Prompts) -> Exception:
+    documents = [document for document, _ in request.rows] if isinstance(request, Prompts) else request
     template, rows = f"chat template {opening.template.source}", f"{documents[0].origin} to {documents[-1].origin}"
     mend = "mend it, or set data.template to another"
     if code == -signal.SIGVTALRM:
@@ -120,10 +147,3 @@ def _why_it_ended(code: int, opening: Opening, documents: Sequence[Document]) ->
     if code < 0:
         return DataError(f"{template} crashes Python ({signal.Signals(-code).name}), at one of {rows}; {mend}")
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
-
-
-def _unpack(packed: Packed) -> Iterator[Rendered]:
-    ids, trained, lengths, origins, images = packed
-    ends = np.cumsum(lengths)
-    for end, length, origin, seen in zip(ends, lengths, origins, images, strict=True):
-        yield Rendered(ids=ids[end - length : end], trained=trained[end - length : end], origin=origin, images=seen)

@@ -1,7 +1,6 @@
 """Answers as they come, in a file that a second start goes on from: a line each, under a digest of what made it."""
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Reply
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import takes_images
-from gemsmith.system.files import sha256_file
+from gemsmith.system.files import sha256_file, sha256_json
 from gemsmith.tasks.messages import Message, plain_messages
 
 # Beside the weights, these make a request's tokens and how the next is chosen.
@@ -131,4 +130,4 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _sha256(inputs_sha256: object) -> str:
-    return hashlib.sha256(json.dumps(inputs_sha256, sort_keys=True).encode()).hexdigest()
+    return sha256_json(inputs_sha256)

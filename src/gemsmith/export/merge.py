@@ -35,6 +35,7 @@ from gemsmith.export.adapters import check_values
 from gemsmith.export.threads import one_blas_thread
 from gemsmith.export.writer import FileWriter
 from gemsmith.runs.records import FileSum
+from gemsmith.system.files import fsync_path
 from gemsmith.system.json import read_json
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
@@ -112,7 +113,7 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
                 buffers.give_back(block)
             writer.end()
         sums = writer.sums()
-    _sync(folder)
+    fsync_path(folder)
     return Merged(files=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(changed))
 
 
@@ -320,11 +321,3 @@ def _ahead(blocks: Iterator[_T], count: int) -> Iterator[_T]:
     while waiting:
         waiting.extend(itertools.islice(blocks, 1))
         yield waiting.popleft()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""A image looked at once before training, and cut up in it: by the same bytes, or not at all."""
+"""An image looked at once before training, and cut up in it: by the same bytes, or not at all."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gemsmith.images.patches import PatchConfig, count_soft_tokens, cut, longest
 
 @dataclass(frozen=True, kw_only=True)
 class ImageInfo:
-    """A file that holds a image, and what was found when it was looked at."""
+    """A file that holds an image, and what was found when it was looked at."""
 
     path: str
     """Empty where the bytes came without a file."""
@@ -44,10 +44,7 @@ def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
 
 
 def patchify(image: ImageInfo, patching: PatchConfig) -> np.ndarray:
-    """What `patches.cut` makes of the image's file.
-
-    Raises DataError where the file is gone, or holds other bytes than it did when it was looked at.
-    """
+    """What `patches.cut` makes of the file. Raises DataError where it is gone, or has changed since validate_image."""
     remedy = "put it back as it was, or read the rows again with: gemsmith data RUN --force"
     try:
         data = read_bytes(image.path)

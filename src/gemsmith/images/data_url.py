@@ -1,4 +1,4 @@
-"""A image as a server is sent it: the pixels that training saw, in a data: URL.
+"""An image as a server is sent it: the pixels that training saw, in a data: URL.
 
 A server decodes, turns and resizes by rules of its own: vLLM's image processor resizes with torchvision, whose values
 differ from Pillow's. So it gets a PNG of RGB that was made here, already of the size that the processor would make it,
@@ -35,11 +35,11 @@ def sent_rgb(rgb: Image.Image, patching: PatchConfig | None) -> Image.Image:
 
 
 def keeps_size(width: int, height: int, patching: PatchConfig) -> bool:
-    """Whether a image that was resized for the model would not be resized again.
+    """Whether an image that was resized for the model would not be resized again.
 
     Rounding down to whole soft tokens can leave room for one more row of them: for 12 by 5 where 11 by 5 came out.
 
-    >>> keeps_size(640, 480, Patching()), keeps_size(800, 400, Patching())
+    >>> keeps_size(640, 480, PatchConfig()), keeps_size(800, 400, PatchConfig())
     (True, False)
     """
     size = fitted_size(width, height, patching)
@@ -52,7 +52,7 @@ def count_resized_again(images: Iterable[ImageInfo], patching: PatchConfig) -> i
 
 
 def thumbnail_url(source: str | bytes) -> str:
-    """A small JPEG of a image for a page, about 3 KB. Raises DataError as to_data_url."""
+    """A small JPEG of an image for a page, about 3 KB. Raises DataError as to_data_url."""
     small = _read(source, None)
     small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     stream = BytesIO()
@@ -61,7 +61,7 @@ def thumbnail_url(source: str | bytes) -> str:
 
 
 def _read(source: str | bytes, sha256: str | None) -> Image.Image:
-    name = source if isinstance(source, str) else "a image"
+    name = source if isinstance(source, str) else "an image"
     try:
         data = read_bytes(source) if isinstance(source, str) else source
         if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:

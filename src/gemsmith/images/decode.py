@@ -1,10 +1,8 @@
-"""One rule that makes RGB of a image's bytes, at reading, so that training and serving see the same pixels.
+"""One rule that makes RGB of an image's bytes, at reading, so that training and serving see the same pixels.
 
 Turned as EXIF says; of several frames the first; what is transparent, on white (as vLLM puts it); of 16 bits the upper
 eight (as Pillow does where there are three channels); CMYK, palettes and greys by Pillow's conversion; color profiles
-are not read. `png_bytes` are those pixels for whoever sends them on.
-
-Images that came as bytes, each in a file of its own that has its SHA-256 for a name.
+are not read. Images that came as bytes are kept in files that have their SHA-256 for a name.
 """
 
 import hashlib
@@ -20,11 +18,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from gemsmith.errors import MachineError
 
-Reason = Literal["missing", "empty", "not a image", "damaged", "too large", "wrong mode", "too thin"]
+Reason = Literal["missing", "empty", "not an image", "damaged", "too large", "wrong mode", "too thin"]
 
 # Those that decode in this process and run no other program, as EPS would; JPEG includes what phones save as MPO.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-# From here on Pillow takes a image for a decompression bomb: a quarter of a gigabyte of RGB.
+# From here on Pillow takes an image for a decompression bomb: a quarter of a gigabyte of RGB.
 MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 256 * 2**20
 _TRANSPARENT = ("RGBA", "RGBa", "LA", "La", "PA")
@@ -32,7 +30,7 @@ _CONVERTED = (*_TRANSPARENT, "1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 
 
 class InvalidImageError(Exception):
-    """A image that cannot be used: its kind of fault, and one line that says more."""
+    """An image that cannot be used: its kind of fault, and one line that says more."""
 
     def __init__(self, reason: Reason, line: str) -> None:
         super().__init__(reason, line)  # both, for pickle makes the same again of them
@@ -61,10 +59,15 @@ def make_rgb(data: bytes) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what is huge, a line below; of odd metadata, nothing to do
             with Image.open(BytesIO(data), formats=FORMATS) as opened:
-                _check_size(opened)
+                width, height = opened.size  # from the header, before anything is decoded
+                if not width * height:
+                    raise InvalidImageError("empty", f"has no pixels: {width} × {height}")
+                if width * height > MAX_PIXELS:
+                    line = f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}"
+                    raise InvalidImageError("too large", line)
                 rgb = _convert(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError:
-        raise InvalidImageError("not a image", f"is none of {', '.join(FORMATS)}") from None
+        raise InvalidImageError("not an image", f"is none of {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise InvalidImageError("too large", f"has more than {MAX_PIXELS:,} pixels") from None
     except (InvalidImageError, MemoryError):
@@ -93,34 +96,21 @@ def is_animated(data: bytes) -> bool:
         return False
 
 
-def _check_size(image: Image.Image) -> None:
-    """From the header, before anything is decoded."""
-    width, height = image.size
-    if not width * height:
-        raise InvalidImageError("empty", f"has no pixels: {width} × {height}")
-    if width * height > MAX_PIXELS:
-        raise InvalidImageError("too large", f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}")
-
-
 def _convert(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
-        return _from_16_bits(image)
+        values = np.asarray(image)
+        grey = (values >> 8).astype(np.uint8)
+        if isinstance(clear := image.info.get("transparency"), int):
+            grey[values == clear] = 255
+        return Image.fromarray(grey).convert("RGB")
     if image.mode not in _CONVERTED:
         raise InvalidImageError("wrong mode", f"has pixels of mode {image.mode}; save it with 8 bits a channel")
     if image.mode in _TRANSPARENT or "transparency" in image.info:
-        clear = image.convert("RGBA")
-        white = Image.new("RGB", clear.size, (255, 255, 255))
-        white.paste(clear, mask=clear.getchannel("A"))
+        layer = image.convert("RGBA")
+        white = Image.new("RGB", layer.size, (255, 255, 255))
+        white.paste(layer, mask=layer.getchannel("A"))
         return white
     return image.convert("RGB")
-
-
-def _from_16_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image)
-    grey = (values >> 8).astype(np.uint8)
-    if isinstance(clear := image.info.get("transparency"), int):
-        grey[values == clear] = 255
-    return Image.fromarray(grey).convert("RGB")
 
 
 def keep_bytes(folder: Path, data: bytes) -> str:
@@ -133,7 +123,7 @@ def keep_bytes(folder: Path, data: bytes) -> str:
             beside.write_bytes(data)
             beside.replace(file)
     except OSError as error:
-        raise MachineError(f"{folder}: a image cannot be written there ({error.strerror or error})") from None
+        raise MachineError(f"{folder}: an image cannot be written there ({error.strerror or error})") from None
     return str(file.absolute())
 
 

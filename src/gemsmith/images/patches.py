@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 BUDGETS = (70, 140, 280, 560, 1120)
-"""Soft tokens of a image at most, that the processor allows."""
+"""Soft tokens of an image at most, that the processor allows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class PatchConfig:
     """How a model cuts images up; the defaults are those of every published Gemma 4."""
 
     budget: int = 280
-    """Soft tokens of a image at most."""
+    """Soft tokens of an image at most."""
     patch: int = 16
     """Pixels of a patch's side."""
     pooling: int = 3
@@ -50,7 +50,7 @@ class PatchConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patches:
-    """A image as the model takes it; P of its patches, without padding.
+    """An image as the model takes it; P of its patches, without padding.
 
     Positions are x and y, in patches; padding of the processor's has values of 0 and the position (-1, -1).
     """
@@ -84,8 +84,8 @@ def read_patching(config: Mapping[str, Any], budget: int) -> PatchConfig:
 def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, int]:
     """Width and height that the image is resized to: whole soft tokens, as many as the budget and its shape allow.
 
-    >>> fitted_size(640, 480, Patching()), fitted_size(8, 8, Patching()), fitted_size(1, 5000, Patching(budget=70))
-    ((912, 672), (768, 768), (48, 3360))
+    >>> fitted_size(640, 480, PatchConfig()), fitted_size(1, 5000, PatchConfig(budget=70))
+    ((912, 672), (48, 3360))
     """
     token = patching.patch * patching.pooling
     # The order of these operations is the processor's: another would round otherwise, and now and then count otherwise.
@@ -100,9 +100,9 @@ def fitted_size(width: int, height: int, patching: PatchConfig) -> tuple[int, in
 
 
 def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
-    """Soft tokens of a image of so many pixels.
+    """Soft tokens of an image of so many pixels.
 
-    >>> [count_soft_tokens(300, 400, Patching(budget=budget)) for budget in BUDGETS]
+    >>> [count_soft_tokens(300, 400, PatchConfig(budget=budget)) for budget in BUDGETS]
     [63, 130, 266, 540, 1064]
     """
     wide, tall = fitted_size(width, height, patching)
@@ -110,9 +110,9 @@ def count_soft_tokens(width: int, height: int, patching: PatchConfig) -> int:
 
 
 def longest_line(width: int, height: int, patching: PatchConfig) -> int:
-    """The model's patches along the longer side of a image of so many pixels.
+    """The model's patches along the longer side of an image of so many pixels.
 
-    >>> longest_line(640, 480, Patching()), longest_line(1, 5000, Patching(budget=70))
+    >>> longest_line(640, 480, PatchConfig()), longest_line(1, 5000, PatchConfig(budget=70))
     (57, 210)
     """
     return max(fitted_size(width, height, patching)) // patching.side

@@ -2,26 +2,49 @@
 
 import os
 import signal
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from gemsmith.errors import DataError, MachineError
-from gemsmith.images.check import ImageInfo
+import numpy as np
+
+from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig, Patches, scale
-from gemsmith.images.worker import Check, Cut
-from gemsmith.system.workers import Worker, WorkerEndedError, ask, end_worker, start_worker
+from gemsmith.system.workers import answer_requests, draw_ahead, open_pool, worker_command
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Item = TypeVar("Item")
-# -P: in the working directory, a file or folder may have a library's name.
-_COMMAND = (sys.executable, "-P", "-c", "from gemsmith.images.worker import main; main()")
+_COMMAND = worker_command("gemsmith.images.workers")
 _AT_ONCE = 4
 """Images that wait for each process."""
+
+
+class Validate(NamedTuple):
+    """A request for the ImageInfo of an image, given by its path or its bytes."""
+
+    source: str | bytes
+    patching: PatchConfig
+
+
+class Cut(NamedTuple):
+    """A request for an image's patches."""
+
+    image: ImageInfo
+    patching: PatchConfig
+
+
+def main() -> None:
+    """In a process: answers requests, with InvalidImageError as well, until stdin ends or whoever asked is gone."""
+    answer_requests(answer, errors=(GemsmithError, InvalidImageError))
+
+
+def answer(request: Validate | Cut) -> ImageInfo | np.ndarray:
+    """What comes of a request."""
+    return validate_image(*request) if isinstance(request, Validate) else patchify(*request)
 
 
 def count_processes(images: int) -> int:
@@ -34,13 +57,10 @@ def check_images(
 ) -> Iterator[ImageInfo | InvalidImageError]:
     """What each of the images is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
-        waiting: deque[Future[Any]] = deque()
-        for source in sources:
-            waiting.append(ask(Check(source, patching)))
-            if len(waiting) > _AT_ONCE * processes:
-                yield _found(waiting.popleft())
-        while waiting:
-            yield _found(waiting.popleft())
+        requests = (ask(Validate(source, patching)) for source in sources)
+        for reply in draw_ahead(requests, _AT_ONCE * processes):
+            fault = reply.exception()
+            yield fault if isinstance(fault, InvalidImageError) else reply.result()
 
 
 def decode_ahead(
@@ -52,79 +72,26 @@ def decode_ahead(
     DataError where a file is not what it was when it was looked at.
     """
     with open_workers(processes) as ask:
-        waiting: deque[tuple[Item, list[Future[Any]]]] = deque()
-        for item, images in steps:
-            waiting.append((item, [ask(Cut(image, patching)) for image in images]))
-            if len(waiting) > ahead:
-                yield _decoded(*waiting.popleft(), patching)
-        while waiting:
-            yield _decoded(*waiting.popleft(), patching)
+        requests = ((item, [ask(Cut(image, patching)) for image in images]) for item, images in steps)
+        for item, replies in draw_ahead(requests, ahead):
+            yield item, [scale(reply.result(), patching) for reply in replies]
 
 
-@contextmanager
-def open_workers(processes: int) -> Iterator[Callable[[Check | Cut], Future[Any]]]:
+def open_workers(processes: int) -> AbstractContextManager[Callable[[Validate | Cut], "Future[Any]"]]:
     """A function that has a request answered by one of so many processes, which end with the block."""
-    with ExitStack() as stack:
-        idle: SimpleQueue[Worker] = SimpleQueue()
-        running: set[Worker] = set()
-        stack.callback(_end, running)  # those that a thread has started for one that was ended below
-        # The threads end once the processes are gone, so they are entered before these and left after them.
-        threads = stack.enter_context(ThreadPoolExecutor(processes))
-        stack.callback(_end, running)
-        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        for _ in range(processes):
-            idle.put(_start(running))
-        yield lambda request: threads.submit(_answer, idle, running, request)
+    return open_pool(_COMMAND, processes, explain=_explain)
 
 
-def _start(running: set[Worker]) -> Worker:
-    worker = start_worker(_COMMAND)
-    running.add(worker)
-    return worker
-
-
-def _end(running: set[Worker]) -> None:
-    while running:
-        end_worker(running.pop())
-
-
-def _answer(idle: "SimpleQueue[Worker]", running: set[Worker], request: Check | Cut) -> Any:
-    worker = idle.get()
-    try:
-        return ask(worker, request)
-    except WorkerEndedError as end:
-        running.discard(worker)
-        end_worker(worker)
-        worker = _start(running)
-        raise _why_it_ended(end.code, request) from None
-    finally:
-        idle.put(worker)
-
-
-def _why_it_ended(code: int, request: Check | Cut) -> Exception:
-    path = request.source if isinstance(request, Check) else request.image.path
-    name = path if isinstance(path, str) and path else "a image"
+def _explain(code: int, request: Validate | Cut) -> Exception:
+    path = request.source if isinstance(request, Validate) else request.image.path
+    name = path if isinstance(path, str) and path else "an image"
     if code == -signal.SIGKILL:
         return MachineError(
             f"{name}: the process that decoded it was killed; where memory ran out, free some and run it again"
         )
     if code < 0:
         line = f"crashes its decoder ({signal.Signals(-code).name})"
-        return (
-            InvalidImageError("damaged", line)
-            if isinstance(request, Check)
-            else DataError(f"{name}: {line}; take it out")
-        )
+        if isinstance(request, Validate):
+            return InvalidImageError("damaged", line)
+        return DataError(f"{name}: {line}; take it out")
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")
-
-
-def _found(answer: Future[Any]) -> ImageInfo | InvalidImageError:
-    try:
-        image: ImageInfo = answer.result()
-        return image
-    except InvalidImageError as bad:
-        return bad
-
-
-def _decoded(item: Item, answers: list[Future[Any]], patching: PatchConfig) -> tuple[Item, list[Patches]]:
-    return item, [scale(answer.result(), patching) for answer in answers]

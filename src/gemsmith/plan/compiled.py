@@ -1,7 +1,6 @@
 """What XLA's compiler for TPUs says of a step, kept from one plan to the next, in place of the formula's estimate."""
 
 import hashlib
-import json
 import os
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import CompiledStep
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.files import write_text
+from gemsmith.system.files import sha256_json, write_text
 
 SLOWEST = 1.84
 """What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
@@ -125,7 +124,7 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
         "code": _code(),
         "images": None if images is None else [images.images, images.soft_tokens],
     }
-    return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+    return sha256_json(depends)
 
 
 def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:

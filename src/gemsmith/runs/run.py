@@ -8,7 +8,6 @@ record made now.
 """
 
 import contextlib
-import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, reads
-from gemsmith.system.files import bucket_path, sha256_file, write_text
+from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
 from gemsmith.system.version import __version__
 
@@ -221,7 +220,7 @@ def make_origin(
 def inputs_sha256(run: Run, stage: str) -> dict[str, str]:
     """What the stage depends on -> SHA-256: its keys of the recipe, the tasks' files in them, the records before it."""
     keys = stage_keys(run.recipe, stage)
-    hashes = {"recipe": hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()}
+    hashes = {"recipe": sha256_json(keys)}
     files = {key: Path(file) for key, file in task_files(keys).items()}
     files |= {file.name: file for file in map(run.record_file, STAGES[stage].upstream)}
     return hashes | {name: sha256_file(file) if file.is_file() else "missing" for name, file in files.items()}

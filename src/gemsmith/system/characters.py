@@ -45,10 +45,7 @@ def yaml_line(value: Any) -> str:
 
 
 def escape_control_chars_json(document: str) -> str:
-    """The same JSON value with such characters written as JSON escapes.
-
-    Those leave only the ones below U+0020 no choice.
-    """
+    """The same JSON value with such characters written as JSON escapes, as those below U+0020 must be anyway."""
     return _UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1] if found[0] > "\x1f" else found[0], document)
 
 

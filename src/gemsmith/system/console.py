@@ -30,10 +30,7 @@ def text_column(template: str) -> TextColumn:
 
 
 def open_progress(console: Console, *columns: ProgressColumn, transient: bool = True) -> Progress:
-    """A progress bar that is gone once it is done, unless told to stay.
-
-    It is not shown where the console is no terminal.
-    """
+    """A progress bar, gone once it is done unless told to stay; not shown where the console is no terminal."""
     shown = columns or (text_column("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, transient=transient, disable=not console.is_terminal)
 

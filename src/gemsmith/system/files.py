@@ -2,9 +2,9 @@
 
 What each needs of the file system, which a bucket mounted by gcsfuse does not give in full:
 
-    replacing         rename over a file, atomic; fsync
+    atomic_write        rename over a file, atomic; fsync
     atomic_replace_dir  rename of a folder, atomic; flock, which is done without where there is none
-    lock.locked       POSIX record locks, which are done without where there are none
+    locks.locked        POSIX record locks, which are done without where there are none
 """
 
 import contextlib
@@ -12,12 +12,13 @@ import errno
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gemsmith.errors import MachineError, RunError
 from gemsmith.system.locks import warn_no_locks
@@ -26,6 +27,11 @@ from gemsmith.system.locks import warn_no_locks
 def sha256_file(path: Path) -> str:
     with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """The hash of a value of JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
@@ -52,6 +58,15 @@ def expanduser(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def fsync_path(path: Path) -> None:
+    """Returns once a file, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes beside the file and renames, so that a reader never sees half of it."""
     with atomic_write(path) as file:
@@ -60,10 +75,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """A text file that takes the place of `path` once it is complete and on disk.
-
-    On any error `path` stays as it was.
-    """
+    """A text file that takes the place of `path` once it is complete and on disk; on any error that stays."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("w", encoding="utf-8") as file:
@@ -77,9 +89,7 @@ def atomic_write(path: Path) -> Iterator[IO[str]]:
 
 @contextlib.contextmanager
 def atomic_replace_dir(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that takes its place once the block has ended well.
-
-    On any error `path` stays as it was.
+    """An empty folder beside `path` that takes its place once the block has ended well; on any error that stays.
 
     Killed between its two renames, `path` is gone and the old one beside it; the next call puts it back first. Raises
     RunError where `path` is a symbolic link, or another process is at it.
@@ -90,7 +100,10 @@ def atomic_replace_dir(path: Path) -> Iterator[Path]:
             f"{path}: is a symbolic link, which would be replaced by a folder; name the folder itself "
             f"({path.resolve()})"
         )
-    with _locked_folder(beside):
+    beside.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(beside, os.O_RDONLY)
+    try:
+        _lock_empty(beside, descriptor)
         if old.exists() and not path.exists():
             old.rename(path)
         try:
@@ -106,28 +119,23 @@ def atomic_replace_dir(path: Path) -> Iterator[Path]:
             raise
         # From here on the name `beside` may be another process's.
         shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked_folder(path: Path) -> Iterator[None]:
-    """An empty folder that is this process's until the block ends; whatever a killed one left there is deleted."""
-    path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
-        except OSError as error:
-            warn_no_locks(str(path), error)
-        # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
-        if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
-            raise RunError(f"{path}: another process has just written there; run the same command again")
-        for left in path.iterdir():
-            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
-        yield
     finally:
         os.close(descriptor)
+
+
+def _lock_empty(path: Path, descriptor: int) -> None:
+    """Makes an open folder this process's until it is closed; whatever a killed one left there is deleted."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"{path}: another process is writing there; wait for it, or stop it") from None
+    except OSError as error:
+        warn_no_locks(str(path), error)
+    # Whoever held the lock before may have renamed the folder: then this is no longer the one at the path.
+    if not path.exists() or os.stat(path).st_ino != os.fstat(descriptor).st_ino:
+        raise RunError(f"{path}: another process has just written there; run the same command again")
+    for left in path.iterdir():
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def bucket_path(url: str) -> Path:

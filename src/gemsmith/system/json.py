@@ -1,7 +1,6 @@
 """JSON read strictly: a key given twice, which Python takes silently, and endless nesting are errors of one line."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,10 @@ def read_json(file: Path, *, most_bytes: int = 2**27) -> Any:
     values = parse_json(text)
     level = [values]
     for _ in range(_DEEPEST):
-        level = [inner for value in level for inner in _inner(value)]
+        nested = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
+        ]
+        level = [inner for each in nested for inner in each]
         if not level:
             return values
     raise ValueError("is nested too deeply")
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

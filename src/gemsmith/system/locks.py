@@ -25,7 +25,6 @@ from gemsmith.system.characters import escape_control_chars
 LOCK = ".lock"
 _HELD_BY_ANOTHER = (errno.EACCES, errno.EAGAIN)
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 # A holder writes who it is right after it has taken the lock.
 _READINGS, _BETWEEN_READINGS_S = 5, 0.02
 _LONGEST_COMMAND, _LONGEST_TEXT_BYTES = 200, 4096
@@ -65,86 +64,58 @@ def is_locked(folder: Path) -> bool:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
-    try:
-        return _is_held(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _is_held(descriptor: int) -> bool:
-    """Whether F_GETLK finds a lock of another process that keeps a write lock away."""
-    layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
-    place = {"hhqqi": 0, "qqihh": 3}[layout]
-    asked: list[int] = [0] * 5
+    # struct flock, where F_GETLK writes the lock of another process that keeps a write lock away.
+    layout, place = ("qqihh4x", 3) if sys.platform == "darwin" else ("hhqqi4x", 0)
+    asked = [0] * 5
     asked[place] = fcntl.F_WRLCK
     try:
-        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(f"{layout}4x", *asked))
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *asked))
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             raise
         return False
-    return int(struct.unpack(f"{layout}4x", answer)[place]) != fcntl.F_UNLCK
+    finally:
+        os.close(descriptor)
+    return int(struct.unpack(layout, answer)[place]) != fcntl.F_UNLCK
 
 
 def warn_no_locks(place: str, error: OSError) -> None:
-    """Says on stderr that the file system of `place` has no locks, where that is what the error means.
-
-    Else raises it again.
-    """
+    """Says on stderr that the file system of `place` has no locks; raises any other error again."""
     if error.errno not in _WITHOUT_LOCKS:
         raise error
     reason = os.strerror(error.errno).lower()
-    print(
-        escape_control_chars(
-            f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"
-        ),
-        file=sys.stderr,
-    )
+    note = f"note: {place}: its file system has no locks ({reason}), so a second run there would not be stopped"
+    print(escape_control_chars(note), file=sys.stderr)
 
 
 def _take(file: Path, place: str) -> int:
     """A descriptor of the file, which is locked."""
     while True:
-        descriptor = _open(file)
         try:
-            _lock(descriptor, place)
+            # Not through a link: the file at its other end would be overwritten.
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise RunError(
+                f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link"
+            ) from None
+        try:
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _HELD_BY_ANOTHER:
+                    holder = _read_holder(descriptor)
+                    raise RunError(f"{place}: is in use by {holder}; wait until it has ended, or stop it") from None
+                warn_no_locks(place, error)
             # Whoever held the lock before deletes the file when it ends: then another process would lock a new one.
-            if _is_still_there(descriptor, file):
-                return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), file.stat()):
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _open(file: Path) -> int:
-    try:
-        # Not through a link: the file at its other end would be overwritten.
-        return os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise RunError(
-            f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link"
-        ) from None
-
-
-def _is_still_there(descriptor: int, file: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _lock(descriptor: int, place: str) -> None:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _HELD_BY_ANOTHER:
-            raise RunError(
-                f"{place}: is in use by {_holder(descriptor)}; wait until it has ended, or stop it"
-            ) from None
-        warn_no_locks(place, error)
 
 
 def _write_holder(descriptor: int) -> None:
@@ -158,14 +129,12 @@ def _write_holder(descriptor: int) -> None:
     try:
         os.pwrite(descriptor, json.dumps(holder).encode(), 0)
     except OSError as error:
-        if (
-            error.errno not in _FULL
-        ):  # the lock holds without its text, and what is to be written next will say that the disk is full
+        # The lock holds without its text, and what is to be written next will say that the disk is full.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
 
 
-def _holder(descriptor: int) -> str:
-    """Who holds the lock, as far as the file says."""
+def _read_holder(descriptor: int) -> str:
     for _ in range(_READINGS):
         try:
             found = json.loads(os.pread(descriptor, _LONGEST_TEXT_BYTES, 0))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from gemsmith.errors import MachineError
+from gemsmith.errors import MachineError, explain_os_error
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_S = 15.0
@@ -28,17 +28,10 @@ def supervised(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # a server that another command keeps up may still write the old one
-    guard = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(SUPERVISOR),
-        str(os.getpid()),
-        str(GRACE_S if grace_s is None else grace_s),
-    ]
+    supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*guard, *command],
+            [*supervisor, str(GRACE_S if grace_s is None else grace_s), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -68,10 +61,9 @@ def last_lines(log: Path, count: int = 15) -> str:
 
     vLLM ends with "see root cause above", and what is above is a hundred lines up.
     """
-    text = re.sub(
-        r"\x1b\[[\d;]*m", "", log.read_text(encoding="utf-8", errors="replace")
-    )  # vLLM colors its process names
-    lines = [line.rstrip()[:300] for line in text.splitlines() if line.strip()]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)  # vLLM colors its process names
+    lines = [line.rstrip()[:300] for line in plain.splitlines() if line.strip()]
     last = lines[-count:]
     cause = next((line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)), None)
     if cause and cause not in last:
@@ -83,7 +75,4 @@ def refuse_full_disk(log: Path) -> None:
     """Raises MachineError where a process failed since the disk is full: its log says so, or had no room to."""
     full = os.strerror(errno.ENOSPC) in log.read_text(encoding="utf-8", errors="replace")
     if full or shutil.disk_usage(log.parent).free < _ROOM_TO_SAY_SO_BYTES:
-        raise MachineError(
-            f"no space left on the disk ({log.parent}); free some and run the same command again, what is complete was "
-            "kept"
-        )
+        raise MachineError(explain_os_error(OSError(errno.ENOSPC, "", str(log.parent))))

@@ -7,6 +7,7 @@ processes are bounded; user namespaces, in which a command would be its own root
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     wall_s: float = 60.0
     memory_bytes: int = 2**30
     """Address space of each process."""
@@ -47,7 +48,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class SandboxResult:
     """What became of a command."""
 
     code: int | None
@@ -68,26 +69,27 @@ class Sandbox:
     bubblewrap: str | None
     """None: without one, since the user insisted."""
 
-    def run(self, command: Sequence[str], folder: Path, *, limits: Limits, writes: str | None = None) -> Outcome:
-        """What came of the command, whose folder is FOLDER to it and its working directory.
-
-        It can write the file `writes` there and no other.
+    def run(
+        self, command: Sequence[str], folder: Path, *, limits: SandboxLimits, writes: str | None = None
+    ) -> SandboxResult:
+        """What came of the command, whose working directory is the folder, as FOLDER; it can write the file `writes`.
 
         Everyone must be able to read the folder, and those above it: the sandbox's user has no rights of its own.
         """
         if writes is not None:
             (folder / writes).touch()
             (folder / writes).chmod(0o666)
+        bounds = (f"--as={limits.memory_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={limits.processes}")
+        limited = ("prlimit", *bounds, "--core=0", "--")
         if self.bubblewrap is None:
-            started = [*_limited(limits), *(word.replace(FOLDER, str(folder)) for word in command)]
+            started = [*limited, *(word.replace(FOLDER, str(folder)) for word in command)]
             return _run(started, limits, cwd=folder)
-        memory = [
-            word for place in ("/tmp", "/dev/shm") for word in ("--size", str(limits.file_bytes), "--tmpfs", place)
-        ]
+        size = ("--size", str(limits.file_bytes))
+        memory = (*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/dev/shm")
         output = () if writes is None else ("--bind", str(folder / writes), f"{FOLDER}/{writes}")
         inside = (*_USR, *_ALONE, *memory, "--ro-bind", str(folder), FOLDER, *output, *_NO_MORE)
         user = _NOBODY if os.geteuid() == 0 else ()
-        return _run([*user, self.bubblewrap, *inside, "--chdir", FOLDER, *_limited(limits), *command], limits)
+        return _run([*user, self.bubblewrap, *inside, "--chdir", FOLDER, *limited, *command], limits)
 
 
 def find_sandbox(*, unsafe: bool = False) -> Sandbox:
@@ -101,25 +103,14 @@ def find_sandbox(*, unsafe: bool = False) -> Sandbox:
     sandbox = Sandbox(bubblewrap=path)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        tried = sandbox.run(["true"], Path(folder), limits=Limits(wall_s=30))
+        tried = sandbox.run(["true"], Path(folder), limits=SandboxLimits(wall_s=30))
     if tried.code != 0:
         said = tried.text.strip().splitlines()[-1:] or ["no answer"]
         raise MachineError(f"bwrap does not work here ({said[0]}), and generated code is run in nothing less; {remedy}")
     return sandbox
 
 
-def _limited(limits: Limits) -> tuple[str, ...]:
-    return (
-        "prlimit",
-        f"--as={limits.memory_bytes}",
-        f"--fsize={limits.file_bytes}",
-        f"--nproc={limits.processes}",
-        "--core=0",
-        "--",
-    )
-
-
-def _run(command: Sequence[str], limits: Limits, *, cwd: Path | None = None) -> Outcome:
+def _run(command: Sequence[str], limits: SandboxLimits, *, cwd: Path | None = None) -> SandboxResult:
     # Into a file, so that what prints without end meets the limit on files and not this process's memory.
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -136,13 +127,9 @@ def _run(command: Sequence[str], limits: Limits, *, cwd: Path | None = None) -> 
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end(process)
+            # bubblewrap's end is that of all it started; without it, that of the process group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _READ_BYTES))
-        return Outcome(code=code, text=printed.read().decode(errors="replace"))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left. bubblewrap's end is that of all it started; without it, that of the process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, 9)
-    process.wait()
+        return SandboxResult(code=code, text=printed.read().decode(errors="replace"))

@@ -1,12 +1,8 @@
 """A folder in a bucket, object by object, through tensorstore: gs://, and file:// in tests and on a laptop.
 
-What a step here needs of the store, which Google's has:
-
-    an object    is written whole or not at all; a reader sees the old one or the new one
-    a read       after a write that has ended sees it, and so does a list
-
-It needs no rename, no lock and no folder, none of which a bucket has. What is more than one object is made whole by
-order: what it consists of first, then the object that says that it is there (see mirror).
+What is needed of the store, which Google's has: an object is written whole or not at all, and a read or a list after a
+write that has ended sees it. What is more than one object is made whole by order: what it consists of first, then the
+object that says that it is there (see launch.sync).
 """
 
 import contextlib
@@ -19,13 +15,13 @@ from typing import TypeVar
 from gemsmith.errors import MachineError, RunError, first_line
 
 _PIECE_BYTES = 64 * 2**20
+# Before a request is made again whose answer was broken.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
-"""Before a request is made again whose answer was broken."""
+# tensorstore itself asks again after most failures, but takes an answer whose connection was cut within its head for a
+# whole one without a body: then it finds no JSON in it, or not the range that it asked for, or no byte.
 _BROKEN = ("Failed to parse", "OUT_OF_RANGE", "Expecting value", "Content-Range header")
-"""tensorstore itself asks again after most failures, but takes an answer whose connection was cut within its head for a
-whole one without a body: then it finds no JSON in it, or not the range that it asked for, or no byte."""
+# So many answers without a byte are believed.
 _EMPTY_READS = 3
-"""So many answers without a byte are believed."""
 T = TypeVar("T")
 
 
@@ -42,8 +38,9 @@ class Bucket:
     def names(self, prefix: str = "") -> list[str]:
         import tensorstore
 
-        keys = tensorstore.KvStore.KeyRange(prefix, _after(prefix)) if prefix else tensorstore.KvStore.KeyRange()
-        found = self._ask(lambda: self._store.list(keys).result())
+        # The range ends before the first name behind all that begin with the prefix.
+        ends = (prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1)) if prefix else ()
+        found = self._ask(lambda: self._store.list(tensorstore.KvStore.KeyRange(*ends)).result())
         return sorted(key.decode() for key in found)
 
     def read(self, name: str) -> bytes | None:
@@ -119,11 +116,6 @@ def files_below(folder: Path, *, hidden: bool = False) -> Iterator[tuple[str, Pa
         parts = path.relative_to(folder).parts
         if path.is_file() and (hidden or not any(part.startswith(".") for part in parts)):
             yield "/".join(parts), path
-
-
-def _after(prefix: str) -> str:
-    """The first name behind all that begin with the prefix."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -30,16 +31,13 @@ def main(arguments: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, note)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become our children, so that they can be found
+    follow = partial(_prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
     # preexec_fn is safe here: this process has one thread.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_follow_guard)  # noqa: PLW1509
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=follow)  # noqa: PLW1509
     while child.poll() is None and not told and os.getppid() == parent:
         time.sleep(POLL_S)
     _end_group(child, grace_s, told)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
-def _follow_guard() -> None:
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _prctl(option: int, value: int) -> None:

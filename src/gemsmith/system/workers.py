@@ -1,9 +1,7 @@
 """Processes that answer requests in pickle, over stdin and stdout: what they do may crash without ending this one.
 
-Limits on the CPU and the memory that somebody else's code may use in this process, kept by the kernel; Linux only.
-
-Counting in the code itself would not hold: one comparison of nested lists, or one power, is a single step that can take
-for ever.
+`limited` bounds, inside such a process, the CPU and memory that somebody else's code may use. The kernel counts them:
+one comparison of nested lists, or one power, is a single step of Python that can take for ever.
 """
 
 import pickle
@@ -11,14 +9,21 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 Worker = subprocess.Popen[bytes]
+Item = TypeVar("Item")
 
 
 class WorkerEndedError(Exception):
@@ -29,10 +34,84 @@ class WorkerEndedError(Exception):
         self.code = code
 
 
-def start_worker(command: tuple[str, ...], environment: dict[str, str] | None = None) -> Worker:
-    """A process that runs `command`, which calls answer_requests."""
+def worker_command(module: str) -> tuple[str, ...]:
+    """The command that runs the `main` of a module, which calls answer_requests."""
+    # -P: in the working directory, a file or folder may have a library's name.
+    return (sys.executable, "-P", "-c", f"from {module} import main; main()")
+
+
+@contextmanager
+def open_pool(
+    command: tuple[str, ...],
+    processes: int,
+    *,
+    explain: Callable[[int, Any], Exception],
+    opening: object = None,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Callable[[Any], "Future[Any]"]]:
+    """A function that has a request answered by one of so many processes, which end with the block.
+
+    Each is sent `opening` first, where there is one, and another takes its place where it ends before it has answered:
+    that request raises what `explain` makes of the return code and the request.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # here: a tenth of the start of a worker, which has no use for it
+
+    idle: SimpleQueue[Worker | None] = SimpleQueue()  # None: not started yet
+    running: set[Worker] = set()
+    closing = threading.Event()
+
+    def start() -> Worker:
+        worker = start_worker(command, environment, opening)
+        running.add(worker)
+        if closing.is_set():
+            end_worker(worker)
+        return worker
+
+    def answer(request: Any) -> Any:
+        worker = idle.get()
+        try:
+            worker = worker or start()
+            return ask(worker, request)
+        except WorkerEndedError as ended:
+            if worker is not None:
+                running.discard(worker)
+                end_worker(worker)
+            worker = None
+            raise explain(ended.code, request) from None
+        finally:
+            idle.put(worker)
+
+    for _ in range(processes):
+        idle.put(None)
+    with ThreadPoolExecutor(processes) as threads:
+        try:
+            yield lambda request: threads.submit(answer, request)
+        finally:  # the threads end once the processes are gone
+            threads.shutdown(wait=False, cancel_futures=True)
+            closing.set()
+            for worker in [*running]:
+                end_worker(worker)
+
+
+def draw_ahead(items: Iterable[Item], ahead: int) -> Iterator[Item]:
+    """The items in order, each once `ahead` more have been drawn: of futures, as many are under way."""
+    waiting: deque[Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > ahead:
+            yield waiting.popleft()
+    while waiting:
+        yield waiting.popleft()
+
+
+def start_worker(command: tuple[str, ...], environment: dict[str, str] | None = None, opening: object = None) -> Worker:
     # Ctrl-C is this process's affair, so the worker is not in its group.
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+    pipe = subprocess.PIPE
+    worker = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, process_group=0)
+    if opening is not None:
+        with suppress(BrokenPipeError):  # where it cannot even start, `ask` says so
+            send(worker, opening)
+    return worker
 
 
 def send(worker: Worker, request: object) -> None:
@@ -84,7 +163,7 @@ def answer_requests(answer: Callable[[Any], Any], *, errors: tuple[type[Exceptio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """CPU from one `restart_clock` to the next, and memory beyond what the process has when it comes under them."""
 
     cpu_s: float = 10.0
@@ -97,17 +176,14 @@ class Limits:
 
 
 class OutOfTime(BaseException):
-    """The CPU limit is reached.
-
-    Not an Exception: Jinja takes each of those for an expression that it cannot compute in advance.
-    """
+    """The CPU limit. No Exception: Jinja takes each of those for an expression that it cannot compute in advance."""
 
 
-_current: Limits | None = None
+_current: ProcessLimits | None = None
 
 
 @contextmanager
-def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
+def limited(limits: ProcessLimits | None, *, extra_bytes: int = 0) -> Iterator[None]:
     """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM; None: no limits.
 
     In the main thread only.
@@ -118,10 +194,9 @@ def limited(limits: Limits | None, *, extra_bytes: int = 0) -> Iterator[None]:
         return
     handler = signal.signal(signal.SIGPROF, _raise_out_of_time)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _address_space_bytes() + limits.memory_bytes + extra_bytes
-    resource.setrlimit(
-        resource.RLIMIT_AS, (min([wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]), hard)
-    )
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    bounds = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([in_use + limits.memory_bytes + extra_bytes, *bounds]), hard))
     _current = limits
     restart_clock()
     try:
@@ -146,7 +221,3 @@ def _set_timers(raise_s: float, kill_s: float) -> None:
 
 def _raise_out_of_time(_signal: int, _frame: FrameType | None) -> None:
     raise OutOfTime(f"{_current.cpu_s:g} s" if _current else "")
-
-
-def _address_space_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

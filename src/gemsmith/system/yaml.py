@@ -10,6 +10,7 @@ from gemsmith.errors import RecipeError, first_line
 
 MOST_CHARACTERS = 2**20
 _MOST_VALUES = 100_000
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 
 
 def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
@@ -17,7 +18,11 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     if len(text) > MOST_CHARACTERS:
         raise RecipeError(f"{name}: has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}")
     try:
-        loader = _strict(base)(text)
+        strict: Any = type("Loader", (base,), {})
+        strict.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+        strict.add_constructor("tag:yaml.org,2002:map", _mapping_of)
+        strict.add_constructor("tag:yaml.org,2002:int", _whole_of)
+        loader = strict(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -44,15 +49,6 @@ def _count(node: yaml.Node, counted: dict[int, float]) -> float:
         what = f"aliases are recursive, or make more than {_MOST_VALUES:,} values of it"
         raise yaml.composer.ComposerError(None, None, what, node.start_mark)
     return count
-
-
-def _strict(base: Any) -> Any:
-    loader: Any = type("Loader", (base,), {})
-    number = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-    loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    loader.add_constructor("tag:yaml.org,2002:map", _mapping_of)
-    loader.add_constructor("tag:yaml.org,2002:int", _whole_of)
-    return loader
 
 
 def _whole_of(loader: Any, node: yaml.ScalarNode) -> int:

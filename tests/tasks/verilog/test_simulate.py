@@ -166,7 +166,7 @@ def test_why_an_answer_does_not_pass_is_named(bench, sandbox, answer, reason):
     ],
 )
 def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):
-    monkeypatch.setattr(simulate, "RUNNING", simulate.Limits(wall_s=2))
+    monkeypatch.setattr(simulate, "RUNNING", simulate.SandboxLimits(wall_s=2))
     begin = time.monotonic()
     verdict = judge(bench, wrong(body), sandbox)
     assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
@@ -174,7 +174,7 @@ def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):
 
 
 def test_macros_that_double_end_in_time(bench, sandbox, monkeypatch):
-    monkeypatch.setattr(simulate, "COMPILING", simulate.Limits(wall_s=2))
+    monkeypatch.setattr(simulate, "COMPILING", simulate.SandboxLimits(wall_s=2))
     begin = time.monotonic()
     verdict = judge(bench, f"```\n`define A0 1\n{DOUBLING}{PORTS} initial y = `A13;\nendmodule\n```", sandbox)
     assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")

@@ -3,8 +3,8 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.data.batches import join, room_for
-from gemsmith.train.jax.images import ImageShape, batch_images, bucket_shape
 from gemsmith.images.patches import Patches
+from gemsmith.train.jax.images import ImageShape, batch_images, bucket_shape
 
 SHAPE = ImageShape(images=2, soft_tokens=3, patches=4, patch_dim=2)
 

@@ -14,7 +14,7 @@ from gemsmith.data import prepare_data, stage
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.images import workers
 from gemsmith.images.patches import Patches
-from gemsmith.images.worker import answer
+from gemsmith.images.workers import answer
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from gemsmith.train.stage import train

@@ -7,7 +7,7 @@ Kept is the code of the last block that has a module. Rows are read, changed and
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord, SharedRow
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
-from gemsmith.tasks.verilog.simulate import Problem, problems_sha256, read_problems
+from gemsmith.tasks.verilog.simulate import problems_sha256, read_problems
 
 HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
 FILE = "codev_r1_sft.jsonl"
@@ -45,6 +45,8 @@ class Dropped:
 class _Tally:
     """What has become of the rows so far."""
 
+    indices: tuple[Index, ...]
+    drop_contaminated: bool
     read: int = 0
     contaminated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -52,7 +54,7 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     shared: list[SharedRow] = field(default_factory=list)
 
-    def look_at(self, row: Mapping[str, Any]) -> dict[str, str] | None:
+    def take(self, origin: str, row: Mapping[str, Any]) -> dict[str, str] | None:
         """The row that is made of it; None where it is dropped."""
         self.read += 1
         self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
@@ -60,14 +62,20 @@ class _Tally:
         if isinstance(made, Dropped):
             self.dropped[made.reason] += 1
             return None
-        return made
-
-    def compare(self, found: Sequence[SharedRow]) -> bool:
-        """Whether the row shares anything with a problem."""
+        found = []
+        for index in self.indices:
+            match = find_match(index, made["prompt" if index.kind == "specification" else "response"])
+            if match is not None:
+                found.append(
+                    SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
+                )
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
         self.shared += found[: LISTED - len(self.shared)]
-        return bool(found)
+        if found and self.drop_contaminated:
+            self.dropped["shared with verilog-eval"] += 1
+            return None
+        return made
 
 
 def prepare_codev(
@@ -82,20 +90,22 @@ def prepare_codev(
 
     Raises DataError for what cannot be read; `out` is written whole or not at all.
     """
-    _refuse_same(source, out)
+    if not source.exists():
+        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
+    if out.exists() and out.resolve() == source.resolve():
+        raise DataError(f"--out {out}: is what the rows are read from; name another file")
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
-    indices = _index(problems)
-    tally, written = _Tally(), 0
+    texts = {
+        "specification": {problem.name: problem.prompt for problem in problems},
+        "module": {problem.name: problem.reference for problem in problems},
+    }
+    indices = tuple(build_index(kind, named) for kind, named in texts.items() if problems)
+    tally, written = _Tally(indices=indices, drop_contaminated=drop_contaminated), 0
     with atomic_write(out) as file:
         for origin, row in islice(_stored(source), rows):
-            made = tally.look_at(row)
-            if made is None:
-                continue
-            if tally.compare(_find_shared(indices, origin, made)) and drop_contaminated:
-                tally.dropped["shared with verilog-eval"] += 1
-                continue
-            written += 1
-            file.write(json.dumps(made, ensure_ascii=False) + "\n")
+            if made := tally.take(origin, row):
+                written += 1
+                file.write(json.dumps(made, ensure_ascii=False) + "\n")
         if not written:
             why = _counted(tally.dropped) or "it has none"
             raise DataError(f"{source}: none of its {tally.read} rows can be kept ({why})")
@@ -147,7 +157,9 @@ def make_row(row: Mapping[str, Any]) -> dict[str, str] | Dropped:
         return Dropped(reason="no prompt")
     if not isinstance(response, str) or not response.strip():
         return Dropped(reason="no response")
-    if not _is_unicode(prompt + response):
+    try:
+        (prompt + response).encode()
+    except UnicodeEncodeError:
         return Dropped(reason="not Unicode text")
     # Some begin inside the thought, whose opening tag was part of what they were asked with.
     text = _THOUGHT.sub("", response).rpartition("</think>")[2]
@@ -197,40 +209,5 @@ def _stored(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield origin, row
 
 
-def _index(problems: tuple[Problem, ...]) -> tuple[Index, ...]:
-    if not problems:
-        return ()
-    return (
-        build_index("specification", {problem.name: problem.prompt for problem in problems}),
-        build_index("module", {problem.name: problem.reference for problem in problems}),
-    )
-
-
-def _find_shared(indices: tuple[Index, ...], origin: str, row: Mapping[str, str]) -> list[SharedRow]:
-    found = []
-    for index in indices:
-        match = find_match(index, row["prompt" if index.kind == "specification" else "response"])
-        if match is not None:
-            found.append(
-                SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
-            )
-    return found
-
-
-def _refuse_same(source: Path, out: Path) -> None:
-    if not source.exists():
-        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
-    if out.exists() and out.resolve() == source.resolve():
-        raise DataError(f"--out {out}: is what the rows are read from; name another file")
-
-
 def _counted(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,7 +1,7 @@
 """Fashion-MNIST as folders of images by class: 28 by 28 pixels each, of ten kinds of clothing (arXiv 1708.07747).
 
 OUT/train/ankle_boot/00000.png, OUT/held_out/ankle_boot/00000.png, OUT/LICENSE.txt. They are the first images of the
-published training and test files, whose order is a random one; a name is a image's number in its file.
+published training and test files, whose order is a random one; a name is an image's number in its file.
 """
 
 import gzip
@@ -65,7 +65,12 @@ def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int)
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace_dir(out) as beside:
         for part, count in wanted.items():
-            _write_image_files(beside / part, *(values[:count] for values in images[part]))
+            pixels, labels = (values[:count] for values in images[part])
+            for number, (grey, label) in enumerate(zip(pixels, labels, strict=True)):
+                file = beside / part / CLASSES[label] / f"{number:05d}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pgm = b"P5 %d %d 255\n" % grey.shape[::-1] + grey.tobytes()
+                file.write_bytes(png_bytes(make_rgb(pgm)))
         (beside / "LICENSE.txt").write_text(_LICENSE, encoding="utf-8")
     return PreparedRecord(
         source=str(folder),
@@ -103,11 +108,3 @@ def _read_idx(file: Path, axes: int) -> np.ndarray:
     if magic != _MAGIC[axes] or len(data) - begin != math.prod(shape):
         raise DataError(f"{file}: is no IDX file of bytes along {axes} axes, or not a whole one; {_WHERE}")
     return np.frombuffer(data, np.uint8, offset=begin).reshape(shape)
-
-
-def _write_image_files(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    for number, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        inner = folder / CLASSES[label]
-        inner.mkdir(parents=True, exist_ok=True)
-        grey = b"P5 %d %d 255\n" % pixels.shape[::-1] + pixels.tobytes()  # a PGM
-        (inner / f"{number:05d}.png").write_bytes(png_bytes(make_rgb(grey)))

@@ -10,7 +10,7 @@ opened here: the data stage looks at each.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ PROMPT = (
     f"none of them, answer {UNKNOWN}."
 )
 _NAMED = 3
+_LINE = re.compile(r"(?P<name>[^\s/]+_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
 _WHERE = "give the folder that images.tar.gz and annotations.tar.gz of the data set were unpacked in"
 
 
@@ -52,10 +53,21 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
     images that do not exist; `out` is written whole or not at all.
     """
     images = {each: read_split(folder, each) for each in SPLITS}
-    breeds = _breeds([image for part in images.values() for image in part], folder)
-    _refuse_missing(folder, images[split])
+    names: dict[int, ImageFile] = {}
+    for image in (image for part in images.values() for image in part):
+        if (first := names.setdefault(image.number, image)).breed != image.breed:
+            raise DataError(
+                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
+                f"are two breeds; {_WHERE}"
+            )
+    breeds = sorted({image.breed for image in names.values()})
+    there = folder / "images"
+    missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
+    if missing:
+        named = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
+        raise DataError(f"{there}: {len(missing):,} of {len(images[split]):,} images do not exist ({named}); {_WHERE}")
     prompt = PROMPT.replace("{labels}", ", ".join(breeds))
-    seen_from = os.path.relpath(folder / "images", out.parent)
+    seen_from = os.path.relpath(there, out.parent)
     with atomic_write(out) as file:
         for image in images[split]:
             row: dict[str, Any] = {"image": f"{seen_from}/{image.name}.jpg", "prompt": prompt, "response": image.breed}
@@ -82,11 +94,16 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
         raise DataError(f"{file}: does not exist; {_WHERE}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); {_WHERE}") from None
-    images = [
-        _read_line(line, f"{file.name} line {number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip() and not line.startswith("#")
-    ]
+    images = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if not (found := _LINE.fullmatch(line.strip())):
+            raise DataError(
+                f"{file.name} line {number}: is {line.strip()[:80]!r}; must be NAME CLASS SPECIES BREED, as "
+                "Abyssinian_100 1 1 1"
+            )
+        images.append(ImageFile(found["name"], int(found["number"])))
     if not images:
         raise DataError(f"{file}: names no image; {_WHERE}")
     return images
@@ -94,35 +111,3 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
 
 def _list(folder: Path, split: str) -> Path:
     return folder / "annotations" / f"{split}.txt"
-
-
-def _read_line(line: str, origin: str) -> ImageFile:
-    match line.split():
-        case [name, number, _, _] if number.isascii() and number.isdigit() and _is_numbered(name):
-            return ImageFile(name, int(number))
-    raise DataError(f"{origin}: is {line.strip()[:80]!r}; must be NAME CLASS SPECIES BREED, as Abyssinian_100 1 1 1")
-
-
-def _is_numbered(name: str) -> bool:
-    breed, _, number = name.rpartition("_")
-    return bool(breed) and number.isdigit() and "/" not in name
-
-
-def _breeds(images: Iterable[ImageFile], folder: Path) -> list[str]:
-    """All breeds, by the alphabet. Raises DataError where a name and its number do not go together."""
-    names: dict[int, ImageFile] = {}
-    for image in images:
-        if (first := names.setdefault(image.number, image)).breed != image.breed:
-            raise DataError(
-                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
-                f"are two breeds; {_WHERE}"
-            )
-    return sorted({image.breed for image in names.values()})
-
-
-def _refuse_missing(folder: Path, images: Sequence[ImageFile]) -> None:
-    there = folder / "images"
-    missing = [image.name for image in images if not (there / f"{image.name}.jpg").is_file()]
-    if missing:
-        named = ", ".join(f"{name}.jpg" for name in missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-        raise DataError(f"{there}: {len(missing):,} of {len(images):,} images do not exist ({named}); {_WHERE}")

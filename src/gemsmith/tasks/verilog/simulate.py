@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from gemsmith.errors import DataError, MachineError
 from gemsmith.system.files import regular_file
-from gemsmith.system.sandbox import FOLDER, Limits, Outcome, Sandbox
+from gemsmith.system.sandbox import FOLDER, Sandbox, SandboxLimits, SandboxResult
 
 TOP = "TopModule"
 _FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
@@ -274,8 +274,8 @@ def _read(file: Path) -> str:
 REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")
 MOST_CHARACTERS = 2**20
 """Of an answer; a model writes about four to a token."""
-COMPILING = Limits(wall_s=30.0)
-RUNNING = Limits(wall_s=60.0)
+COMPILING = SandboxLimits(wall_s=30.0)
+RUNNING = SandboxLimits(wall_s=60.0)
 """The slowest testbench of verilog-eval takes 13 s on one core, with its own reference."""
 _VERDICT = re.compile(r'"Mismatches: %1d in %1d samples"')
 _COMPILE = ("iverilog", "-g2012", "-Wno-timescale", "-s", "tb", "-o", f"{FOLDER}/tb.vvp")
@@ -397,7 +397,7 @@ def _opened(folder: Path) -> Path:
     return folder
 
 
-def _failed(outcome: Outcome, reason: str) -> Verdict | None:
+def _failed(outcome: SandboxResult, reason: str) -> Verdict | None:
     if outcome.code is None:
         return Verdict(passed=False, reason="timeout", detail="it ran out of time")
     if outcome.code == 0:

@@ -22,7 +22,7 @@ from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import is_peft_step
 from gemsmith.data import Batches, load_batches
-from gemsmith.data.batches import Bucket
+from gemsmith.data.batches import BucketShape
 from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
@@ -141,7 +141,7 @@ class TunixBackend:
         self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
-        self._compiled: dict[Bucket | None, Compiled] = {}
+        self._compiled: dict[BucketShape | None, Compiled] = {}
         self._checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
@@ -244,7 +244,7 @@ class TunixBackend:
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
         self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
 
-    def _bucket(self, step: int) -> Bucket | None:
+    def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None
 
     def _refuse_fault(self) -> None:

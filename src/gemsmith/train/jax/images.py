@@ -12,7 +12,7 @@ import numpy as np
 from gemsmith.arch import Vision
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data import Batches
-from gemsmith.data.batches import Bucket, Buckets, find_buckets
+from gemsmith.data.batches import Buckets, BucketShape, find_buckets
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import InputError
 from gemsmith.hardware.model import ImageWork
@@ -40,7 +40,7 @@ class ImageShape:
         return cls(images=images.images, **sizes)
 
 
-def bucket_shape(vision: Vision, bucket: Bucket) -> ImageShape:
+def bucket_shape(vision: Vision, bucket: BucketShape) -> ImageShape:
     """The shape of rows that have as much room."""
     patches = patches_of(vision, bucket.soft_tokens)
     return ImageShape(images=bucket.images, soft_tokens=bucket.soft_tokens, patches=patches, patch_dim=vision.patch_dim)

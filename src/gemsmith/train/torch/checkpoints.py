@@ -7,10 +7,8 @@ the SHA-256 of the other files and its own.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +30,7 @@ from gemsmith.checkpoints.steps import (
 from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
+from gemsmith.system.files import fsync_path
 from gemsmith.system.locks import LOCK
 
 MOMENTS = "moments.safetensors"
@@ -74,10 +73,10 @@ class PeftCheckpoints:
             sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
             (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
-                _sync(file)
+                fsync_path(file)
             shutil.rmtree(place, ignore_errors=True)
             beside.rename(place)
-            _sync(self.folder)
+            fsync_path(self.folder)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
@@ -103,11 +102,3 @@ class PeftCheckpoints:
             for entry in self.folder.iterdir():
                 if entry.name != LOCK:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
