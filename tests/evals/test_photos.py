@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.evals.generate import ANSWERS, DONE
+from gemsmith.evals.cache import ANSWERS, DONE
 from gemsmith.evals.results import image_notices
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks, read_questions

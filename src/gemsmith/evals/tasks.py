@@ -65,12 +65,15 @@ class OpenTask:
         """Whether its questions are rows of data.eval, and not its own."""
         return self.entry.task not in SOURCES
 
+    def question_of(self, number: int) -> Question:
+        """What the answer of this index answers: question times samples, plus sample."""
+        return self.questions[number // self.sampling.samples]
+
     def name_answer(self, number: int) -> str:
         """What the answer of this index is called: row 3, or Prob001_zero sample 2."""
         if self.held_out:
             return f"row {number + 1}"
-        question, sample = divmod(number, self.sampling.samples)
-        return f"{self.questions[question].origin} sample {sample + 1}"
+        return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
 
 
 def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
@@ -97,7 +100,9 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
     prompts = [(document, len(question.messages)) for document, question in _documents(dataset, rows)]
     for task in tasks:
         if not task.held_out:
-            prompts += [(_as_document(question), len(question.messages)) for question in task.questions]
+            for question in task.questions:
+                answered = (*question.messages, text_message("assistant", question.expected))
+                prompts.append((Document(messages=answered, origin=question.origin), len(question.messages)))
     ids = tuple(_check_prompts(run, prompts)[: len(rows)])
     return [replace(task, prompts=ids) if task.held_out else task for task in tasks], dataset
 
@@ -139,7 +144,16 @@ def check_tasks(run: Run) -> None:
 
 
 def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
-    asked = json.dumps([(*_asked(question), question.expected) for question in rows])
+    asked = json.dumps(
+        [
+            (
+                plain_messages(question.messages),
+                *([[image.sha256 for image in question.images]] if question.images else []),
+                question.expected,
+            )
+            for question in rows
+        ]
+    )
     return OpenTask(
         name=name,
         entry=entry,
@@ -160,7 +174,12 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     questions = found.questions[: recipe.eval.limit]
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
-    _tell_left_out(name, judges, len(questions))
+    if left := list(judges.ungraded):
+        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
+        open_console().print(
+            f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {judges.tool} cannot judge "
+            f"any answer to them: {named}"
+        )
     if not asked:
         first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
@@ -183,22 +202,6 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
-
-
-def _asked(question: Question) -> tuple[Any, ...]:
-    """Its messages, and where it has images their SHA-256."""
-    images = [image.sha256 for image in question.images]
-    return (plain_messages(question.messages), *([images] if images else []))
-
-
-def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
-    left = list(judges.ungraded)
-    if left:
-        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
-        open_console().print(
-            f"eval: {name}: {len(left)} of {questions} questions are left out, since {judges.tool} cannot judge any "
-            f"answer to them: {named}"
-        )
 
 
 def _read_rows(run: Run) -> Dataset:
@@ -266,11 +269,6 @@ def _question(document: Document, number: int) -> Question:
 
 def _documents(dataset: Dataset | None, rows: Sequence[Question]) -> list[tuple[Document, Question]]:
     return list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
-
-
-def _as_document(question: Question) -> Document:
-    answer = text_message("assistant", question.expected)
-    return Document(messages=(*question.messages, answer), origin=question.origin)
 
 
 def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
