@@ -25,7 +25,7 @@ from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdi
 
 _SHOWN = 300
 COMPARED = 3
-"""Prompts of each start of a server; what differs does so in all of them, or by a image's shape."""
+"""Prompts of each start of a server; what differs does so in all of them, or by an image's shape."""
 _SHOWN_IDS = 8
 # Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
 # model's.
@@ -333,22 +333,19 @@ def _grade(asking: _Asking) -> list[GradedAnswer]:
             f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge "
             f"{_describe_failures(asking.task, failures, len(asking.keys))}; the same command asks for no answer again"
         )
-    answers = []
-    for number in range(len(asking.keys)):
-        reply = asking.replies[number]
-        if isinstance(reply, Failure):
-            answers.append(GradedAnswer(text="", right=False, cut=False, failed=reply.reason))
-            continue
-        verdict = judged[number]
-        answer = GradedAnswer(text=reply.text, right=False, cut=reply.cut, tokens=reply.tokens)
-        if isinstance(verdict, Failure):
-            answers.append(replace(answer, ungraded=verdict.reason))
-        else:
-            (found,) = verdict
-            answers.append(
-                replace(answer, right=found.right, reason=found.reason, detail=found.detail, others=found.others)
-            )
-    return answers
+    return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
+
+
+def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) -> GradedAnswer:
+    """A reply and the one verdict on it; None where it did not come."""
+    if isinstance(reply, Failure):
+        return GradedAnswer(text="", right=False, cut=False, failed=reply.reason)
+    answer = GradedAnswer(text=reply.text, right=False, cut=reply.cut, tokens=reply.tokens)
+    if isinstance(judged, Failure):
+        return replace(answer, ungraded=judged.reason)
+    assert judged is not None
+    (verdict,) = judged
+    return replace(answer, right=verdict.right, reason=verdict.reason, detail=verdict.detail, others=verdict.others)
 
 
 def _refuse_many_failures(asking: _Asking, server: Server) -> None:

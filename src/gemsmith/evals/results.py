@@ -60,7 +60,7 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
     """One model's scores on a task, and what its answers cost."""
     flat = answers.all()
     tokens = [answer.tokens for answer in flat if answer.tokens is not None]
-    problems = () if task.held_out else tuple(map(_problem_score, task.questions, answers.answers))
+    problems = () if task.held_out else tuple(map(problem_score, task.questions, answers.answers))
     return ModelResult(
         score=_score(task, answers),
         pass_at=pass_at_each(problems),
@@ -94,7 +94,8 @@ def _share(answers: Sequence[GradedAnswer]) -> float:
     return sum(answer.right for answer in answers) / len(answers)
 
 
-def _problem_score(question: Question, answers: Sequence[GradedAnswer]) -> ProblemScore:
+def problem_score(question: Question, answers: Sequence[GradedAnswer]) -> ProblemScore:
+    """How many of the answers to a question passed, and why the others did not."""
     wrong = [answer for answer in answers if not answer.right]
     reasons = Counter(answer.reason or answer.ungraded or answer.failed or "wrong" for answer in wrong)
     details = [f"{answer.reason}: {answer.detail}" for answer in wrong if answer.detail]

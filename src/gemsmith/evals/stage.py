@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data.dataset import Dataset
 from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
-from gemsmith.data.documents import Document
 from gemsmith.errors import RecipeError, RunError
 from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
@@ -22,7 +21,7 @@ from gemsmith.evals.results import (
     print_scores,
     result_notices,
 )
-from gemsmith.evals.tasks import OpenTask, open_tasks
+from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.runs.eval_records import EvalRecord, TaskResult
 from gemsmith.runs.provenance import Clock, start_clock
@@ -32,7 +31,6 @@ from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, origin_with_engine
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
-from gemsmith.tasks.messages import text_message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
     seen = next((question for task in tasks for question in task.questions if question.images), None)
     if seen and not servers.takes_images:
         raise RecipeError(
-            f"serve.images: is false, no trained row has a image, and {seen.origin} of data.eval has one; set it "
+            f"serve.images: is false, no trained row has an image, and {seen.origin} of data.eval has one; set it "
             "to true"
         )
     overlap = _find_trained(run, tasks)
@@ -170,12 +168,4 @@ def _find_trained(run: Run, tasks: Sequence[OpenTask]) -> Overlap | None:
     held_out = next((task for task in tasks if task.held_out), None)
     if trained is None or held_out is None:
         return None
-    rows = [
-        Document(
-            messages=(*question.messages, text_message("assistant", question.expected)),
-            origin=question.origin,
-            images=question.images,
-        )
-        for question in held_out.questions
-    ]
-    return find_overlap(trained, rows)
+    return find_overlap(trained, [as_document(question) for question in held_out.questions])

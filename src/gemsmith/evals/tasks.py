@@ -97,13 +97,9 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
         tasks.append(
             _open_rows(run, entry, name, rows) if entry.task not in SOURCES else _open_source(run, entry, name)
         )
-    prompts = [(document, len(question.messages)) for document, question in _documents(dataset, rows)]
-    for task in tasks:
-        if not task.held_out:
-            for question in task.questions:
-                answered = (*question.messages, text_message("assistant", question.expected))
-                prompts.append((Document(messages=answered, origin=question.origin), len(question.messages)))
-    ids = tuple(_check_prompts(run, prompts)[: len(rows)])
+    asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
+    asked += [(as_document(question), question) for task in tasks if not task.held_out for question in task.questions]
+    ids = tuple(_check_prompts(run, asked)[: len(rows)])
     return [replace(task, prompts=ids) if task.held_out else task for task in tasks], dataset
 
 
@@ -116,8 +112,14 @@ def read_questions(run: Run) -> list[Question]:
     dataset = _read_rows(run)
     rows = _questions_of(run, dataset.documents)
     _check_rows(eval_tasks(run.recipe), rows)
-    _check_prompts(run, [(document, len(question.messages)) for document, question in _documents(dataset, rows)])
+    _check_prompts(run, list(zip(dataset.documents, rows, strict=False)))
     return rows
+
+
+def as_document(question: Question) -> Document:
+    """The question with its expected answer, as a row."""
+    answer = text_message("assistant", question.expected)
+    return Document(messages=(*question.messages, answer), origin=question.origin, images=question.images)
 
 
 def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
@@ -144,21 +146,15 @@ def check_tasks(run: Run) -> None:
 
 
 def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
-    asked = json.dumps(
-        [
-            (
-                plain_messages(question.messages),
-                *([[image.sha256 for image in question.images]] if question.images else []),
-                question.expected,
-            )
-            for question in rows
-        ]
-    )
+    asked = [
+        (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
+        for row in rows
+    ]
     return OpenTask(
         name=name,
         entry=entry,
         questions=tuple(rows),
-        sha256=hashlib.sha256(asked.encode()).hexdigest(),
+        sha256=hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
         scorer=find_scorer(entry.task),
         sampling=GREEDY,
         seed=run.recipe.seed,
@@ -267,11 +263,8 @@ def _question(document: Document, number: int) -> Question:
     )
 
 
-def _documents(dataset: Dataset | None, rows: Sequence[Question]) -> list[tuple[Document, Question]]:
-    return list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
-
-
-def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
+def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
     folder = fetch_folder(run.recipe.checkpoint)
+    prompts = [(document, len(question.messages)) for document, question in asked]
     return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)
