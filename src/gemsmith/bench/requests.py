@@ -165,7 +165,18 @@ def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
     random.Random(recipe.seed).shuffle(order)
     chosen = [documents[number] for number in sorted(order[:most])]
     for document in chosen:
-        _refuse_unfit(document)
+        # What vLLM's client cannot send, or what would be no request with an image.
+        roles = [message.role for message in document.messages]
+        if roles[:2] != ["user", "assistant"] or len(roles) > 2:
+            raise DataError(
+                f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.images sends rows of one question "
+                "of the user and its answer; take such rows out, or set bench.images to false"
+            )
+        if not images_of(document.messages[:1]):
+            raise DataError(
+                f"data.eval, {document.origin}: has no image, and bench.images needs one in every row; take such rows "
+                "out, or set bench.images to false"
+            )
     folder = fetch_folder(recipe.checkpoint)
     patching = read_patching(read_config(folder), recipe.data.image_tokens)
     seen = validate_images(chosen, patching, bad="error", key="data.eval").documents
@@ -184,18 +195,3 @@ def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
 def most_requests(recipe: Recipe) -> int:
     """What the largest cell of the recipe's grid sends, warm-up counted."""
     return max(ask.requests for ask in plan_cells(recipe.bench, recipe.seed))
-
-
-def _refuse_unfit(document: Document) -> None:
-    """Raises DataError for what vLLM's client cannot send, or what would be no request with an image."""
-    roles = [message.role for message in document.messages]
-    if roles[:2] != ["user", "assistant"] or len(roles) > 2:
-        raise DataError(
-            f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.images sends rows of one question of "
-            "the user and its answer; take such rows out, or set bench.images to false"
-        )
-    if not images_of(document.messages[:1]):
-        raise DataError(
-            f"data.eval, {document.origin}: has no image, and bench.images needs one in every row; take such rows "
-            "out, or set bench.images to false"
-        )

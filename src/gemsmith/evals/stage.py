@@ -60,16 +60,25 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
             f"serve.images: is false, no trained row has an image, and {seen.origin} of data.eval has one; set it "
             "to true"
         )
-    overlap = _find_trained(run, tasks)
+    # By the hashes that the data stage left.
+    trained, held_out = read_answers(run.data), next((task for task in tasks if task.held_out), None)
+    overlap = None
+    if trained is not None and held_out is not None:
+        overlap = find_overlap(trained, [as_document(question) for question in held_out.questions])
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
     if fresh := fresh or is_up_to_date(run, "eval"):
         _print_replaced(run, tasks)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
-    tuned, base = (_answer_tasks(run, tasks, model, fresh=fresh) for model in _models(run, servers))
+    answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
+    for model in _models(run, servers):
+        for task in tasks:
+            found = answer_all(run, task, model, fresh=fresh)
+            print_scores(task, model.role, found)
+            answers[model.role].append(found)
     scored = [
-        ScoredTask(task=task, base=one, tuned=other, result=make_result(task, one, other))
-        for task, one, other in zip(tasks, base, tuned, strict=True)
+        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned))
+        for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
     record = _make_record(run, servers, clock, scored, dataset, overlap)
     with atomic_write(run.logs / "eval_rows.jsonl") as file:
@@ -108,15 +117,6 @@ def _models(run: Run, servers: Servers) -> tuple[Model, Model]:
         for role, start in (("tuned", servers.tuned), ("base", servers.base))
     )
     return tuned, base
-
-
-def _answer_tasks(run: Run, tasks: Sequence[OpenTask], model: Model, *, fresh: bool) -> list[Answers]:
-    found = []
-    for task in tasks:
-        answers = answer_all(run, task, model, fresh=fresh)
-        print_scores(task, model.role, answers)
-        found.append(answers)
-    return found
 
 
 def _make_record(
@@ -160,12 +160,3 @@ def _make_record(
         tasks=tuple(each.result for each in scored),
         critical_warnings=tuple(warning for each in scored for warning in critical_warnings(each.task, each.result)),
     )
-
-
-def _find_trained(run: Run, tasks: Sequence[OpenTask]) -> Overlap | None:
-    """Which held-out rows were trained on, by the hashes that the data stage left; None where it left none."""
-    trained = read_answers(run.data)
-    held_out = next((task for task in tasks if task.held_out), None)
-    if trained is None or held_out is None:
-        return None
-    return find_overlap(trained, [as_document(question) for question in held_out.questions])
