@@ -237,7 +237,7 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
             seen := next((row for row in rows if images_of(row.messages)), None)
         ):
             raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has an "
                 "image; set eval.scorer to one that reads what is written, such as labels"
             )
         if isinstance(scorer, SupportsValidation):
