@@ -1,4 +1,4 @@
-"""Requests that carry a image: what is sent, what the record says of it, and rows that are refused."""
+"""Requests that carry an image: what is sent, what the record says of it, and rows that are refused."""
 
 import base64
 import itertools
@@ -79,6 +79,16 @@ def test_bench_records_what_requests_held_and_measures_chats(
     assert told["--dataset-name"] == "custom_image" and record.command[3:5] == ("--backend", "openai-chat")
 
 
+def test_that_times_are_of_text_is_said_where_images_are_served(
+    fake_vllm: Callable[..., Path], photo_run: Callable[..., Run], result: dict[str, Any]
+) -> None:
+    fake_vllm(results=[result])
+    sweep = {"input_tokens": [16], "output_tokens": 16, "request_rates": [2], "prompts": 12, "images": False}
+    with Servers(run := photo_run({"bench": sweep})) as servers:
+        record = bench(run, servers)
+    assert any("text alone" in notice and "bench.images: true" in notice for notice in record.warnings)
+
+
 def test_of_a_server_of_others_it_is_not_known_what_it_keeps(
     fake_vllm: Callable[..., Path], photo_run: Callable[..., Run], result: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -88,7 +98,7 @@ def test_of_a_server_of_others_it_is_not_known_what_it_keeps(
         url, folder = servers.tuned().url, Path(run.recipe.checkpoint)
         record = bench_url(run.path, [], url=url, model="demo", tokenizer=folder, out=tmp_path / "bench.json")
     assert record.images is not None and record.images.encoder_cache is None
-    assert any("keeps what it made of a image" in notice for notice in record.warnings)
+    assert any("keeps what it made of an image" in notice for notice in record.warnings)
 
 
 @pytest.mark.parametrize(

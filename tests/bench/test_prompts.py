@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.bench.requests import POOL, _plain_tokens, count_tokens, load_tokenizer, make_prompts
+from gemsmith.bench.requests import POOL, count_tokens, load_tokenizer, make_prompts, plain_tokens
 from gemsmith.errors import CheckpointError
 
 
@@ -26,7 +26,7 @@ def test_prompts_follow_from_the_seed_and_differ_from_each_other(tiny_checkpoint
 def test_no_prompt_can_spell_a_special_token(tiny_checkpoint: Callable[..., Path]) -> None:
     tokenizer = load_tokenizer(tiny_checkpoint("tiny-31b"))
     assert "<" in tokenizer.get_vocab()
-    pool = _plain_tokens(tokenizer, random.Random(0))
+    pool = plain_tokens(tokenizer, random.Random(0))
     assert 100 < len(pool) <= POOL and not any("<" in text for text in pool)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.bench.stage import bench, image_notices
+from gemsmith.bench.stage import bench
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.run import Run, read_record
@@ -150,9 +150,3 @@ def test_a_client_that_fails_on_a_full_disk_is_one_line(
     ):
         bench(run, servers)
     assert not run.record_file("bench").exists()
-
-
-def test_that_times_are_of_text_is_said_where_images_are_served() -> None:
-    assert image_notices(text_alone=False) == ()
-    (notice,) = image_notices(text_alone=True)
-    assert "text alone" in notice and "bench.images: true" in notice

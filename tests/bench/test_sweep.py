@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.cell import LoadSpec
-from gemsmith.bench.sweep import CELLS, Measured, run_sweep
+from gemsmith.bench.sweep import CELLS, SweepResult, run_sweep
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST
 from gemsmith.recipe.schema import Bench
@@ -73,8 +73,8 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 
 @pytest.fixture
-def sweep(stand: Stand, tmp_path: Path) -> Callable[..., Measured]:
-    def run(*, facts: dict[str, str] | None = None, seed: int = 0, **keys: Any) -> Measured:
+def sweep(stand: Stand, tmp_path: Path) -> Callable[..., SweepResult]:
+    def run(*, facts: dict[str, str] | None = None, seed: int = 0, **keys: Any) -> SweepResult:
         endpoint = Endpoint(
             url="http://127.0.0.1:9", model="m", tokenizer=tmp_path, facts=facts or {"w": "1"}, prove=stand.prove
         )
@@ -83,7 +83,7 @@ def sweep(stand: Stand, tmp_path: Path) -> Callable[..., Measured]:
     return run
 
 
-def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[..., Measured]) -> None:
+def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[..., SweepResult]) -> None:
     found = sweep(request_rates=(4.0, "burst"), max_concurrency=None)
     assert [cell.request_rate for cell in found.cells] == [4, BURST] and len(stand.asked) == 2
     assert found.saturations == () and not any(cell.probe for cell in found.cells)
@@ -91,7 +91,7 @@ def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[.
 
 
 def test_saturation_is_searched_between_the_grids_rates_and_its_probes_are_cells(
-    stand: Stand, sweep: Callable[..., Measured]
+    stand: Stand, sweep: Callable[..., SweepResult]
 ) -> None:
     found = sweep(slo_ttft_ms=200.0)
     (saturation,) = found.saturations
@@ -104,7 +104,7 @@ def test_saturation_is_searched_between_the_grids_rates_and_its_probes_are_cells
 
 
 def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
-    stand: Stand, sweep: Callable[..., Measured], capfd: pytest.CaptureFixture[str]
+    stand: Stand, sweep: Callable[..., SweepResult], capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[bool] = []
     measure = stand.measure
@@ -122,17 +122,17 @@ def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
     assert any("cannot be met" in notice for notice in found.warnings)
 
 
-def test_each_length_has_a_saturation_of_its_own(sweep: Callable[..., Measured]) -> None:
+def test_each_length_has_a_saturation_of_its_own(sweep: Callable[..., SweepResult]) -> None:
     found = sweep(slo_ttft_ms=200.0, input_tokens=(16, 32))
     assert [each.input_tokens for each in found.saturations] == [16, 32]
 
 
-def test_a_search_needs_a_rate(stand: Stand, sweep: Callable[..., Measured]) -> None:
+def test_a_search_needs_a_rate(stand: Stand, sweep: Callable[..., SweepResult]) -> None:
     assert sweep(slo_ttft_ms=200.0, request_rates=("burst",)).saturations == ()
 
 
 def test_a_server_killed_in_mid_sweep_costs_its_cell_and_the_next_start_measures_the_rest(
-    stand: Stand, sweep: Callable[..., Measured]
+    stand: Stand, sweep: Callable[..., SweepResult]
 ) -> None:
     stand.dies_at = 2
     with pytest.raises(EngineError, match=r"cell 2 .*does not answer any more\nnothing of this cell counts; 1 cells "):
@@ -146,7 +146,7 @@ def test_a_server_killed_in_mid_sweep_costs_its_cell_and_the_next_start_measures
 
 @pytest.mark.parametrize("change", [{"facts": {"w": "2"}}, {"seed": 1}, {"timeout_s": 5}, {"slo_tpot_ms": 500.0}])
 def test_other_weights_or_settings_measure_every_cell_again(
-    change: dict[str, Any], stand: Stand, sweep: Callable[..., Measured]
+    change: dict[str, Any], stand: Stand, sweep: Callable[..., SweepResult]
 ) -> None:
     stand.dies_at = 3
     with pytest.raises(EngineError):
@@ -157,7 +157,7 @@ def test_other_weights_or_settings_measure_every_cell_again(
 
 
 def test_failed_requests_of_a_server_that_is_there_are_counted_and_the_sweep_goes_on(
-    stand: Stand, sweep: Callable[..., Measured]
+    stand: Stand, sweep: Callable[..., SweepResult]
 ) -> None:
     stand.error = lambda ask: "http 429: Too Many Requests" if ask.load.request_rate > 10 else ""
     found = sweep()
@@ -167,7 +167,7 @@ def test_failed_requests_of_a_server_that_is_there_are_counted_and_the_sweep_goe
 
 
 def test_a_server_that_answers_nothing_from_the_start_is_an_error_with_the_causes(
-    stand: Stand, sweep: Callable[..., Measured], tmp_path: Path
+    stand: Stand, sweep: Callable[..., SweepResult], tmp_path: Path
 ) -> None:
     stand.error = lambda ask: "http 500: Internal Server Error"
     with pytest.raises(
@@ -177,7 +177,7 @@ def test_a_server_that_answers_nothing_from_the_start_is_an_error_with_the_cause
     assert not (tmp_path / "bench" / CELLS).exists()
 
 
-def test_a_server_without_metrics_is_said(sweep: Callable[..., Measured]) -> None:
+def test_a_server_without_metrics_is_said(sweep: Callable[..., SweepResult]) -> None:
     found = sweep()
     assert all(cell.server is None for cell in found.cells) and found.prefix_caching is None
     assert any(
@@ -187,7 +187,7 @@ def test_a_server_without_metrics_is_said(sweep: Callable[..., Measured]) -> Non
 
 
 def test_what_the_server_says_of_itself_is_in_the_cells(
-    sweep: Callable[..., Measured], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[..., SweepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = 'vllm:num_requests_running 3\nvllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
     for module in ("sweep", "metrics"):

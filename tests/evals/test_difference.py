@@ -1,5 +1,7 @@
 import doctest
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,14 +10,22 @@ from gemsmith.evals import metrics as module
 from gemsmith.evals.metrics import (
     bootstrap_interval,
     compare_paired,
-    mcnemar_p_value,
     questions_to_see,
     sign_flip_p_value,
 )
 
+DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "eval.json"
+
+
+def compare_rows(both, better, worse, neither):
+    base = [True] * both + [False] * better + [True] * worse + [False] * neither
+    tuned = [True] * both + [True] * better + [False] * worse + [False] * neither
+    return compare_paired(base, tuned)
+
 
 def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(module).failed == 0
+    results = doctest.testmod(module)
+    assert results.attempted > 0 and results.failed == 0
 
 
 def test_models_that_answer_alike_are_not_told_apart_and_say_nothing_of_other_questions():
@@ -57,9 +67,62 @@ def test_noise_is_called_a_difference_in_about_one_case_of_twenty():
     assert told <= 8  # of 60; more have a chance of 1 in 200
 
 
-@pytest.mark.parametrize(("better", "worse"), [(0, 0), (3, 0), (9, 1), (40, 25)])
-def test_rows_that_are_right_or_wrong_get_mcnemars_p_value(better, worse):
-    assert sign_flip_p_value([1] * better + [-1] * worse + [0] * 7) == mcnemar_p_value(better, worse)
+# By hand: 2 (C(12, 0) + C(12, 1) + C(12, 2)) / 2**12 = 158 / 4096, and so on.
+@pytest.mark.parametrize(("better", "worse", "expected"), [
+    (0, 0, 1.0),
+    (1, 0, 1.0),
+    (5, 5, 1.0),
+    (5, 6, 1.0),
+    (10, 2, 158 / 4096),
+    (5, 0, 2 / 32),
+    (6, 0, 2 / 64),
+])  # fmt: skip
+def test_rows_that_are_right_or_wrong_get_the_p_value_of_a_fair_coin(better, worse, expected):
+    """McNemar's exact test."""
+    for one, other in ((better, worse), (worse, better)):
+        assert sign_flip_p_value([1] * one + [-1] * other + [0] * 7) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("better", "worse"), [(540, 460), (600, 401), (999, 1), (1050, 950)])
+def test_many_rows_get_the_p_value_of_a_fair_coin(better, worse):
+    n = better + worse
+    exact = 2 * sum(math.comb(n, k) for k in range(min(better, worse) + 1)) / 2**n
+    assert sign_flip_p_value([1] * better + [-1] * worse) == pytest.approx(exact, rel=1e-9)
+
+
+@pytest.mark.parametrize(("counts", "says"), [
+    ((10, 3, 2, 185), "6.5 % against 6.0 %, +0.5 points (95 % interval -1.5 to +2.5 over 200 questions, 3 better and 2 "
+                      "worse, p = 1); to see a difference of 2 points would take about 491 questions like these."),
+    ((12, 0, 0, 188), "whether the answers differ at all"),
+    ((0, 0, 0, 200), "whether the scorer fits the answers"),
+    ((200, 0, 0, 0), "these questions are too easy"),
+    ((0, 3, 0, 0), "fewer than 6 questions cannot tell two models apart"),
+    ((0, 5, 0, 195), "p = 0.0625"),
+    ((100, 3, 9, 0), "This does not tell the tuned model from the base"),
+])  # fmt: skip
+def test_a_score_that_did_not_move_is_said_with_what_would_show_more(counts, says):
+    found = compare_rows(*counts)
+    assert not found.significant and says in found.summary
+
+
+@pytest.mark.parametrize("counts", [(0, 194, 0, 6), (100, 20, 5, 0), (0, 6, 0, 0)])
+def test_rows_that_moved_beyond_chance_are_told_apart(counts):
+    both, better, worse, neither = counts
+    assert compare_rows(*counts).summary.startswith("The tuned model is better than the base: ")
+    fell = compare_rows(both, worse, better, neither)
+    assert fell.significant and fell.mean < 0 and (fell.better, fell.worse) == (worse, better)
+
+
+def test_scores_are_compared_in_pairs():
+    with pytest.raises(ValueError, match="broadcast"):
+        compare_paired([1.0, 0.0, 1.0], [1.0, 0.0])
+
+
+def test_the_demos_score_moved():
+    record = json.loads(DEMO.read_text())
+    right = [round(record[name]["score"] * record[name]["n"]) for name in ("base", "tuned")]
+    assert right == [0, 195]
+    assert compare_rows(both=0, better=195, worse=0, neither=5).significant
 
 
 def test_the_sampled_p_value_is_that_of_all_choices_of_signs():

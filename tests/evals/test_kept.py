@@ -6,17 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from gemsmith.evals.cache import (
-    appending,
-    digest_model,
-    digest_question,
-    keep,
-    keep_server,
-    log_retry,
-    read_cache,
-    read_retries,
-    read_server,
-)
+from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Reply
@@ -28,43 +18,51 @@ ADAPTER, FP8 = {"weights": "adapter"}, {"kv_cache_dtype": "fp8"}
 
 
 def test_an_answer_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
-    with appending(tmp_path / "answers") as stream:
-        keep(stream, "a", ONE)
-        assert read_cache(tmp_path / "answers") == {"a": ONE}
-        keep(stream, "b", OTHER)
-    assert read_cache(tmp_path / "answers") == {"a": ONE, "b": OTHER}
+    cache = AnswerCache(tmp_path / "answers")
+    cache.add_reply("a", ONE)
+    assert AnswerCache(tmp_path / "answers").replies() == {"a": ONE}
+    cache.add_reply("b", OTHER)
+    assert AnswerCache(tmp_path / "answers").replies() == {"a": ONE, "b": OTHER}
+
+
+def test_answers_of_several_files_are_read_and_the_last_file_is_written(tmp_path: Path) -> None:
+    done, now = tmp_path / "done", tmp_path / "now"
+    AnswerCache(done).add_reply("a", ONE)
+    cache = AnswerCache(done, now)
+    cache.add_reply("b", OTHER)
+    assert cache.replies() == {"a": ONE, "b": OTHER} and AnswerCache(now).replies() == {"b": OTHER}
 
 
 def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tmp_path: Path) -> None:
     file, facts = tmp_path / "answers", ServerFacts(dtype="bfloat16", unread=("version",))
-    with appending(file) as stream:
-        keep_server(stream, "a", ServerFacts())
-        keep_server(stream, "a", facts)
-        keep_server(stream, "b", ServerFacts())
+    cache = AnswerCache(file)
+    cache.add_server("a", ServerFacts())
+    cache.add_server("a", facts)
+    cache.add_server("b", ServerFacts())
+    with file.open("ab") as stream:
         stream.write(b'{"digest": "a", "server": {"dtype": 3}}\n{"digest": "a", "server": "x"}\n')
-    assert read_server(file, "a") == facts and read_server(file, "c") is None and read_cache(file) == {}
+    assert cache.server("a") == facts and cache.server("c") is None and cache.replies() == {}
 
 
 def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(tmp_path: Path) -> None:
     file = tmp_path / "answers"
-    with appending(file) as stream:
-        keep(stream, "a", ONE)
-        first = file.stat().st_size
-        keep(stream, "b", OTHER)
+    cache = AnswerCache(file)
+    cache.add_reply("a", ONE)
+    first = file.stat().st_size
+    cache.add_reply("b", OTHER)
     whole = file.read_bytes()
     for size in range(len(whole) + 1):
         file.write_bytes(whole[:size])
-        kept = read_cache(file)
+        kept = cache.replies()
         assert kept == {
             key: reply for key, reply, end in (("a", ONE, first), ("b", OTHER, len(whole))) if size >= end - 1
         }
-        with appending(file) as stream:
-            keep(stream, "c", OTHER)
-        assert read_cache(file) == kept | {"c": OTHER}
+        cache.add_reply("c", OTHER)
+        assert cache.replies() == kept | {"c": OTHER}
 
 
 def test_no_file_holds_no_answer(tmp_path: Path) -> None:
-    assert read_cache(tmp_path / "answers") == {}
+    assert AnswerCache(tmp_path / "answers").replies() == {}
 
 
 def test_questions_differ_in_roles_and_in_turns() -> None:
@@ -88,21 +86,21 @@ def test_base_and_tuned_have_digests_of_their_own_however_they_are_served(
     run = exported_run()
     ways = [run.recipe.serve, *(run.recipe.serve.model_copy(update=keys) for keys in (ADAPTER, FP8))]
     runs = [replace(run, recipe=run.recipe.model_copy(update={"serve": serve})) for serve in ways]
-    digests = [digest_model(one, run.merged, weights, max_tokens=8) for one in runs for weights in ("base", "tuned")]
+    digests = [digest_model(one, run.merged, weights, 8) for one in runs for weights in ("base", "tuned")]
     assert len(set(digests)) == 6
 
 
 def test_what_was_asked_again_is_counted_beside_the_answers_and_a_torn_line_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "answers"
-    assert read_retries(file) == []
-    with appending(file) as stream:
-        log_retry(stream, "a", "http 429")
-        keep(stream, "a", Reply(text="eins", cut=False, tokens=7))
-        log_retry(stream, "b", "cut off")
-    assert read_cache(file) == {"a": Reply(text="eins", cut=False, tokens=7)}
-    assert read_retries(file) == [("a", "http 429"), ("b", "cut off")]
+    file, keys = tmp_path / "answers", {"a", "b"}
+    cache = AnswerCache(file)
+    assert cache.count_retries(keys) == {}
+    cache.add_retry("a", "http 429")
+    cache.add_reply("a", Reply(text="eins", cut=False, tokens=7))
+    cache.add_retry("b", "cut off")
+    assert cache.replies() == {"a": Reply(text="eins", cut=False, tokens=7)}
+    assert cache.count_retries(keys) == {"cut off": 1, "http 429": 1} and cache.count_retries({"b"}) == {"cut off": 1}
     file.write_bytes(file.read_bytes()[:-5])
-    assert read_retries(file) == [("a", "http 429")]
+    assert cache.count_retries(keys) == {"http 429": 1}
 
 
 def test_samples_of_one_question_are_kept_apart_by_how_they_are_drawn() -> None:

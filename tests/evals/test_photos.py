@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from gemsmith.errors import DataError, RecipeError
-from gemsmith.evals.generate import ANSWERS, DONE
+from gemsmith.evals.cache import ANSWERS, DONE
 from gemsmith.evals.results import image_notices
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks, read_questions
@@ -31,7 +31,7 @@ PATCHING = PatchConfig(budget=70, patch=4)
 
 
 def right_answers(questions: Sequence[Question]) -> dict[str, str]:
-    """What the stand-in is asked, with a image as the SHA-256 of its bytes -> the expected answer."""
+    """What the stand-in is asked, with an image as the SHA-256 of its bytes -> the expected answer."""
     found = {}
     for question in questions:
         (part, text) = question.messages[0].parts
@@ -135,7 +135,7 @@ def test_a_held_out_image_that_cannot_be_used_is_an_error_before_a_server_starts
 def test_likelihoods_of_choices_are_not_asked_after_a_image(photo_run: Callable[..., Run]) -> None:
     options = {"choices": ["great dane", "sphynx"]}
     run = photo_run({"eval": {"scorer": "multiple-choice", "options": options}})
-    with pytest.raises(RecipeError, match=r"^eval: multiple-choice asks how likely .* has a image; set eval.scorer"):
+    with pytest.raises(RecipeError, match=r"^eval: multiple-choice asks how likely .* has an image; set eval.scorer"):
         open_tasks(run)
 
 

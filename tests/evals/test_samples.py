@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.evals.cache import read_cache
-from gemsmith.evals.generate import ANSWERS, sample_seed
+from gemsmith.evals.cache import ANSWERS, AnswerCache
+from gemsmith.evals.generate import sample_seed
 from gemsmith.evals.stage import evaluate
 from gemsmith.recipe.schema import EvalTask
 from gemsmith.runs.eval_records import EvalRecord
@@ -108,7 +108,7 @@ def test_a_second_start_asks_only_for_the_samples_that_are_missing(sampled: Run,
     hostile.deed = lambda _asked: chat(NONE) if len(hostile.asked) <= 3 else (400, b"")
     with pytest.raises(EngineError, match=r"of 6 questions and samples.*Prob00\d_and sample \d: http 400"):
         evaluated(sampled, hostile)
-    kept = len(read_cache(sampled.logs / ANSWERS))
+    kept = len(AnswerCache(sampled.logs / ANSWERS).replies())
     assert 0 < kept <= 3
     hostile.forget()
     hostile.deed = lambda _asked: chat(NONE)

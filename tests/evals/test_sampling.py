@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import EngineError, ScorerError
-from gemsmith.evals.cache import read_cache
-from gemsmith.evals.generate import ANSWERS, DONE
+from gemsmith.evals.cache import ANSWERS, DONE, AnswerCache
 from gemsmith.evals.stage import evaluate
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.records import ExportRecord
@@ -368,7 +367,7 @@ class TestWithAHostileServer:
     @pytest.mark.slow
     def test_what_answers_do_not_follow_from_may_change(self, many: Run, hostile: Any) -> None:
         self.stop_after(many, hostile, 10)
-        kept = len(read_cache(many.logs / ANSWERS))
+        kept = len(AnswerCache(many.logs / ANSWERS).replies())
         other = many.recipe.eval.model_copy(update={"concurrency": 2, "scorer": "verilog-exact"})
         self.evaluate(dataclasses.replace(many, recipe=many.recipe.model_copy(update={"eval": other})), hostile)
         assert len(self.questions(hostile)) == 40 - kept

@@ -30,7 +30,7 @@ def test_base_and_tuned_are_scored_on_the_same_rows(
     assert (record.base.score, record.base.n, record.base.cut) == (0.0, 4, 0)
     assert (record.rows_better, record.rows_worse, record.p_value) == (3, 0, 0.25)
     assert record.warnings[0].startswith(
-        "The score did not move beyond chance: base 0 of 4 right, tuned 3 of 4 (3 rows better, 0 worse;"
+        "verilog-exact: This does not tell the tuned model from the base: 75.0 % against 0.0 %, +75.0 points (95 % "
     )
     rows = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
     assert [row["tuned_right"] for row in rows] == [True, True, True, False]
@@ -62,7 +62,7 @@ def test_a_score_that_fell_is_a_grave_notice(
         record = evaluate(run, servers)
     assert record == read_record(run, EvalRecord)
     assert record.critical_warnings[0].startswith(
-        "The tuned model scores lower than the base: base 8 of 8 right, tuned 0 of 8"
+        "verilog-exact: The tuned model is worse than the base: 0.0 % against 100.0 %, -100.0 points"
     )
 
 

@@ -14,7 +14,7 @@ from gemsmith.checkpoints.tiny import IMAGE_TOKENS
 from gemsmith.data.dataset import Document
 from gemsmith.data.tokenize import open_renderer
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.evals.generate import compare_prompts
+from gemsmith.evals.generate import compare_prompts, make_request
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks
 from gemsmith.images.check import validate_image
@@ -167,9 +167,7 @@ def test_eval_asks_about_photos_and_sees_that_prompts_are_the_trained_ones(photo
 
 def test_another_template_on_the_server_is_noticed(server: Server, photo_run: Callable[..., Run]) -> None:
     (task,), _ = open_tasks(photo_run())
-    from gemsmith.evals.generate import _request
-
-    request = _request(server, task, 0)
+    request = make_request(server, task, 0)
     good = task.prompts[0].tolist()
     assert compare_prompts(server, {"row 1": (request, good)}) == 1
     with pytest.raises(EngineError, match=r"row 1: vLLM at .* reads another prompt than was trained"):

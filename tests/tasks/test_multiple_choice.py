@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.errors import DataError
 from gemsmith.tasks import Question
-from gemsmith.tasks.multiple_choice import NORMALISED, check, list_choices, score
+from gemsmith.tasks.multiple_choice import NORMALIZED, check, list_choices, score
 
 
 def question(choices: Any, expected: str = "a") -> Question:
@@ -18,7 +18,7 @@ def judged(expected: str, **logprobs: float) -> tuple[bool, bool, str | None]:
     """Raw, length-normalized, reason."""
     answer = json.dumps([{"choice": name, "logprob": value, "tokens": 1} for name, value in logprobs.items()])
     [verdict] = score(question(list(logprobs), expected), [answer])
-    return verdict.right, verdict.others[NORMALISED], verdict.reason
+    return verdict.right, verdict.others[NORMALIZED], verdict.reason
 
 
 def test_the_sum_and_the_sum_per_character_may_disagree() -> None:

@@ -1,7 +1,4 @@
-"""The cells of a sweep: as they are asked for, and as vLLM's bench client measured them.
-
-How many requests measure a load, and how many before them only bring the server to its steady state.
-"""
+"""The cells of a sweep: as they are asked for, and as vLLM's bench client measured them."""
 
 import hashlib
 import json
@@ -87,11 +84,11 @@ class LoadSpec:
 
     @property
     def result_file(self) -> str:
-        return f"{self._stem}.json"
+        return f"{self._name}.json"
 
     @property
     def prompts_file(self) -> str:
-        return f"{self._stem}-prompts.jsonl"
+        return f"{self._name}-prompts.jsonl"
 
     @property
     def idle_timeout_s(self) -> float:
@@ -101,8 +98,11 @@ class LoadSpec:
         )
 
     @property
-    def _stem(self) -> str:
-        return f"{self.number:02d}-{self.load.input_tokens}in-{_rate(self.load)}"
+    def _name(self) -> str:
+        load = self.load
+        rate = "burst" if load.request_rate == BURST else f"{load.request_rate:g}rps"
+        limit = "" if load.max_concurrency is None else f"-{load.max_concurrency}atonce"
+        return f"{self.number:02d}-{load.input_tokens}in-{rate}{limit}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +114,21 @@ class _Request:
     latency_s: float
     itls_s: Sequence[float]
     error: str
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.latency_s - self.ttft_s) / max(1, self.output_tokens - 1)
+
+    def find_cause(self, ask: LoadSpec) -> str | None:
+        """Why it has not got all the tokens that it asked for; None where it has."""
+        if self.error:
+            return self.error.partition(":")[0]
+        return None if self.output_tokens == ask.load.output_tokens else "wrong length"
+
+    def meets(self, slo: Slo) -> bool:
+        return (slo.ttft_ms is None or 1000 * self.ttft_s <= slo.ttft_ms) and (
+            slo.tpot_ms is None or 1000 * self.tpot_s <= slo.tpot_ms
+        )
 
 
 def plan_cells(bench_: Bench, seed: int) -> list[LoadSpec]:
@@ -152,23 +167,23 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
     Token counts are those the server reported. The others are counted under their causes. Raises EngineError where the
     result is damaged.
     """
+    place = f"bench: {ask}: {ask.result_file}"
     try:
         requests = list(_read_requests(result))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise EngineError(
-            f"bench: {ask}: {ask.result_file} is no detailed result of vllm bench serve ({_reason(error)})"
-        ) from None
+        reason = f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+        raise EngineError(f"{place} is no detailed result of vllm bench serve ({reason})") from None
     if len(requests) != ask.requests:
-        raise EngineError(
-            f"bench: {ask}: {ask.result_file} contradicts itself: {len(requests)} requests told of, {ask.requests} "
-            "asked for"
-        )
+        told = f"{len(requests)} requests told of, {ask.requests} asked for"
+        raise EngineError(f"{place} contradicts itself: {told}")
     warmup, measured = requests[: ask.count.warmup], requests[ask.count.warmup :]
-    whole = [request for request in measured if _cause(request, ask) is None]
+    whole = [request for request in measured if request.find_cause(ask) is None]
     failures = _count_causes(measured, ask)
     cut = sum(failures.get(cause, 0) for cause in CUTS)
-    duration_s = _span_s(whole)
-    good = [request for request in whole if _is_good(request, slo)]
+    begin_s = min((request.start_s for request in whole), default=0.0)
+    # From the first start to the last end.
+    duration_s = max(max((request.start_s + request.latency_s for request in whole), default=0.0) - begin_s, 1e-6)
+    good = sum(slo is not None and request.meets(slo) for request in whole)
     return BenchCell(
         input_tokens=ask.load.input_tokens,
         output_tokens=ask.load.output_tokens,
@@ -184,26 +199,21 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
         real_output_tokens=float(ask.load.output_tokens),
         duration_s=round(duration_s, 3),
         ttft_ms=_percentiles([request.ttft_s for request in whole]),
-        tpot_ms=_percentiles([_tpot_s(request) for request in whole]),
+        tpot_ms=_percentiles([request.tpot_s for request in whole]),
         itl_ms=_percentiles([itl_s for request in whole for itl_s in request.itls_s]),
         e2e_ms=_percentiles([request.latency_s for request in whole]),
-        output_tokens_per_s=round(len(whole) * ask.load.output_tokens / duration_s, 2) if whole else 0.0,
-        requests_per_s=round(len(whole) / duration_s, 3) if whole else 0.0,
-        goodput=None if slo is None else round(len(good) / len(measured), 4),
-        good_requests_per_s=None if slo is None else round(len(good) / duration_s, 3) if whole else 0.0,
+        output_tokens_per_s=round(len(whole) * ask.load.output_tokens / duration_s, 2),
+        requests_per_s=round(len(whole) / duration_s, 3),
+        goodput=None if slo is None else round(good / len(measured), 4),
+        good_requests_per_s=None if slo is None else round(good / duration_s, 3),
         probe=ask.probe,
-        requests=_one_by_one(whole, result.get("prompts_sha256")),
+        requests=_one_by_one(whole, begin_s, result.get("prompts_sha256")) if whole else None,
     )
 
 
 def asked_of(cell: BenchCell) -> int:
     """All measured requests."""
     return cell.completed + cell.failed + cell.cut
-
-
-def count_failures(cells: Sequence[BenchCell]) -> Counter[str]:
-    """Cause -> requests, warm-up left out."""
-    return sum((Counter(cell.failures) for cell in cells), Counter())
 
 
 def describe_failures(failures: Mapping[str, int]) -> str:
@@ -214,7 +224,7 @@ def describe_failures(failures: Mapping[str, int]) -> str:
 def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
     """What must be known before the numbers: how many requests are in none of them, and why."""
     warnings = []
-    if failures := count_failures(cells):
+    if failures := sum((Counter(cell.failures) for cell in cells), Counter()):
         asked = sum(asked_of(cell) for cell in cells)
         warnings.append(
             f"{failures.total()} of {asked} requests of the load test were not answered whole "
@@ -222,28 +232,20 @@ def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
         )
     if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
         warnings.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
-    if behind := [cell for cell in cells if _is_behind(cell)]:
+    behind = []
+    for cell in cells:
+        if cell.request_rate == BURST or cell.max_concurrency is not None or cell.e2e_ms is None or not cell.completed:
+            continue
+        # They are answered over the time in which they come and that of one more request.
+        expected_s = asked_of(cell) / cell.request_rate + cell.e2e_ms.p50 / 1000
+        if cell.duration_s > expected_s / 0.9:
+            behind.append(cell)
+    if behind:
         warnings.append(
             f"In {len(behind)} of {len(cells)} cells fewer than 90 % of the requests asked for a second were answered: "
             "the server fell behind, and TTFT there grows with the number of requests."
         )
     return tuple(warnings)
-
-
-def _is_behind(cell: BenchCell) -> bool:
-    """Whether the requests of a rate were answered more slowly than they came.
-
-    They are answered over the time in which they come and that of one more request.
-    """
-    if cell.request_rate == BURST or cell.max_concurrency is not None or cell.e2e_ms is None or not cell.completed:
-        return False
-    expected_s = asked_of(cell) / cell.request_rate + cell.e2e_ms.p50 / 1000
-    return cell.duration_s > expected_s / 0.9
-
-
-def _rate(load: Load) -> str:
-    limit = "" if load.max_concurrency is None else f"-{load.max_concurrency}atonce"
-    return ("burst" if load.request_rate == BURST else f"{load.request_rate:g}rps") + limit
 
 
 def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
@@ -264,52 +266,18 @@ def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
         )
 
 
-def _reason(error: Exception) -> str:
-    return f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
-
-
-def _cause(request: _Request, ask: LoadSpec) -> str | None:
-    if request.error:
-        return request.error.partition(":")[0]
-    return None if request.output_tokens == ask.load.output_tokens else "wrong length"
-
-
 def _count_causes(requests: Sequence[_Request], ask: LoadSpec) -> dict[str, int]:
-    return dict(Counter(cause for request in requests if (cause := _cause(request, ask))))
+    return dict(Counter(cause for request in requests if (cause := request.find_cause(ask))))
 
 
-def _span_s(requests: Sequence[_Request]) -> float:
-    """From the first start to the last end."""
-    if not requests:
-        return 0.0
-    begin_s = min(request.start_s for request in requests)
-    return max(max(request.start_s + request.latency_s for request in requests) - begin_s, 1e-6)
-
-
-def _one_by_one(whole: Sequence[_Request], prompts_sha256: str | None) -> Requests | None:
+def _one_by_one(whole: Sequence[_Request], begin_s: float, prompts_sha256: str | None) -> Requests:
     """To a microsecond."""
-    if not whole:
-        return None
-    begin_s = min(request.start_s for request in whole)
     return Requests(
         prompts_sha256=prompts_sha256,
         start_ms=tuple(round(1000 * (request.start_s - begin_s), 3) for request in whole),
         ttft_ms=tuple(round(1000 * request.ttft_s, 3) for request in whole),
         latency_ms=tuple(round(1000 * request.latency_s, 3) for request in whole),
         input_tokens=tuple(request.input_tokens for request in whole),
-    )
-
-
-def _tpot_s(request: _Request) -> float:
-    return (request.latency_s - request.ttft_s) / max(1, request.output_tokens - 1)
-
-
-def _is_good(request: _Request, slo: Slo | None) -> bool:
-    """Whether a request kept what the SLO says."""
-    if slo is None:
-        return False
-    return (slo.ttft_ms is None or 1000 * request.ttft_s <= slo.ttft_ms) and (
-        slo.tpot_ms is None or 1000 * _tpot_s(request) <= slo.tpot_ms
     )
 
 

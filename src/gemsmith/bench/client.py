@@ -55,7 +55,7 @@ class StreamObservation:
 
 
 @dataclass
-class Session:
+class ObservedSession:
     """vLLM's session, which tells what comes back."""
 
     session: Any
@@ -73,14 +73,14 @@ class Session:
 
 
 @dataclass
-class Cell:
+class RunningCell:
     """The cell that runs."""
 
     timeout_s: float = 600.0
     ended: int = 0
 
 
-CELL = Cell()
+CELL = RunningCell()
 NOTE: ContextVar[StreamObservation] = ContextVar("NOTE")
 
 
@@ -96,7 +96,9 @@ def annotate_failure(request: RequestFunc) -> RequestFunc:
         NOTE.set(note)
         try:
             async with asyncio.timeout(CELL.timeout_s):
-                output = await request(request_func_input=request_func_input, session=Session(session, note), pbar=pbar)
+                output = await request(
+                    request_func_input=request_func_input, session=ObservedSession(session, note), pbar=pbar
+                )
         except TimeoutError as error:
             output = RequestFuncOutput(prompt_len=request_func_input.prompt_len, start_time=begin_s)
             note.error = error

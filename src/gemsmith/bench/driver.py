@@ -56,7 +56,18 @@ def running_client(
     write_text(asked, "")
     heard.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
-    with supervised(command, environment=_environment(), log=folder / LOG, grace_s=GRACE_S) as process:
+    environment = clean_environment() | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONSAFEPATH": "1",
+        "NO_PROXY": "*",
+        "no_proxy": "*",
+        "PYTHONPATH": ON_CPU,  # vLLM imports torchvision where it is, and declares nothing where it need not
+    }
+    if key := api_key():
+        environment["OPENAI_API_KEY"] = key
+    with supervised(command, environment=environment, log=folder / LOG, grace_s=GRACE_S) as process:
         yield Client(endpoint=endpoint, folder=folder, process=process, rows=rows)
 
 
@@ -69,7 +80,10 @@ def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lam
     prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
     result.unlink(missing_ok=True)
     if client.rows is None:
-        write_text(prompts, _prompt_rows(client.endpoint.tokenizer, ask))
+        texts = make_prompts(
+            client.endpoint.tokenizer, tokens=ask.load.input_tokens, prompts=ask.requests, seed=ask.seed
+        )
+        write_text(prompts, "".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     else:
         client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
     arguments = client_arguments(client.endpoint, ask, client.folder, images=client.rows is not None)
@@ -158,22 +172,3 @@ def _heard(client: Client) -> tuple[int, int] | None:
         return file.stat().st_mtime_ns, int(file.read_text(encoding="utf-8") or 0)
     except FileNotFoundError:
         return None
-
-
-def _prompt_rows(checkpoint: Path, ask: LoadSpec) -> str:
-    prompts = make_prompts(checkpoint, tokens=ask.load.input_tokens, prompts=ask.requests, seed=ask.seed)
-    return "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
-
-
-def _environment() -> dict[str, str]:
-    quiet = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONSAFEPATH": "1",
-        "NO_PROXY": "*",
-        "no_proxy": "*",
-    }
-    key = api_key()
-    quiet["PYTHONPATH"] = ON_CPU  # vLLM imports torchvision where it is, and declares nothing where it need not
-    return clean_environment() | quiet | ({"OPENAI_API_KEY": key} if key else {})

@@ -2,18 +2,18 @@
 
 import contextlib
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample as PrometheusSample
 
 from gemsmith.runs.bench_records import ServerLoad
 
 EVERY_S = 1.0
 _TIMEOUT_S = 2.0
-_LINE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)", re.MULTILINE)
 # vLLM's names; those of one server's engines are added up, but for the share of the cache.
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _KV_USE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
@@ -44,25 +44,34 @@ def read_sample(text: str) -> Sample | None:
     Sample(running=3.0, waiting=None, kv_use=None, preemptions=None)
     """
     values: dict[str, list[float]] = {}
-    for line in _LINE.finditer(text):
-        if line["name"] in (_RUNNING, _WAITING, _KV_USE, _PREEMPTIONS):
-            with contextlib.suppress(ValueError):
-                if math.isfinite(value := float(line["value"])):
-                    values.setdefault(line["name"], []).append(value)
-    if not values:
-        return None
-    return Sample(
-        running=_joined(values.get(_RUNNING), sum),
-        waiting=_joined(values.get(_WAITING), sum),
-        kv_use=_joined(values.get(_KV_USE), max),
-        preemptions=_joined(values.get(_PREEMPTIONS), sum),
+    for sample in _read_page(text):
+        if math.isfinite(sample.value):
+            values.setdefault(sample.name, []).append(sample.value)
+    running, waiting, kv_use, preemptions = (
+        join(values[name]) if name in values else None
+        for name, join in ((_RUNNING, sum), (_WAITING, sum), (_KV_USE, max), (_PREEMPTIONS, sum))
     )
+    if running is waiting is kv_use is preemptions is None:
+        return None
+    return Sample(running=running, waiting=waiting, kv_use=kv_use, preemptions=preemptions)
 
 
 def read_prefix_caching(text: str) -> bool | None:
     """Whether prefix caching is on, as vLLM's /metrics tell; None where they do not."""
-    found = re.search(r'^vllm:cache_config_info\{.*enable_prefix_caching="(True|False)"', text, re.MULTILINE)
-    return None if found is None else found[1] == "True"
+    told = (
+        sample.labels.get("enable_prefix_caching")
+        for sample in _read_page(text)
+        if sample.name == "vllm:cache_config_info"
+    )
+    return {"True": True, "False": False}.get(next(told, None) or "")
+
+
+def _read_page(text: str) -> list[PrometheusSample]:
+    """None of a page that is not in Prometheus' format."""
+    try:
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError:
+        return []
 
 
 def open_metrics(url: str, headers: Mapping[str, str]) -> httpx.Client:
@@ -109,8 +118,10 @@ def _look(client: httpx.Client, samples: Samples) -> None:
         samples.found.append(sample)
     elif isinstance(text, str):
         samples.problem = "has none of vLLM's numbers"
+    elif isinstance(text, httpx.HTTPStatusError):
+        samples.problem = f"is answered with http {text.response.status_code}"
     else:
-        samples.problem = _problem(text)
+        samples.problem = f"is not answered ({type(text).__name__})"
 
 
 def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
@@ -141,13 +152,3 @@ def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
         kv_use_max=kv_use_max,
         preemptions=round(counted[-1] - counted[0]) if counted else None,
     )
-
-
-def _problem(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"is answered with http {error.response.status_code}"
-    return f"is not answered ({type(error).__name__})"
-
-
-def _joined(values: Sequence[float] | None, join: Callable[[Sequence[float]], float]) -> float | None:
-    return join(values) if values else None

@@ -1,23 +1,18 @@
-"""Random prompts of an exact number of tokens.
+"""What requests hold: random text of an exact number of tokens, or held-out rows with their images.
 
 vLLM's own `random` prompts drift: they decode random ids, and where a token is half a character, what comes back is
 longer (128 asked, 192 sent with a tokenizer of 1,024 tokens; requests over max_model_len then fail). These are made of
-tokens that survive the round trip.
-
-Requests with images: held-out rows of the recipe, each asked as it is, one after the other.
-
-Text is random and of an exact length because a prompt's words do not change what it costs; a image's shape does, and
-that of the text beside it. So these are the run's own.
+tokens that survive the round trip. A prompt's words do not change what it costs; an image's shape does, and that of the
+text beside it. So requests with images are the run's own.
 """
 
 import hashlib
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gemsmith.bench.cell import plan_cells
 from gemsmith.checkpoints import read_config
@@ -37,7 +32,6 @@ from gemsmith.tasks.messages import images_of, text_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
 POOL = 1000
 TRIES = 20
 
@@ -49,7 +43,7 @@ def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[
     """
     tokenizer = load_tokenizer(folder)
     source = random.Random(seed)
-    pool = _plain_tokens(tokenizer, source)
+    pool = plain_tokens(tokenizer, source)
     return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
 
 
@@ -67,7 +61,7 @@ def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
     return len(tokenizer.encode(text).ids)
 
 
-def _plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
+def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
     """Texts that are one token each, also behind a word.
 
     No special tokens, no signs that begin one, no halves of characters.
@@ -156,58 +150,48 @@ class ImageRows:
         random.Random(seed).shuffle(order)
         with file.open("w", encoding="utf-8") as lines:
             for number in islice(cycle(order), requests):
-                lines.write(json.dumps({"content": self._content(self.documents[number])}) + "\n")
-
-    def _content(self, row: Document) -> Any:
-        (message,) = api_messages(row.messages[:1], row.images, self.patching)
-        return message["content"]
+                row = self.documents[number]
+                (message,) = api_messages(row.messages[:1], row.images, self.patching)
+                lines.write(json.dumps({"content": message["content"]}) + "\n")
 
 
 def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
     """Up to `most` rows of data.eval, drawn by the recipe's seed, with their images looked at.
 
-    Raises DataError for a row that is no question with a image, or one whose prompt is longer than data.max_length.
+    Raises DataError for a row that is no question with an image, or one whose prompt is longer than data.max_length.
     """
     documents = read_held_out(recipe).documents
     order = list(range(len(documents)))
     random.Random(recipe.seed).shuffle(order)
     chosen = [documents[number] for number in sorted(order[:most])]
     for document in chosen:
-        _check(document)
+        # What vLLM's client cannot send, or what would be no request with an image.
+        roles = [message.role for message in document.messages]
+        if roles[:2] != ["user", "assistant"] or len(roles) > 2:
+            raise DataError(
+                f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.images sends rows of one question "
+                "of the user and its answer; take such rows out, or set bench.images to false"
+            )
+        if not images_of(document.messages[:1]):
+            raise DataError(
+                f"data.eval, {document.origin}: has no image, and bench.images needs one in every row; take such rows "
+                "out, or set bench.images to false"
+            )
     folder = fetch_folder(recipe.checkpoint)
     patching = read_patching(read_config(folder), recipe.data.image_tokens)
     seen = validate_images(chosen, patching, bad="error", key="data.eval").documents
     template = find_template(folder, recipe.data.template)
     prompts = check_prompts_in_process(folder, template, [(document, 1) for document in seen])
     lengths = tuple(len(ids) for ids in prompts)
-    _refuse_too_long(seen, lengths, recipe.data.max_length)
+    for document, length in zip(seen, lengths, strict=True):
+        if length > recipe.data.max_length:
+            raise DataError(
+                f"data.eval, {document.origin}: its prompt has {length} tokens, more than data.max_length, "
+                f"{recipe.data.max_length}; take the row out, or raise data.max_length"
+            )
     return ImageRows(documents=tuple(seen), lengths=lengths, patching=patching)
 
 
 def most_requests(recipe: Recipe) -> int:
     """What the largest cell of the recipe's grid sends, warm-up counted."""
     return max(ask.requests for ask in plan_cells(recipe.bench, recipe.seed))
-
-
-def _check(document: Document) -> None:
-    """Raises DataError for what vLLM's client cannot send, or what would be no request with a image."""
-    roles = [message.role for message in document.messages]
-    if roles[:2] != ["user", "assistant"] or len(roles) > 2:
-        raise DataError(
-            f"data.eval, {document.origin}: has turns {', '.join(roles)}; bench.images sends rows of one question of "
-            "the user and its answer; take such rows out, or set bench.images to false"
-        )
-    if not images_of(document.messages[:1]):
-        raise DataError(
-            f"data.eval, {document.origin}: has no image, and bench.images needs one in every row; take such rows "
-            "out, or set bench.images to false"
-        )
-
-
-def _refuse_too_long(documents: Sequence[Document], lengths: Sequence[int], most: int) -> None:
-    for document, length in zip(documents, lengths, strict=True):
-        if length > most:
-            raise DataError(
-                f"data.eval, {document.origin}: its prompt has {length} tokens, more than data.max_length, {most}; "
-                "take the row out, or raise data.max_length"
-            )

@@ -1,10 +1,6 @@
-"""A sweep: every cell of a grid, and of the search for saturation; what is measured is kept on the way.
+"""A sweep: every cell of a grid, and of the search for the rate at which the server saturates.
 
-Cells that are measured, kept until the sweep is whole: a second start goes on with the others.
-
-How long what is left of a sweep takes, from what has been measured of it.
-
-The rate at which a server saturates, by search: which rate to try next, and what the tried ones say.
+What is measured is kept until the sweep is whole, so that a second start goes on with the others.
 """
 
 import contextlib
@@ -32,10 +28,18 @@ from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_json, write_text
 from gemsmith.system.version import __version__
 
+CELLS = "cells"
+ENOUGH = 0.95
+"""The goodput under which a rate is too much."""
+NEAR = 1.1
+"""The search ends where the two rates around saturation are no further apart than this."""
+HIGHEST_RATE = 1024.0
+"""Requests a second; one client does not make more."""
+
 
 def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
     """SHA-256 of all that a cell's numbers depend on: server, load, number of requests, seed, SLO, client."""
-    inputs_sha256 = {
+    inputs = {
         "gemsmith": __version__,
         "client": client,
         "server": dict(facts),
@@ -46,7 +50,7 @@ def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client
         "probe": ask.probe,
         "slo": None if slo is None else slo.model_dump(),
     }
-    return sha256_json(inputs_sha256)
+    return sha256_json(inputs)
 
 
 def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:
@@ -93,14 +97,6 @@ def say_left(seconds: float) -> str:
     return f"about {seconds / 3600:.1f} h left"
 
 
-ENOUGH = 0.95
-"""The goodput under which a rate is too much."""
-NEAR = 1.1
-"""The search ends where the two rates around saturation are no further apart than this."""
-HIGHEST_RATE = 1024.0
-"""Requests a second; one client does not make more."""
-
-
 def next_rate(tried: Mapping[float, float]) -> float | None:
     """The rate to measure next, from rate -> goodput so far; None where nothing is left to find.
 
@@ -142,11 +138,8 @@ def describe_saturation(found: Saturation) -> str:
     return f"the server saturates {lengths} between {found.held_at:g} and {found.exceeded_at:g} requests/s"
 
 
-CELLS = "cells"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class SweepResult:
     """What a sweep has found."""
 
     cells: tuple[BenchCell, ...]
@@ -157,7 +150,7 @@ class Measured:
     """That of the first cell."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Sweep:
     """A sweep that is under way."""
 
@@ -166,14 +159,19 @@ class _Sweep:
     bench: Bench
     seed: int
     folder: Path
-    slo: Slo | None
-    console: Console
+    rows: ImageRows | None
+    clients: contextlib.ExitStack
+    """Ends the client."""
+    console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """Why cells have no numbers of the server itself."""
     reused: int = 0
     client: Client | None = None
-    rows: ImageRows | None = None
+
+    @property
+    def slo(self) -> Slo | None:
+        return make_slo(self.bench)
 
 
 def run_sweep(
@@ -184,7 +182,7 @@ def run_sweep(
     seed: int,
     folder: Path,
     rows: ImageRows | None = None,
-) -> Measured:
+) -> SweepResult:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
     `engine` is where vLLM's bench client is; `rows` are what requests are made of, in place of random text. Raises
@@ -194,31 +192,28 @@ def run_sweep(
     for file in folder.iterdir():
         if file.is_file():  # of an earlier start; what it has measured is in a folder
             file.unlink()
-    slo = make_slo(bench_)
     if rows is not None:
         bench_ = bench_.model_copy(update={"input_tokens": (rows.mean_tokens,)})
     asks = plan_cells(bench_, seed)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
-            endpoint=endpoint,
-            engine=engine,
-            bench=bench_,
-            seed=seed,
-            folder=folder,
-            slo=slo,
-            console=open_console(),
-            rows=rows,
+            endpoint=endpoint, engine=engine, bench=bench_, seed=seed, folder=folder, rows=rows, clients=stack
         )
-        saturations = list(_run_grid(sweep, asks, stack))
+        saturations = list(_run_grid(sweep, asks))
     with open_metrics(endpoint.url, key_headers()) as client:
         text = fetch_metrics(client)
     told = read_prefix_caching(text) if isinstance(text, str) else None
     caching = endpoint.prefix_caching if told is None else told
-    return Measured(
+    said = [describe_saturation(found) for found in saturations]
+    return SweepResult(
         cells=tuple(sweep.cells),
         saturations=tuple(saturations),
         prefix_caching=caching,
-        warnings=(*notices_of(sweep.cells), *_notices(sweep, caching), *map(_as_notice, saturations)),
+        warnings=(
+            *notices_of(sweep.cells),
+            *_notices(sweep, caching),
+            *(f"{text[0].upper()}{text[1:]}." for text in said),
+        ),
         command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
     )
 
@@ -229,37 +224,35 @@ def make_slo(bench_: Bench) -> Slo | None:
     return Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
 
 
-def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec], stack: contextlib.ExitStack) -> Iterator[Saturation]:
+def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
     """Measures the grid's cells, and after those of each length what else its saturation takes."""
     tried: dict[float, float] = {}
     for place, ask in enumerate(asks):
-        cell = _run_cell(sweep, ask, asks[place + 1 :], stack)
+        left = asks[place + 1 :]
+        cell = _run_cell(sweep, ask, left)
         if sweep.slo is None:
             continue
         lengths = {"input_tokens": ask.load.input_tokens, "output_tokens": ask.load.output_tokens}
         if ask.load.is_open:
             tried[ask.load.request_rate] = cell.goodput or 0.0
             if len(tried) == 1 and next_rate(tried) is None:
-                _say(sweep, read_saturation(tried, **lengths), "bold red")
-        following = asks[place + 1].load if place + 1 < len(asks) else None
-        if tried and (following is None or _lengths(following) != _lengths(ask.load)):
+                _print_saturation(sweep, read_saturation(tried, **lengths), "bold red")
+        following = left[0].load if left else None
+        if following and (following.input_tokens, following.output_tokens) == tuple(lengths.values()):
+            continue
+        if tried:
             while (rate := next_rate(tried)) is not None:
-                tried[rate] = _probe(sweep, ask.load, rate, asks[place + 1 :], stack)
+                number = len(sweep.cells) + 1
+                probe = make_ask(sweep.bench, Load(**lengths, request_rate=rate), sweep.seed, number=number, probe=True)
+                tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
             found = read_saturation(tried, **lengths)
             if found.held_at is not None:
-                _say(sweep, found, "bold")
+                _print_saturation(sweep, found, "bold")
             yield found
             tried = {}
 
 
-def _probe(sweep: _Sweep, load: Load, rate: float, left: Sequence[LoadSpec], stack: contextlib.ExitStack) -> float:
-    """The goodput at one rate more."""
-    probed = Load(input_tokens=load.input_tokens, output_tokens=load.output_tokens, request_rate=rate)
-    ask = make_ask(sweep.bench, probed, sweep.seed, number=len(sweep.cells) + 1, probe=True)
-    return _run_cell(sweep, ask, left, stack).goodput or 0.0
-
-
-def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec], stack: contextlib.ExitStack) -> BenchCell:
+def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCell:
     """The cell, from an earlier start or measured now."""
     facts = {**sweep.endpoint.facts, **({"rows": sweep.rows.sha256} if sweep.rows else {})}
     digest = digest_cell(ask, sweep.slo, facts, f"{sweep.engine.package} {sweep.engine.version}")
@@ -267,14 +260,23 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec], stack: con
     if kept is None:
         if sweep.client is None:
             client = running_client(sweep.engine.python, sweep.endpoint, sweep.folder, rows=sweep.rows)
-            sweep.client = stack.enter_context(client)
+            sweep.client = sweep.clients.enter_context(client)
         cell = _measure(sweep, sweep.client, ask, left)
         keep_cell(sweep.folder / CELLS, digest, cell)
     else:
         cell, sweep.reused = kept, sweep.reused + 1
     sweep.cells.append(cell)
-    seconds = sum(expected_s(each, sweep.cells) for each in left)
-    sweep.console.print(_describe(cell, ask, reused=kept is not None, left=say_left(seconds) if left else ""))
+    left_s = sum(expected_s(each, sweep.cells) for each in left)
+    sweep.console.print(
+        Text.assemble(
+            f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
+            f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
+            "" if cell.goodput is None else f", goodput {100 * cell.goodput:.0f} %",
+            (f", not answered whole: {describe_failures(cell.failures)}" if cell.failures else "", "red"),
+            (", from an earlier start" if kept is not None else "", "dim"),
+            (f"; {say_left(left_s)}" if left else "", "dim"),
+        )
+    )
     return cell
 
 
@@ -295,7 +297,14 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
         result = measure(client, ask, heard=show)
     cell = read_cell(ask, result, sweep.slo)
     if cell.failures or cell.warmup_failures:
-        _refuse_dead(sweep, ask)
+        # What a server that has gone left unanswered says nothing of how fast it is.
+        try:
+            sweep.endpoint.prove()
+        except EngineError as error:
+            raise EngineError(
+                f"bench: {ask}: {error}\nnothing of this cell counts; {len(sweep.cells)} cells before it are kept, and "
+                "the same command goes on with the others once the server is back"
+            ) from None
     if not cell.completed and not any(earlier.completed for earlier in sweep.cells):
         raise EngineError(
             f"bench: {ask}: none of {ask.count.measured} requests was answered whole: "
@@ -305,17 +314,6 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
     if load is None:
         sweep.problems.append(samples.problem or "was not answered in time")
     return cell.model_copy(update={"server": load})
-
-
-def _refuse_dead(sweep: _Sweep, ask: LoadSpec) -> None:
-    """Raises EngineError where the server has gone: what it left unanswered says nothing of how fast it is."""
-    try:
-        sweep.endpoint.prove()
-    except EngineError as error:
-        raise EngineError(
-            f"bench: {ask}: {error}\nnothing of this cell counts; {len(sweep.cells)} cells before it are kept, and the "
-            "same command goes on with the others once the server is back"
-        ) from None
 
 
 def _notices(sweep: _Sweep, caching: bool | None) -> Iterator[str]:
@@ -335,25 +333,5 @@ def _notices(sweep: _Sweep, caching: bool | None) -> Iterator[str]:
         yield f"{sweep.reused} of {len(sweep.cells)} cells were measured by an earlier start that was stopped."
 
 
-def _as_notice(found: Saturation) -> str:
-    text = describe_saturation(found)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _lengths(load: Load) -> tuple[int, int]:
-    return load.input_tokens, load.output_tokens
-
-
-def _say(sweep: _Sweep, found: Saturation, style: str) -> None:
+def _print_saturation(sweep: _Sweep, found: Saturation, style: str) -> None:
     sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), style)))
-
-
-def _describe(cell: BenchCell, ask: LoadSpec, *, reused: bool, left: str) -> Text:
-    return Text.assemble(
-        f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
-        f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
-        "" if cell.goodput is None else f", goodput {100 * cell.goodput:.0f} %",
-        (f", not answered whole: {describe_failures(cell.failures)}" if cell.failures else "", "red"),
-        (", from an earlier start" if reused else "", "dim"),
-        (f"; {left}" if left else "", "dim"),
-    )

@@ -1,11 +1,12 @@
-"""Answers as they come, in a file that a second start goes on from: a line each, under a digest of what made it."""
+"""Answers as they come, in files that a second start goes on from: a line each, under a digest of what made it."""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gemsmith.data.chat_template import find_template
 from gemsmith.runs.records import ServerFacts
@@ -13,20 +14,99 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import Reply
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import takes_images
-from gemsmith.system.files import sha256_file, sha256_json
+from gemsmith.system.files import atomic_write, sha256_file, sha256_json
 from gemsmith.tasks.messages import Message, plain_messages
 
+ANSWERS = "eval_answers.jsonl"
+DONE = "eval_answered.jsonl"
+"""What ANSWERS is called once the record is written: tasks that are added later do not ask again for the others'."""
+AGAIN = "eval_answers_again.jsonl"
+"""What takes the place of both once an evaluation that is done again is complete."""
 # Beside the weights, these make a request's tokens and how the next is chosen.
 _READ_BY_VLLM = (".json", ".jinja", ".model")
 
 
-def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int | None = None) -> str:
-    """SHA-256 of all that makes a model's answers but the question: weights, template, tokenizer, vLLM, settings.
+class AnswerCache:
+    """What some files hold; more is written to the last of them.
 
-    `max_tokens`: of the task; default: eval.max_tokens.
+    A line that cannot be read, such as one that a killed process was at, is left out.
     """
+
+    def __init__(self, *files: Path) -> None:
+        self.files = files
+
+    def replies(self) -> dict[str, Reply]:
+        """Digest -> answer."""
+        kept = {}
+        for line in self._lines():
+            match line:
+                case {"digest": str(digest), "text": str(text), "cut": bool(cut)}:
+                    tokens = line.get("tokens")
+                    kept[digest] = Reply(text=text, cut=cut, tokens=tokens if isinstance(tokens, int) else None)
+        return kept
+
+    def count_retries(self, digests: Collection[str]) -> dict[str, int]:
+        """Reason -> requests for these answers that were sent again."""
+        found = Counter[str]()
+        for line in self._lines():
+            match line:
+                case {"digest": str(digest), "retried": str(reason)} if digest in digests:
+                    found[reason] += 1
+        return dict(sorted(found.items()))
+
+    def server(self, digest: str) -> ServerFacts | None:
+        """What the last server said of itself that answered for the model of the digest."""
+        found = None
+        for line in self._lines():
+            if line.get("digest") == digest and "server" in line:
+                with contextlib.suppress(ValueError):
+                    found = ServerFacts.model_validate(line["server"])
+        return found
+
+    def add_reply(self, digest: str, reply: Reply) -> None:
+        self._add(digest, text=reply.text, cut=reply.cut, tokens=reply.tokens)
+
+    def add_retry(self, digest: str, reason: str) -> None:
+        self._add(digest, retried=reason)
+
+    def add_server(self, digest: str, facts: ServerFacts) -> None:
+        self._add(digest, server=facts.model_dump(mode="json"))
+
+    def _add(self, digest: str, **said: Any) -> None:
+        with self.files[-1].open("ab+") as stream:
+            if stream.tell():  # a line that a killed process was at is ended first
+                stream.seek(-1, os.SEEK_END)
+                if stream.read() != b"\n":
+                    stream.write(b"\n")
+            stream.write(json.dumps({"digest": digest, **said}).encode() + b"\n")
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        for file in self.files:
+            for line in file.read_bytes().splitlines() if file.exists() else ():
+                with contextlib.suppress(ValueError, RecursionError):
+                    if isinstance(found := json.loads(line), dict):
+                        yield found
+
+
+def open_cache(run: Run, *, fresh: bool) -> AnswerCache:
+    """The answers of the run's earlier starts; `fresh`: of an evaluation that is done again."""
+    return AnswerCache(*(run.logs / name for name in ((AGAIN,) if fresh else (DONE, ANSWERS))))
+
+
+def keep_answers(run: Run, *, fresh: bool) -> None:
+    """Puts the answers of this record with those of the tasks that were there before, or in their place."""
+    files = open_cache(run, fresh=fresh).files
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
+    with atomic_write(run.logs / DONE) as stream:
+        stream.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts)
+    for name in (ANSWERS, AGAIN):
+        (run.logs / name).unlink(missing_ok=True)
+
+
+def digest_model(run: Run, folder: Path, weights_sha256: str, max_tokens: int) -> str:
+    """SHA-256 of all that makes a model's answers but the question: weights, template, tokenizer, vLLM, settings."""
     recipe, engine = run.recipe, find_vllm(run.recipe.serve.python)
-    return _sha256(
+    return sha256_json(
         {
             "weights": weights_sha256,
             "files": {
@@ -34,7 +114,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, *, max_tokens: int
             },
             "template": find_template(folder, recipe.data.template).sha256,
             "vllm": f"{engine.package} {engine.version}",
-            "max_tokens": max_tokens or recipe.eval.max_tokens,
+            "max_tokens": max_tokens,
             "dtype": recipe.serve.dtype,
             "max_model_len": recipe.serve.max_model_len,
             "arguments": recipe.serve.arguments,
@@ -60,74 +140,4 @@ def digest_question(
     """
     how = [*([] if drawn is None else [dict(drawn)]), *([list(choices)] if choices else [])]
     how += [{"images": list(images)}] if images else []
-    return _sha256([model, *plain_messages(messages), *how])
-
-
-def read_cache(file: Path) -> dict[str, Reply]:
-    """Digest -> answer. A line that cannot be read, such as one that a killed process was at, is left out."""
-    kept = {}
-    for line in _lines(file):
-        match line:
-            case {"digest": str(digest), "text": str(text), "cut": bool(cut)}:
-                tokens = line.get("tokens")
-                kept[digest] = Reply(text=text, cut=cut, tokens=tokens if isinstance(tokens, int) else None)
-    return kept
-
-
-def read_retries(file: Path) -> list[tuple[str, str]]:
-    """For each request that was tried again the digest of its answer and the reason."""
-    found = []
-    for line in _lines(file):
-        match line:
-            case {"digest": str(digest), "retried": str(reason)}:
-                found.append((digest, reason))
-    return found
-
-
-@contextlib.contextmanager
-def appending(file: Path) -> Iterator[IO[bytes]]:
-    """The file, open for more lines; one that a killed process was at is ended first."""
-    with file.open("ab+") as stream:
-        if stream.tell():
-            stream.seek(-1, os.SEEK_END)
-            if stream.read() != b"\n":
-                stream.write(b"\n")
-        yield stream
-
-
-def keep(stream: IO[bytes], digest: str, reply: Reply) -> None:
-    _write(stream, {"digest": digest, "text": reply.text, "cut": reply.cut, "tokens": reply.tokens})
-
-
-def log_retry(stream: IO[bytes], digest: str, reason: str) -> None:
-    _write(stream, {"digest": digest, "retried": reason})
-
-
-def keep_server(stream: IO[bytes], digest: str, facts: ServerFacts) -> None:
-    _write(stream, {"digest": digest, "server": facts.model_dump(mode="json")})
-
-
-def read_server(file: Path, digest: str) -> ServerFacts | None:
-    """What the last server said of itself that answered for the model of the digest."""
-    found = None
-    for line in _lines(file):
-        if line.get("digest") == digest and "server" in line:
-            with contextlib.suppress(ValueError):
-                found = ServerFacts.model_validate(line["server"])
-    return found
-
-
-def _write(stream: IO[bytes], line: Mapping[str, Any]) -> None:
-    stream.write(json.dumps(line).encode() + b"\n")
-    stream.flush()
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    for line in file.read_bytes().splitlines() if file.exists() else ():
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(found := json.loads(line), dict):
-                yield found
-
-
-def _sha256(inputs_sha256: object) -> str:
-    return sha256_json(inputs_sha256)
+    return sha256_json([model, *plain_messages(messages), *how])

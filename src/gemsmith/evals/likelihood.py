@@ -38,7 +38,11 @@ def ask_likelihoods(
         else:
             prompt, *rest = ids
             lengths += [(number, choice, len(last)) for choice, last in zip(choices, rest, strict=True)]
-            requests += [_request(server, [*prompt, *last]) for last in rest]
+            for last in rest:
+                # One token is written since none cannot be asked for; 0: no other tokens' log-probabilities than the
+                # prompt's.
+                body = {"model": server.model, "prompt": [*prompt, *last], "max_tokens": 1, "temperature": 0}
+                requests.append(Request(path="/v1/completions", body={**body, "prompt_logprobs": 0}))
     found: dict[int, dict[str, dict[str, Any] | Failure]] = {number: {} for number in asked}
 
     def add(place: int, reply: dict[str, Any] | Failure) -> None:
@@ -48,7 +52,9 @@ def ask_likelihoods(
             logprob if isinstance(logprob, Failure) else {"choice": choice, "logprob": logprob, "tokens": last}
         )
         if len(found[number]) == len(asked[number][1]):
-            heard(number, _as_reply([found[number][choice] for choice in asked[number][1]]))
+            listed = [found[number][choice] for choice in asked[number][1]]
+            failure = next((each for each in listed if isinstance(each, Failure)), None)
+            heard(number, failure or Reply(text=json.dumps(listed, ensure_ascii=False), cut=False))
 
     ask_all(server, requests, add, concurrency=concurrency)
 
@@ -83,26 +89,13 @@ def _tokenize(server: Server, asked: Asked, concurrency: int) -> dict[int | str,
     names = list(bodies)
 
     def heard(place: int, reply: dict[str, Any] | Failure) -> None:
-        found[names[place]] = reply if isinstance(reply, Failure) else _read_ids(reply)
+        ids = reply if isinstance(reply, Failure) else reply.get("tokens")
+        if not isinstance(ids, Failure) and not (
+            isinstance(ids, list) and ids and all(isinstance(token, int) for token in ids)
+        ):
+            ids = Failure(reason="no tokens", detail="the server's /tokenize gave none")
+        found[names[place]] = ids
 
     requests = [Request(path="/tokenize", body={"model": server.model, **body}) for body in bodies.values()]
     ask_all(server, requests, heard, concurrency=concurrency)
     return found
-
-
-def _read_ids(reply: Mapping[str, Any]) -> list[int] | Failure:
-    ids = reply.get("tokens")
-    if not isinstance(ids, list) or not ids or not all(isinstance(token, int) for token in ids):
-        return Failure(reason="no tokens", detail="the server's /tokenize gave none")
-    return ids
-
-
-def _request(server: Server, ids: Sequence[int]) -> Request:
-    # One token is written since none cannot be asked for; 0: no other tokens' log-probabilities than the prompt's.
-    body = {"model": server.model, "prompt": list(ids), "max_tokens": 1, "temperature": 0, "prompt_logprobs": 0}
-    return Request(path="/v1/completions", body=body)
-
-
-def _as_reply(found: Sequence[dict[str, Any] | Failure]) -> Reply | Failure:
-    failure = next((each for each in found if isinstance(each, Failure)), None)
-    return failure or Reply(text=json.dumps(found, ensure_ascii=False), cut=False)

@@ -100,7 +100,20 @@ def read_scores(results: dict[str, Any]) -> dict[str, dict[str, LmEvalScore]]:
     >>> read_scores({"results": {"t": {"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1}}})["t"]["acc"].value
     0.5
     """
-    return {task: _metrics(found) for task, found in sorted(results["results"].items())}
+    scores: dict[str, dict[str, LmEvalScore]] = {}
+    for task, found in sorted(results["results"].items()):
+        scores[task] = {}
+        for key, value in found.items():  # such as `acc,none` and `acc_stderr,none`
+            name, comma, chosen = key.partition(",")
+            if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            stderr = found.get(f"{name}_stderr,{chosen}")
+            known = isinstance(stderr, int | float) and math.isfinite(stderr)
+            # A filter that is not `none` stays in the name.
+            scores[task][name if chosen == "none" else key] = LmEvalScore(
+                value=float(value), stderr=float(stderr) if known else None
+            )
+    return scores
 
 
 def print_lm_eval(record: LmEvalRecord) -> None:
@@ -125,7 +138,13 @@ def _evaluate(
     """The scores of a model, and the rows of each task."""
     server = start()
     with atomic_replace_dir(run.logs / f"lm_eval_{model}") as work:
-        _write_tokenizer(run, checkpoint, work / "tokenizer")
+        # The checkpoint's tokenizer with the chat template that the run uses, whichever file that is from.
+        (work / "tokenizer").mkdir()
+        for file in checkpoint.iterdir():
+            if file.suffix in _OF_TOKENIZER and not file.name.endswith(".index.json"):
+                shutil.copy(file, work / "tokenizer" / file.name)
+        template = find_template(checkpoint, run.recipe.data.template)
+        (work / "tokenizer" / "chat_template.jinja").write_text(template.text, encoding="utf-8")
         # JSON is YAML; unlike the command line's, its values may hold commas and equals signs.
         settings = _settings(run, server, work, tasks, folder)
         (work / "settings.yaml").write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -173,32 +192,6 @@ def _settings(run: Run, server: Server, work: Path, tasks: Sequence[str], folder
         "include_path": None if folder is None else str(folder.resolve()),
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _write_tokenizer(run: Run, checkpoint: Path, folder: Path) -> None:
-    """The checkpoint's tokenizer with the chat template that the run uses, whichever file that is from."""
-    folder.mkdir()
-    for file in checkpoint.iterdir():
-        if file.suffix in _OF_TOKENIZER and not file.name.endswith(".index.json"):
-            shutil.copy(file, folder / file.name)
-    template = find_template(checkpoint, run.recipe.data.template)
-    (folder / "chat_template.jinja").write_text(template.text, encoding="utf-8")
-
-
-def _metrics(found: dict[str, Any]) -> dict[str, LmEvalScore]:
-    """`acc,none` and `acc_stderr,none` -> acc. A filter that is not `none` stays in the name."""
-    metrics = {}
-    for key, value in found.items():
-        name, comma, chosen = key.partition(",")
-        if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        shown = name if chosen == "none" else key
-        metrics[shown] = LmEvalScore(value=float(value), stderr=_finite(found.get(f"{name}_stderr,{chosen}")))
-    return metrics
-
-
-def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _shown(score: LmEvalScore) -> str:

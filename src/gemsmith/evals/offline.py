@@ -1,67 +1,32 @@
 """Answers that exist already, scored without a server: `gemsmith eval --task verilog --answers FILE`."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from gemsmith.errors import DataError, InputError, suggest
+from gemsmith.evals.generate import grade, judging
 from gemsmith.evals.metrics import pass_at_each
+from gemsmith.evals.results import problem_score
 from gemsmith.runs.eval_records import AnswersRecord, ProblemScore
+from gemsmith.serve.client.chat import Reply
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import regular_file
 from gemsmith.system.json import parse_json
-from gemsmith.system.sandbox import Sandbox, find_sandbox
-from gemsmith.tasks.verilog.simulate import (
-    Problem,
-    Verdict,
-    count_reasons,
-    find_simulator,
-    judge,
-    open_bench,
-    problems_sha256,
-    read_problems,
-)
+from gemsmith.tasks.verilog.task import PROMPTS, open_judges, read_questions
 
 _KEYS = {"problem", "completion"}
 
 
-def score_answers(dataset: Path, file: Path, *, unsafe: bool = False) -> AnswersRecord:
+def score_named(given: Mapping[str, Any]) -> AnswersRecord:
     """The record of every answer in a JSONL file of {"problem", "completion"}, each run in a sandbox.
 
-    Raises DataError for a dataset or an answer that cannot be read, MachineError without simulator or sandbox.
+    `given` are the options of `gemsmith eval` without a run. Raises InputError for one too few or many, DataError for a
+    dataset or an answer that cannot be read, MachineError without simulator or sandbox.
     """
-    simulator, sandbox = find_simulator(), find_sandbox(unsafe=unsafe)
-    problems = read_problems(dataset)
-    answers = _read_answers(file, [problem.name for problem in problems])
-    asked = [problem for problem in problems if problem.name in answers]
-    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
-    try:
-        scored = [pool.submit(_score_problem, problem, answers[problem.name], sandbox) for problem in asked]
-        scores = tuple(each.result() for each in track(scored, "scoring", open_console()))
-    finally:  # also after Ctrl-C: what has not begun need not be waited for
-        pool.shutdown(wait=False, cancel_futures=True)
-    return AnswersRecord(
-        task="verilog",
-        dataset=str(dataset),
-        dataset_sha256=problems_sha256(problems),
-        answers=str(file),
-        answers_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-        simulator=simulator,
-        sandbox=sandbox.bubblewrap is not None,
-        problems=scores,
-        left_out=sum(score.ungraded is not None for score in scores),
-        unanswered=len(problems) - len(asked),
-        pass_at=pass_at_each([score for score in scores if score.ungraded is None]),
-    )
-
-
-def score_named(given: Mapping[str, Any]) -> AnswersRecord:
-    """The record of `gemsmith eval` without a run, from its options. Raises InputError for one too few or many."""
     if missing := [f"--{name}" for name in ("task", "dataset", "answers") if name not in given]:
         raise InputError(
             f"{missing[0]} is missing; give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
@@ -70,7 +35,40 @@ def score_named(given: Mapping[str, Any]) -> AnswersRecord:
         raise InputError(
             f"--{min(others).replace('_', '-')}: is for answers that are still to come; give SOURCE, or leave it out"
         )
-    return score_answers(given["dataset"], given["answers"], unsafe="unsafe" in given)
+    dataset, file = Path(given["dataset"]), Path(given["answers"])
+    found = read_questions(dataset, prompt=PROMPTS[0])
+    answers = _read_answers(file, [question.origin for question in found.questions])
+    asked = [question for question in found.questions if question.origin in answers]
+    judges = open_judges(asked, unsafe="unsafe" in given)
+    with judging(judges) as submit:
+        waiting = [
+            (question, [(text, submit(question, text)) for text in answers[question.origin]])
+            for question in asked
+            if question.origin not in judges.ungraded
+        ]
+        scored = {
+            question.origin: problem_score(
+                question, [grade(Reply(text=text, cut=False), each.result()) for text, each in judged]
+            )
+            for question, judged in track(waiting, "scoring", open_console())
+        }
+    ungraded = {
+        name: ProblemScore(name=name, samples=len(answers[name]), passed=0, reasons={}, ungraded=why)
+        for name, why in judges.ungraded.items()
+    }
+    return AnswersRecord(
+        task="verilog",
+        dataset=str(dataset),
+        dataset_sha256=found.sha256,
+        answers=str(file),
+        answers_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        simulator=judges.tool,
+        sandbox=judges.sandboxed,
+        problems=tuple((scored | ungraded)[question.origin] for question in asked),
+        left_out=len(judges.ungraded),
+        unanswered=len(found.questions) - len(asked),
+        pass_at=pass_at_each(list(scored.values())),
+    )
 
 
 def print_answers(record: AnswersRecord) -> None:
@@ -95,21 +93,6 @@ def print_answers(record: AnswersRecord) -> None:
         console.print("generated code ran without a sandbox")
 
 
-def _score_problem(problem: Problem, answers: Sequence[str], sandbox: Sandbox) -> ProblemScore:
-    bench = open_bench(problem, sandbox)
-    if isinstance(bench, Verdict):
-        why = f"its own reference does not pass: {bench.reason}, {bench.detail}"
-        return ProblemScore(name=problem.name, samples=len(answers), passed=0, reasons={}, ungraded=why)
-    verdicts = [judge(bench, answer, sandbox) for answer in answers]
-    return ProblemScore(
-        name=problem.name,
-        samples=len(answers),
-        passed=sum(verdict.passed for verdict in verdicts),
-        reasons=dict(count_reasons(verdicts)),
-        details=tuple(dict.fromkeys(f"{each.reason}: {each.detail}" for each in verdicts if each.reason)),
-    )
-
-
 def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
     """The answers to each problem, in the file's order."""
     try:
@@ -118,27 +101,25 @@ def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
         raise DataError(f"--answers {file}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise DataError(f"--answers {file}: is not UTF-8 text") from None
+    form = '{"problem": "…", "completion": "…"}'
     answers: dict[str, list[str]] = {}
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            problem, completion = _read_answer(line, f"--answers {file}:{number}")
-            if problem not in names:
-                raise DataError(
-                    f"--answers {file}:{number}: {problem!r} is no problem of the dataset{suggest(problem, names)}; "
-                    "problems are named by their files, without _prompt.txt"
-                )
-            answers.setdefault(problem, []).append(completion)
+        if not line.strip():
+            continue
+        place = f"--answers {file}:{number}"
+        try:
+            row = parse_json(line)
+        except ValueError:
+            raise DataError(f"{place}: is not JSON; each line must be {form}") from None
+        if not isinstance(row, dict) or not row.keys() >= _KEYS or not all(isinstance(row[key], str) for key in _KEYS):
+            raise DataError(f"{place}: must be {form}, both texts")
+        problem = row["problem"]
+        if problem not in names:
+            raise DataError(
+                f"{place}: {problem!r} is no problem of the dataset{suggest(problem, names)}; problems are named by "
+                "their files, without _prompt.txt"
+            )
+        answers.setdefault(problem, []).append(row["completion"])
     if not answers:
-        raise DataError(f'--answers {file}: holds no answer; give one a line: {{"problem": "…", "completion": "…"}}')
+        raise DataError(f"--answers {file}: holds no answer; give one a line: {form}")
     return answers
-
-
-def _read_answer(line: str, place: str) -> tuple[str, str]:
-    form = '{"problem": "…", "completion": "…"}'
-    try:
-        row = parse_json(line)
-    except ValueError:
-        raise DataError(f"{place}: is not JSON; each line must be {form}") from None
-    if not isinstance(row, dict) or not row.keys() >= _KEYS or not all(isinstance(row[key], str) for key in _KEYS):
-        raise DataError(f"{place}: must be {form}, both texts")
-    return row["problem"], row["completion"]

@@ -1,7 +1,4 @@
-"""What the record says of a task, from the two models' answers to it.
-
-What the terminal shows of an evaluation: a line a model, the comparison, and a table of the questions.
-"""
+"""What the record and the terminal say of a task, from the two models' answers to it."""
 
 import math
 from collections import Counter
@@ -10,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.evals.generate import Answer, Answers, describe_counts
+from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
 from gemsmith.evals.labels import Answered, label_scores
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, score
 from gemsmith.evals.tasks import OpenTask
@@ -25,6 +22,20 @@ EXAMPLES = 5
 
 def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
     """One task of the record: both models' scores, and whether they differ."""
+    # Of questions that both models have answered and a scorer has judged at least once. Where there is none, all of
+    # them count, as not right.
+    pairs = list(zip(base.answers, tuned.answers, strict=True))
+    whole = [
+        pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in answers) for answers in pair)
+    ]
+    shares = [[_share(answers) for answers in pair] for pair in whole or pairs]
+    labels = None
+    if task.held_out and isinstance(task.scorer, Classifier):
+        answered = (
+            Answered([answer.text for answer in model.all()], [answer.right for answer in model.all()])
+            for model in (base, tuned)
+        )
+        labels = label_scores(task.scorer, task.questions, *answered)
     return TaskResult(
         task=task.entry.task,
         samples=task.sampling.samples,
@@ -40,48 +51,18 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
         sandbox=task.sandbox,
         base=model_result(task, base),
         tuned=model_result(task, tuned),
-        difference=compare_paired(*_answered(base, tuned)),
-        labels=_labels(task, base, tuned),
+        difference=compare_paired([one for one, _ in shares], [other for _, other in shares]),
+        labels=labels,
     )
-
-
-def _labels(task: OpenTask, base: Answers, tuned: Answers) -> LabelsResult | None:
-    """What there is to say of answers that are labels; None where they are not."""
-    if not task.held_out or not isinstance(task.scorer, Classifier):
-        return None
-    one, other = (
-        Answered([answer.text for answer in model.all()], [answer.right for answer in model.all()])
-        for model in (base, tuned)
-    )
-    return label_scores(task.scorer, task.questions, one, other)
-
-
-def _answered(base: Answers, tuned: Answers) -> tuple[list[float], list[float]]:
-    """The share of right answers to each question that both models have answered and a scorer has judged at least once.
-
-    Where there is none, all of them count, as not right.
-    """
-    pairs = list(zip(base.answers, tuned.answers, strict=True))
-    whole = [pair for pair in pairs if all(any(_is_judged(answer) for answer in answers) for answers in pair)]
-    shares = [[_share(answers) for answers in pair] for pair in whole or pairs]
-    return [share for share, _ in shares], [share for _, share in shares]
-
-
-def _is_judged(answer: Answer) -> bool:
-    return not answer.failed and not answer.ungraded
-
-
-def _share(answers: Sequence[Answer]) -> float:
-    return sum(answer.right for answer in answers) / len(answers)
 
 
 def model_result(task: OpenTask, answers: Answers) -> ModelResult:
     """One model's scores on a task, and what its answers cost."""
     flat = answers.all()
     tokens = [answer.tokens for answer in flat if answer.tokens is not None]
-    problems = () if task.held_out else tuple(map(_problem_score, task.questions, answers.answers))
+    problems = () if task.held_out else tuple(map(problem_score, task.questions, answers.answers))
     return ModelResult(
-        score=_score(flat) if task.held_out else _mean_score(answers),
+        score=_score(task, answers),
         pass_at=pass_at_each(problems),
         problems=problems,
         answers=len(flat),
@@ -92,39 +73,29 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
     )
 
 
-def _score(answers: Sequence[Answer]) -> Score:
-    others = Counter({name: 0 for answer in answers for name in answer.others})
-    others.update(name for answer in answers for name, right in answer.others.items() if right)
-    right = [answer.right for answer in answers]
-    return score(right, cut=_count_cut(answers), others=others, **_count_troubles(answers))
-
-
-def _mean_score(answers: Answers) -> Score:
-    """pass@1, with its interval over questions."""
-    shares, flat = [_share(each) for each in answers.answers], answers.all()
+def _score(task: OpenTask, answers: Answers) -> Score:
+    """Of rows the share of right ones; else pass@1, with its interval over questions."""
+    flat = answers.all()
+    cut = sum(answer.cut for answer in flat)
+    failed = dict(Counter(answer.failed for answer in flat if answer.failed))
+    ungraded = dict(Counter(answer.ungraded for answer in flat if answer.ungraded))
+    if task.held_out:
+        others = Counter({name: 0 for answer in flat for name in answer.others})
+        others.update(name for answer in flat for name, right in answer.others.items() if right)
+        return score([answer.right for answer in flat], cut=cut, failed=failed, ungraded=ungraded, others=others)
+    shares = [_share(each) for each in answers.answers]
     low, high = mean_interval(shares)
     return Score(
-        score=sum(shares) / len(shares),
-        low=low,
-        high=high,
-        n=len(shares),
-        cut=_count_cut(flat),
-        **_count_troubles(flat),
+        score=sum(shares) / len(shares), low=low, high=high, n=len(shares), cut=cut, failed=failed, ungraded=ungraded
     )
 
 
-def _count_cut(answers: Sequence[Answer]) -> int:
-    return sum(answer.cut for answer in answers)
+def _share(answers: Sequence[GradedAnswer]) -> float:
+    return sum(answer.right for answer in answers) / len(answers)
 
 
-def _count_troubles(answers: Sequence[Answer]) -> dict[str, dict[str, int]]:
-    return {
-        "failed": dict(Counter(answer.failed for answer in answers if answer.failed)),
-        "ungraded": dict(Counter(answer.ungraded for answer in answers if answer.ungraded)),
-    }
-
-
-def _problem_score(question: Question, answers: Sequence[Answer]) -> ProblemScore:
+def problem_score(question: Question, answers: Sequence[GradedAnswer]) -> ProblemScore:
+    """How many of the answers to a question passed, and why the others did not."""
     wrong = [answer for answer in answers if not answer.right]
     reasons = Counter(answer.reason or answer.ungraded or answer.failed or "wrong" for answer in wrong)
     details = [f"{answer.reason}: {answer.detail}" for answer in wrong if answer.detail]
@@ -139,30 +110,27 @@ def _problem_score(question: Question, answers: Sequence[Answer]) -> ProblemScor
 
 def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
     """For each answer to each question what was asked and expected and what both models wrote."""
-    number = 0
-    for question, one, other in zip(task.questions, base.answers, tuned.answers, strict=True):
-        for sample, answers in enumerate(zip(one, other, strict=True)):
-            number += 1
-            named = {} if task.held_out else {"problem": question.origin, "sample": sample + 1}
-            yield {"task": task.name, "row": number, **named, **_row(question, *answers)}
-
-
-def _row(question: Question, base: Answer, tuned: Answer) -> dict[str, Any]:
-    return {
-        "prompt": "\n\n".join(text_of(message) for message in question.messages),
-        **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
-        "expected": question.expected,
-        "base": base.text,
-        "tuned": tuned.text,
-        "base_right": base.right,
-        "tuned_right": tuned.right,
-        "base_cut": base.cut,
-        "tuned_cut": tuned.cut,
-        "base_failed": base.failed,
-        "tuned_failed": tuned.failed,
-        "base_reason": base.reason or base.ungraded,
-        "tuned_reason": tuned.reason or tuned.ungraded,
-    }
+    for number, (one, other) in enumerate(zip(base.all(), tuned.all(), strict=True)):
+        question = task.question_of(number)
+        named = {"problem": question.origin, "sample": number % task.sampling.samples + 1}
+        yield {
+            "task": task.name,
+            "row": number + 1,
+            **({} if task.held_out else named),
+            "prompt": "\n\n".join(text_of(message) for message in question.messages),
+            **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
+            "expected": question.expected,
+            "base": one.text,
+            "tuned": other.text,
+            "base_right": one.right,
+            "tuned_right": other.right,
+            "base_cut": one.cut,
+            "tuned_cut": other.cut,
+            "base_failed": one.failed,
+            "tuned_failed": other.failed,
+            "base_reason": one.reason or one.ungraded,
+            "tuned_reason": other.reason or other.ungraded,
+        }
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
@@ -201,8 +169,8 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> list[str]:
     return warnings
 
 
-def source_notices(task: OpenTask, result: TaskResult) -> list[str]:
-    """What must be known of a task with its own questions before its scores: what was left out, and what they tell."""
+def result_notices(task: OpenTask, result: TaskResult) -> list[str]:
+    """What must be known of a task before its scores: what was left out, and that they tell nothing."""
     warnings = []
     if result.left_out:
         total = len(result.left_out) + len(task.questions)
@@ -228,7 +196,7 @@ def image_notices(task: OpenTask) -> list[str]:
 
 
 def critical_warnings(task: OpenTask, result: TaskResult) -> list[str]:
-    """That generated code ran unguarded, or that a task with its own questions is answered worse than by the base."""
+    """That generated code ran unguarded, or that a task is answered worse than by the base."""
     warnings = []
     if result.sandbox is False:
         warnings.append(f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it.")
@@ -287,14 +255,9 @@ def problem_table(result: TaskResult) -> Table:
     """A line a question: how many answers of each model passed, and why the others did not."""
     table = Table("problem", "base", "tuned", "not passed, base", "not passed, tuned", box=None, header_style="bold")
     for base, tuned in zip(result.base.problems, result.tuned.problems, strict=True):
-        counts = [f"{each.passed} of {each.samples}" for each in (base, tuned)]
-        table.add_row(base.name, *counts, *(describe_reasons(each) for each in (base, tuned)))
+        models = (base, tuned)
+        reasons = [", ".join(f"{count} {reason}" for reason, count in each.reasons.items()) for each in models]
+        table.add_row(base.name, *(f"{each.passed} of {each.samples}" for each in models), *reasons)
     for name, why in result.left_out.items():
         table.add_row(name, "", "", "left out", why)
     return table
-
-
-def describe_reasons(problem: ProblemScore) -> str:
-    """3 wrong output, 1 timeout."""
-    reasons: Mapping[str, int] = problem.reasons
-    return ", ".join(f"{count} {reason}" for reason, count in reasons.items())

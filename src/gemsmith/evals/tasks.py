@@ -65,12 +65,15 @@ class OpenTask:
         """Whether its questions are rows of data.eval, and not its own."""
         return self.entry.task not in SOURCES
 
+    def question_of(self, number: int) -> Question:
+        """What the answer of this index answers: question times samples, plus sample."""
+        return self.questions[number // self.sampling.samples]
+
     def name_answer(self, number: int) -> str:
         """What the answer of this index is called: row 3, or Prob001_zero sample 2."""
         if self.held_out:
             return f"row {number + 1}"
-        question, sample = divmod(number, self.sampling.samples)
-        return f"{self.questions[question].origin} sample {sample + 1}"
+        return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
 
 
 def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
@@ -94,11 +97,9 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
         tasks.append(
             _open_rows(run, entry, name, rows) if entry.task not in SOURCES else _open_source(run, entry, name)
         )
-    prompts = [(document, len(question.messages)) for document, question in _documents(dataset, rows)]
-    for task in tasks:
-        if not task.held_out:
-            prompts += [(_as_document(question), len(question.messages)) for question in task.questions]
-    ids = tuple(_check_prompts(run, prompts)[: len(rows)])
+    asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
+    asked += [(as_document(question), question) for task in tasks if not task.held_out for question in task.questions]
+    ids = tuple(_check_prompts(run, asked)[: len(rows)])
     return [replace(task, prompts=ids) if task.held_out else task for task in tasks], dataset
 
 
@@ -111,8 +112,14 @@ def read_questions(run: Run) -> list[Question]:
     dataset = _read_rows(run)
     rows = _questions_of(run, dataset.documents)
     _check_rows(eval_tasks(run.recipe), rows)
-    _check_prompts(run, [(document, len(question.messages)) for document, question in _documents(dataset, rows)])
+    _check_prompts(run, list(zip(dataset.documents, rows, strict=False)))
     return rows
+
+
+def as_document(question: Question) -> Document:
+    """The question with its expected answer, as a row."""
+    answer = text_message("assistant", question.expected)
+    return Document(messages=(*question.messages, answer), origin=question.origin, images=question.images)
 
 
 def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
@@ -139,12 +146,15 @@ def check_tasks(run: Run) -> None:
 
 
 def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
-    asked = json.dumps([(*_asked(question), question.expected) for question in rows])
+    asked = [
+        (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
+        for row in rows
+    ]
     return OpenTask(
         name=name,
         entry=entry,
         questions=tuple(rows),
-        sha256=hashlib.sha256(asked.encode()).hexdigest(),
+        sha256=hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
         scorer=find_scorer(entry.task),
         sampling=GREEDY,
         seed=run.recipe.seed,
@@ -160,7 +170,12 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     questions = found.questions[: recipe.eval.limit]
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
-    _tell_left_out(name, judges, len(questions))
+    if left := list(judges.ungraded):
+        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
+        open_console().print(
+            f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {judges.tool} cannot judge "
+            f"any answer to them: {named}"
+        )
     if not asked:
         first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
@@ -183,22 +198,6 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
-
-
-def _asked(question: Question) -> tuple[Any, ...]:
-    """Its messages, and where it has images their SHA-256."""
-    images = [image.sha256 for image in question.images]
-    return (plain_messages(question.messages), *([images] if images else []))
-
-
-def _tell_left_out(name: str, judges: Judges, questions: int) -> None:
-    left = list(judges.ungraded)
-    if left:
-        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
-        open_console().print(
-            f"eval: {name}: {len(left)} of {questions} questions are left out, since {judges.tool} cannot judge any "
-            f"answer to them: {named}"
-        )
 
 
 def _read_rows(run: Run) -> Dataset:
@@ -238,7 +237,7 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
             seen := next((row for row in rows if images_of(row.messages)), None)
         ):
             raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has a "
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has an "
                 "image; set eval.scorer to one that reads what is written, such as labels"
             )
         if isinstance(scorer, SupportsValidation):
@@ -264,16 +263,8 @@ def _question(document: Document, number: int) -> Question:
     )
 
 
-def _documents(dataset: Dataset | None, rows: Sequence[Question]) -> list[tuple[Document, Question]]:
-    return list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
-
-
-def _as_document(question: Question) -> Document:
-    answer = text_message("assistant", question.expected)
-    return Document(messages=(*question.messages, answer), origin=question.origin)
-
-
-def _check_prompts(run: Run, prompts: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
+def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
     folder = fetch_folder(run.recipe.checkpoint)
+    prompts = [(document, len(question.messages)) for document, question in asked]
     return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)

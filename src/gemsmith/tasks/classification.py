@@ -53,7 +53,18 @@ def find_label(answer: str, labels: Sequence[str]) -> str | None:
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
     """A verdict for each answer."""
-    return [_judge(question, answer) for answer in answers]
+    labels, expected = question.columns.get("labels"), normalize(question.expected)
+    verdicts = []
+    for answer in answers:
+        plain = normalize(answer)
+        right = plain == expected
+        if labels is None:
+            verdicts.append(Verdict(right=right, reason=None if right else "not the label"))
+            continue
+        reason = None if right else "no label" if find_label(answer, labels) is None else "another label"
+        named = set(_any_of(tuple(labels)).findall(plain)) == {expected}
+        verdicts.append(Verdict(right=right, reason=reason, others={NAMED: named}))
+    return verdicts
 
 
 def normalize(text: str) -> str:
@@ -66,23 +77,9 @@ def normalize(text: str) -> str:
     return plain.removesuffix(".").strip(_AROUND).casefold()
 
 
-def _judge(question: Question, answer: str) -> Verdict:
-    right = normalize(answer) == normalize(question.expected)
-    labels = question.columns.get("labels")
-    if labels is None:
-        return Verdict(right=right, reason=None if right else "not the label")
-    reason = None if right else "no label" if find_label(answer, labels) is None else "another label"
-    named = _named(normalize(answer), tuple(labels)) == {normalize(question.expected)}
-    return Verdict(right=right, reason=reason, others={NAMED: named})
-
-
-def _named(answer: str, labels: tuple[str, ...]) -> set[str]:
-    """The labels whose words stand in the answer; of those within each other, such as cat and cat fish, the longer."""
-    return set(_any_of(labels).findall(answer))
-
-
 @lru_cache
 def _any_of(labels: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds the words of labels in a text; of those within each other, such as cat and cat fish, the longer."""
     longest_first = sorted(_by_normal_form(labels), key=len, reverse=True)
     return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 

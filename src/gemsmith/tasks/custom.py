@@ -1,13 +1,13 @@
 """A task of the user's own: one Python file that the recipe names, whose code runs in this process.
 
 `eval.scorer: ./my_task.py` asks it for COLUMNS and score, `data.train: {task: ./my_task.py, rows: 100}` for
-generate_rows; tasks/task.py says what these are. It is loaded only by commands that score or make rows.
+generate_rows; tasks/base.py says what these are. It is loaded only by commands that score or make rows.
 """
 
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -37,22 +37,18 @@ class OwnRows:
     def generate_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
         """`rows` rows of it. Raises RecipeError where it fails, or gives fewer."""
         given = 0
-        for row in islice(self._rows(rows, split, seed), rows):
-            given += 1
-            yield row
-        if given < rows:
-            raise RecipeError(
-                f"task: {self.file}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
-            )
-
-    def _rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
         try:
-            made: Iterable[Mapping[str, Any]] = self.module.generate_rows(rows, split, seed)
-            yield from made
+            for row in islice(self.module.generate_rows(rows, split, seed), rows):
+                given += 1
+                yield row
         except (GemsmithError, Terminated):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
             raise RecipeError(f"task: {self.file}: generate_rows fails: {_explain(error)}; mend the file") from None
+        if given < rows:
+            raise RecipeError(
+                f"task: {self.file}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
+            )
 
 
 def load_scorer(file: str) -> Scorer:

@@ -44,19 +44,19 @@ def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
     """A verdict for each answer, whose reason names the first fields that differ."""
     expected = _read(question.expected)
     fields = question.columns.get("fields") or list(expected)
-    return [_judge(answer, {name: expected[name] for name in fields}) for answer in answers]
-
-
-def _judge(answer: str, expected: dict[str, Any]) -> Verdict:
-    try:
-        found = _read(answer)
-        wrong = list(_differing({name: found[name] for name in expected if name in found}, expected, ""))
-    except _Unusable as reason:
-        return Verdict(right=False, reason=str(reason))
-    except RecursionError:
-        return Verdict(right=False, reason="nests too deep")
-    more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-    return Verdict(right=not wrong, reason="; ".join(wrong[:_NAMED]) + more if wrong else None)
+    expected = {name: expected[name] for name in fields}
+    verdicts = []
+    for answer in answers:
+        try:
+            found = _read(answer)
+            wrong = list(_differing({name: found[name] for name in expected if name in found}, expected, ""))
+        except _Unusable as reason:
+            wrong = [str(reason)]
+        except RecursionError:
+            wrong = ["nests too deep"]
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        verdicts.append(Verdict(right=not wrong, reason="; ".join(wrong[:_NAMED]) + more if wrong else None))
+    return verdicts
 
 
 def _read(text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class TextPart:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePart:
-    """A image: the file that holds it, or its bytes where it has no file of its own."""
+    """An image: the file that holds it, or its bytes where it has no file of its own."""
 
     path: str = ""
     data: bytes = field(default=b"", repr=False)
@@ -77,20 +77,20 @@ def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
 
 
 def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
-    """The messages as chat templates take them: content that is text alone is a string, and a image is its place.
+    """The messages as chat templates take them: content that is text alone is a string, and an image is its place.
 
     >>> plain_messages([text_message("user", "hi")])
     ({'role': 'user', 'content': 'hi'},)
     >>> plain_messages([Message(role="user", parts=(ImagePart(path="a.png"), TextPart(text="hi")))])
     ({'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'hi'}]},)
     """
-    return tuple({"role": message.role, "content": _plain_content(message)} for message in messages)
-
-
-def _plain_content(message: Message) -> str | list[dict[str, str]]:
-    if not images_of([message]):
-        return text_of(message)
-    return [
-        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
-        for part in message.parts
-    ]
+    plain = []
+    for message in messages:
+        content: str | list[dict[str, str]] = text_of(message)
+        if images_of([message]):
+            content = [
+                {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+                for part in message.parts
+            ]
+        plain.append({"role": message.role, "content": content})
+    return tuple(plain)

@@ -7,13 +7,13 @@ compared; length-normalized, the sums over the choices' characters, as lm-evalua
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gemsmith.errors import DataError
 from gemsmith.tasks.base import Question, Verdict
 
 COLUMNS = ("choices",)
-NORMALISED = "length-normalized"
+NORMALIZED = "length-normalized"
 
 
 def check(question: Question) -> None:
@@ -40,18 +40,18 @@ def list_choices(question: Question) -> Sequence[str]:
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
-    """A verdict for each answer, which is the choices' log-probabilities in JSON; see tasks.task.Chooser."""
-    return [_judge(question.expected, answer) for answer in answers]
+    """A verdict for each answer, which is the choices' log-probabilities in JSON; see MultipleChoiceScorer."""
+    verdicts = []
+    for answer in answers:
+        raw = {each["choice"]: each["logprob"] for each in json.loads(answer)}
+        normalized = {choice: logprob / len(choice) for choice, logprob in raw.items()}
+        likeliest = max(raw, key=lambda choice: raw[choice])
+        right = _is_likeliest(question.expected, raw)
+        another = f"{likeliest!r} is likelier" if likeliest != question.expected else "another is as likely"
+        others = {NORMALIZED: _is_likeliest(question.expected, normalized)}
+        verdicts.append(Verdict(right=right, reason=None if right else another, others=others))
+    return verdicts
 
 
-def _judge(expected: str, answer: str) -> Verdict:
-    raw = {each["choice"]: each["logprob"] for each in json.loads(answer)}
-    normalized = {choice: logprob / len(choice) for choice, logprob in raw.items()}
-    likeliest = max(raw, key=lambda choice: raw[choice])
-    right = _is_likeliest(expected, raw)
-    reason = None if right else f"{likeliest!r} is likelier" if likeliest != expected else "another is as likely"
-    return Verdict(right=right, reason=reason, others={NORMALISED: _is_likeliest(expected, normalized)})
-
-
-def _is_likeliest(expected: str, logprobs: dict[str, float]) -> bool:
+def _is_likeliest(expected: str, logprobs: Mapping[str, float]) -> bool:
     return all(logprobs[expected] > logprob for choice, logprob in logprobs.items() if choice != expected)

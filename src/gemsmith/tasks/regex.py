@@ -39,16 +39,17 @@ def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
     """A verdict for each answer. Raises ScorerError where the pattern takes too long on one."""
     pattern = _compile(question)
     expected = _search(pattern, question.expected) if pattern.groups else None
-    return [_judge(_search(pattern, answer), expected) for answer in answers]
-
-
-def _judge(found: tuple[str | None, ...] | None, expected: tuple[str | None, ...] | None) -> Verdict:
-    if found is None:
-        return Verdict(right=False, reason="pattern not found")
-    if expected is None or found == expected:
-        return Verdict(right=True)
-    one, other = next((one, other) for one, other in zip(found, expected, strict=True) if one != other)
-    return Verdict(right=False, reason=f"{_shown(one)} instead of {_shown(other)}")
+    verdicts = []
+    for answer in answers:
+        found = _search(pattern, answer)
+        if found is None:
+            verdicts.append(Verdict(right=False, reason="pattern not found"))
+        elif expected is None or found == expected:
+            verdicts.append(Verdict(right=True))
+        else:
+            one, other = next((one, other) for one, other in zip(found, expected, strict=True) if one != other)
+            verdicts.append(Verdict(right=False, reason=f"{_shown(one)} instead of {_shown(other)}"))
+    return verdicts
 
 
 def _search(pattern: "regex.Pattern[str]", text: str) -> tuple[str | None, ...] | None:

@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.errors import MachineError
 from gemsmith.system.sandbox import Sandbox, find_sandbox
-from gemsmith.tasks.verilog.simulate import Bench, Problem, open_bench
+from gemsmith.tasks.verilog.simulate import Problem, Testbench, open_bench
 
 PROMPT = "I would like you to implement a module named TopModule: input a, input b, output y. y is a and b.\n"
 REFERENCE = """
@@ -79,9 +79,9 @@ def problem() -> Problem:
 
 
 @pytest.fixture(scope="session")
-def bench(problem: Problem, sandbox: Sandbox) -> Bench:
+def bench(problem: Problem, sandbox: Sandbox) -> Testbench:
     opened = open_bench(problem, sandbox)
-    assert isinstance(opened, Bench), opened
+    assert isinstance(opened, Testbench), opened
     return opened
 
 

@@ -1,11 +1,11 @@
 """The words decide the score: a changed one makes it comparable with nothing."""
 
 from gemsmith.tasks.messages import plain_messages
-from gemsmith.tasks.verilog.prompts import PROMPTS
+from gemsmith.tasks.verilog.task import ASK
 
 
 def test_the_official_prompt_is_that_of_verilog_evals_script_byte_by_byte():
-    system, user = plain_messages(PROMPTS["official"]("\nMake a module named TopModule.\n - output zero\n\n"))
+    system, user = plain_messages(ASK["official"]("\nMake a module named TopModule.\n - output zero\n\n"))
     assert system == {
         "role": "system",
         "content": "\nYou are a Verilog RTL designer that only writes code using correct Verilog syntax.\n",
@@ -19,9 +19,9 @@ def test_the_official_prompt_is_that_of_verilog_evals_script_byte_by_byte():
 
 
 def test_our_own_asks_in_one_message_for_one_block():
-    (user,) = plain_messages(PROMPTS["fenced"]("\nMake a module.\n"))
+    (user,) = plain_messages(ASK["fenced"]("\nMake a module.\n"))
     assert user["role"] == "user" and user["content"].startswith("Make a module.\n\nAnswer with one block of Verilog")
 
 
 def test_the_official_prompt_is_the_default():
-    assert next(iter(PROMPTS)) == "official"
+    assert next(iter(ASK)) == "official"

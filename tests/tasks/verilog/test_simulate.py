@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.tasks.verilog import simulate
-from gemsmith.tasks.verilog.simulate import REASONS, Problem, Verdict, judge, open_bench
+from gemsmith.tasks.verilog.simulate import REASONS, Problem, SimulationResult, judge, open_bench
 
 RIGHT = "module TopModule(input a, input b, output y);\n  assign y = a & b;\nendmodule"
 WIRE = "module TopModule(input a, input b, output y);"
@@ -87,7 +87,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("answer", [RIGHT, f"Here:\n```verilog\n{RIGHT}\n```\n", f"[BEGIN]\n{RIGHT}\n[DONE]"])
 def test_a_right_answer_passes(bench, sandbox, answer):
-    assert judge(bench, answer, sandbox) == Verdict(passed=True, samples=bench.samples)
+    assert judge(bench, answer, sandbox) == SimulationResult(passed=True, samples=bench.samples)
 
 
 def test_a_module_that_prints_for_itself_is_judged_by_what_it_does(bench, sandbox):
@@ -189,4 +189,4 @@ def test_memory_without_end_is_stopped(bench, sandbox):
 def test_a_testbench_that_does_not_compile_is_no_fault_of_the_answer(problem, sandbox):
     broken = Problem(name="x", prompt="", reference=problem.reference, testbench=problem.testbench + "\nmodule ;")
     verdict = open_bench(broken, sandbox)
-    assert isinstance(verdict, Verdict) and verdict.reason == "compile error"
+    assert isinstance(verdict, SimulationResult) and verdict.reason == "compile error"

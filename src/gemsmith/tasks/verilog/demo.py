@@ -87,7 +87,7 @@ def write_prompt(spec: Spec) -> str:
 
 def describe(spec: Spec) -> str:
     """The specification in English, from `named` on."""
-    ports = _join(f"{width}-bit input {name}" for name, width in spec.inputs)
+    ports = ", ".join(f"{width}-bit input {name}" for name, width in spec.inputs)
     output = f"{spec.output[1]}-bit output {spec.output[0]}"
     return f"named {spec.name} with {ports} and {output}. {describe_behaviour(spec, spec.output[0])}"
 
@@ -152,11 +152,6 @@ def normalise_module(text: str) -> str:
 
 def _range(width: int) -> str:
     return "" if width == 1 else f"[{width - 1}:0] "
-
-
-def _join(parts: Iterator[str]) -> str:
-    *most, last = list(parts)
-    return f"{', '.join(most)}, {last}" if most else last
 
 
 def _draw_spec(source: random.Random) -> Spec:

@@ -1,14 +1,8 @@
-"""The verdict on one answer to one problem: its module beside the reference, in Icarus Verilog, in a sandbox.
-
-The Verilog in a model's answer: fenced or not, with prose around it, in several modules or versions.
-
-Whether a module under test keeps to itself: it prints nothing, ends nothing, and names nothing of its testbench.
+"""The verdict on one answer to a problem of NVlabs/verilog-eval: its module beside the reference, in Icarus Verilog.
 
 The verdict is a line that the testbench prints. It can be trusted where the tested module cannot print, cannot reach
-into the testbench and cannot end the simulation, which is decided here, on the preprocessed text (so no macro hides
-anything), token by token. What is returned is written from those tokens, so that the compiler reads what was checked.
-
-The problems of NVlabs/verilog-eval, spec to RTL: a folder of Prob…_prompt.txt, Prob…_ref.sv and Prob…_test.sv.
+into the testbench and cannot end the simulation, which `guard` decides on the preprocessed text (so no macro hides
+anything), token by token. What it returns is written from those tokens, so that the compiler reads what was checked.
 """
 
 import hashlib
@@ -145,7 +139,8 @@ def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
     roots: dict[int, str] = {}
     for place, token in enumerate(solid):
         _check(token, modules)
-        if token.text == "." and place and _is_access(solid, place):
+        # Between a name and a part of it, and not in front of a port.
+        if token.text == "." and place and (solid[place - 1].name or solid[place - 1].text in ("]", ")")):
             root = _root(solid, place, openings, roots)
             if root is None or root in scopes:
                 raise Forged(f"it reaches into the testbench through {root or 'an expression'}")
@@ -174,12 +169,6 @@ def _check(token: _Token, modules: set[str]) -> None:
         raise Forged(f"it uses {token.text}, which is still there after the preprocessor")
     if token.kind == "system" and token.text[1:] not in _SILENT and not _PRINTS.match(token.text):
         raise Forged(f"it uses {token.text}, which a module under test has no need of")
-
-
-def _is_access(tokens: Sequence[_Token], place: int) -> bool:
-    """Whether the point is between a name and a part of it, and not in front of a port."""
-    before = tokens[place - 1]
-    return bool(before.name) or before.text in ("]", ")")
 
 
 def _root(tokens: Sequence[_Token], place: int, openings: Mapping[int, int], roots: Mapping[int, str]) -> str | None:
@@ -282,7 +271,7 @@ _COMPILE = ("iverilog", "-g2012", "-Wno-timescale", "-s", "tb", "-o", f"{FOLDER}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class SimulationResult:
     """`reason` is one of REASONS where it did not pass; `samples` is how many the testbench compared."""
 
     passed: bool
@@ -292,7 +281,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
+class Testbench:
     """A problem whose own reference has passed, with the number of samples that it was compared in."""
 
     problem: Problem
@@ -310,25 +299,27 @@ def find_simulator() -> str:
     return f"Icarus Verilog {version[1]}" if version else "Icarus Verilog"
 
 
-def open_bench(problem: Problem, sandbox: Sandbox) -> Bench | Verdict:
+def open_bench(problem: Problem, sandbox: Sandbox) -> Testbench | SimulationResult:
     """The problem, ready to judge answers; or the verdict on its own reference, which did not pass."""
     modules, scopes = scope_names(problem.testbench, problem.reference)
     itself = re.sub(r"\bRefModule\b", TOP, problem.reference)
     verdict = _simulate(problem, itself, sandbox)
     return (
-        Bench(problem=problem, modules=modules, scopes=scopes, samples=verdict.samples) if verdict.passed else verdict
+        Testbench(problem=problem, modules=modules, scopes=scopes, samples=verdict.samples)
+        if verdict.passed
+        else verdict
     )
 
 
-def judge(bench: Bench, answer: str, sandbox: Sandbox) -> Verdict:
+def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> SimulationResult:
     """Whether a model's answer solves the problem, and if not, why."""
     if len(answer) > MOST_CHARACTERS:
         detail = f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}"
-        return Verdict(passed=False, reason="sandbox", detail=detail)
+        return SimulationResult(passed=False, reason="sandbox", detail=detail)
     # Half of a surrogate pair is no text, and no file would take it.
     source = extract_modules(answer.encode("utf-8", "replace").decode())
     if source is None:
-        return Verdict(passed=False, reason="no module", detail=f"the answer has no module named {TOP}")
+        return SimulationResult(passed=False, reason="no module", detail=f"the answer has no module named {TOP}")
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
         read = sandbox.run(
@@ -343,21 +334,21 @@ def judge(bench: Bench, answer: str, sandbox: Sandbox) -> Verdict:
     try:
         kept = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
     except Forged as error:
-        return Verdict(passed=False, reason="forged", detail=str(error))
+        return SimulationResult(passed=False, reason="forged", detail=str(error))
     verdict = _simulate(bench.problem, kept, sandbox)
     if verdict.passed and verdict.samples != bench.samples:
         detail = f"the testbench compared {verdict.samples} samples, with the reference {bench.samples}"
-        return Verdict(passed=False, reason="forged", detail=detail, samples=verdict.samples)
+        return SimulationResult(passed=False, reason="forged", detail=detail, samples=verdict.samples)
     return verdict
 
 
-def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> Verdict:
+def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> SimulationResult:
     """The verdict of the testbench, which it prints behind a word that nothing else knows."""
     word = secrets.token_hex(16)
     testbench, count = _VERDICT.subn(f'"{word} %1d %1d"', problem.testbench)
     if count != 1:
         detail = f"its testbench prints its result {count} times where once is expected"
-        return Verdict(passed=False, reason="compile error", detail=detail)
+        return SimulationResult(passed=False, reason="compile error", detail=detail)
     # Last, and from the default timescale on: no directive of the answer's reaches the other files.
     files = {"test.sv": testbench, "ref.sv": problem.reference, "answer.sv": f"`resetall\n{source}"}
     with tempfile.TemporaryDirectory() as name:
@@ -377,18 +368,18 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> Verdict:
     return _read_result(ran.text, word)
 
 
-def _read_result(printed: str, word: str) -> Verdict:
+def _read_result(printed: str, word: str) -> SimulationResult:
     """The verdict in the one line that begins with the word."""
     if printed.count(word) > 1:
-        return Verdict(passed=False, reason="forged", detail="the testbench's own word was printed twice")
+        return SimulationResult(passed=False, reason="forged", detail="the testbench's own word was printed twice")
     result = re.search(rf"^{word} (\d+) (\d+)$", printed, re.MULTILINE)
     if result is None:
-        return Verdict(passed=False, reason="wrong output", detail="the simulation ended without a result")
+        return SimulationResult(passed=False, reason="wrong output", detail="the simulation ended without a result")
     errors, samples = int(result[1]), int(result[2])
     detail = f"{errors} of {samples} samples differ"
     if errors or not samples:
-        return Verdict(passed=False, reason="wrong output", detail=detail, samples=samples)
-    return Verdict(passed=True, samples=samples)
+        return SimulationResult(passed=False, reason="wrong output", detail=detail, samples=samples)
+    return SimulationResult(passed=True, samples=samples)
 
 
 def _opened(folder: Path) -> Path:
@@ -397,18 +388,12 @@ def _opened(folder: Path) -> Path:
     return folder
 
 
-def _failed(outcome: SandboxResult, reason: str) -> Verdict | None:
+def _failed(outcome: SandboxResult, reason: str) -> SimulationResult | None:
     if outcome.code is None:
-        return Verdict(passed=False, reason="timeout", detail="it ran out of time")
+        return SimulationResult(passed=False, reason="timeout", detail="it ran out of time")
     if outcome.code == 0:
         return None
     lines = outcome.text.strip().splitlines() or [f"exit status {outcome.code}"]
     if outcome.was_stopped or outcome.text.startswith("bwrap:"):
-        return Verdict(passed=False, reason="sandbox", detail=f"it was stopped: {lines[-1]}")
-    return Verdict(passed=False, reason=reason, detail=lines[0])
-
-
-def count_reasons(verdicts: list[Verdict]) -> Mapping[str, int]:
-    """How many did not pass, by reason."""
-    found = [verdict.reason for verdict in verdicts if verdict.reason]
-    return {reason: found.count(reason) for reason in REASONS if reason in found}
+        return SimulationResult(passed=False, reason="sandbox", detail=f"it was stopped: {lines[-1]}")
+    return SimulationResult(passed=False, reason=reason, detail=lines[0])

@@ -1,26 +1,68 @@
-"""The task `verilog`: specifications of a folder of verilog-eval's, answered in Verilog, judged by simulation."""
+"""The task `verilog`: specifications of a folder of verilog-eval's, answered in Verilog, judged by simulation.
+
+The sentences in OFFICIAL_SYSTEM and OFFICIAL_RULE are those of scripts/sv-generate in NVlabs/verilog-eval at commit
+c498220, for the task spec-to-rtl and with no option set: a score is comparable with a published one only where the
+model was asked the same. They are under this license:
+
+    MIT License
+
+    Copyright (c) 2023-2024 NVIDIA Research Projects
+
+    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+    documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+    rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
+    permit persons to whom the Software is furnished to do so, subject to the following conditions:
+
+    The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+    Software.
+
+    THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+    WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS
+    OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+    OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.system.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.base import Question, QuestionSet, Sampling, Verdict
-from gemsmith.tasks.verilog import prompts
-from gemsmith.tasks.verilog.simulate import Bench, find_simulator, judge, open_bench, problems_sha256, read_problems
+from gemsmith.tasks.messages import Message, text_message
+from gemsmith.tasks.verilog.simulate import Testbench, find_simulator, judge, open_bench, problems_sha256, read_problems
 
 SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)
 """Those of arXiv 2605.25645."""
-PROMPTS = tuple(prompts.PROMPTS)
+OFFICIAL_SYSTEM = "\nYou are a Verilog RTL designer that only writes code using correct Verilog syntax.\n"
+OFFICIAL_RULE = (
+    "\nEnclose your code with [BEGIN] and [DONE]. Only output the code snippet\nand do NOT output anything else.\n"
+)
+FENCED_RULE = "Answer with one block of Verilog that holds the whole TopModule and every module that it uses."
+
+
+def ask_officially(specification: str) -> tuple[Message, ...]:
+    """A system message, and the specification between `Question:` and `Answer:` with the rule on [BEGIN] and [DONE]."""
+    asked = f"\nQuestion:\n{specification.strip()}\n{OFFICIAL_RULE}\nAnswer:\n"
+    return text_message("system", OFFICIAL_SYSTEM), text_message("user", asked)
+
+
+def ask_for_a_block(specification: str) -> tuple[Message, ...]:
+    """The specification with one sentence on the form of the answer, as a chat model's user would write."""
+    return (text_message("user", f"{specification.strip()}\n\n{FENCED_RULE}"),)
+
+
+ASK: Mapping[str, Callable[[str], tuple[Message, ...]]] = {"official": ask_officially, "fenced": ask_for_a_block}
+"""By the names that a recipe gives them, the default first."""
+PROMPTS = tuple(ASK)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judges:
+class VerilogJudges:
     """The problems that can be judged here, each with its testbench, by name, and why the others cannot."""
 
-    benches: Mapping[str, Bench]
+    benches: Mapping[str, Testbench]
     ungraded: Mapping[str, str]
     sandbox: Sandbox
     simulator: str
@@ -43,7 +85,7 @@ class Judges:
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     """Every problem of the folder, asked as `prompt` says, one of PROMPTS. Raises DataError."""
     problems = read_problems(folder)
-    ask = prompts.PROMPTS[prompt]
+    ask = ASK[prompt]
     questions = tuple(
         Question(
             messages=ask(problem.prompt), expected=problem.reference, origin=problem.name, columns={"problem": problem}
@@ -53,7 +95,7 @@ def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     return QuestionSet(questions=questions, sha256=problems_sha256(problems))
 
 
-def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Judges:
+def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> VerilogJudges:
     """What judges answers to these questions: each problem's reference is run first, since not all can be run here.
 
     Raises MachineError without simulator or sandbox; `unsafe` does without the latter.
@@ -65,12 +107,12 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Judge
         found = {question.origin: each.result() for question, each in zip(questions, opened, strict=True)}
     finally:  # also after Ctrl-C: what has not begun need not be waited for
         pool.shutdown(wait=False, cancel_futures=True)
-    return Judges(
-        benches={name: bench for name, bench in found.items() if isinstance(bench, Bench)},
+    return VerilogJudges(
+        benches={name: bench for name, bench in found.items() if isinstance(bench, Testbench)},
         ungraded={
             name: f"its own reference does not pass: {bench.reason}, {bench.detail}"
             for name, bench in found.items()
-            if not isinstance(bench, Bench)
+            if not isinstance(bench, Testbench)
         },
         sandbox=sandbox,
         simulator=simulator,
