@@ -1,8 +1,7 @@
 """The command `chat`: who is talked to, and where."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from gemsmith.runs.run import Run, open_run_readonly
 from gemsmith.serve.chat.terminal import ImageInput, chat_loop
 from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import ChatModel, Sampling
-from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
@@ -51,9 +49,21 @@ def chat_with_run(
         overrides = ["serve.weights=adapter", *overrides]
     run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
-    with _voices_of(run, models, unverified=unverified) as voices:
+    sight = ImageInput(takes_images=False)
+    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+        found = {"base": servers.base, "tuned": servers.tuned}
+        voices = []
+        for label in models:
+            server = found[label]()
+            length = server.facts.max_model_len
+            voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
+        for notice in servers.warnings:
+            open_console().print(f"chat: notice: {notice}", style="yellow")
+        if takes_images(run):
+            config = read_config(fetch_folder(run.recipe.checkpoint))
+            sight = ImageInput(patching=read_patching(config, run.recipe.data.image_tokens))
         options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-        _chat(voices, title=run.path.resolve().name, rows=rows, sight=_sight_of(run), **options)
+        _chat(voices, title=run.path.resolve().name, rows=rows, sight=sight, **options)
 
 
 def chat_with_url(
@@ -79,27 +89,6 @@ def _with_room(run: Run, overrides: Sequence[str]) -> Run:
     wanted = max(CONVERSATION_TOKENS, recipe.serve.max_model_len or 0)
     room = ResolvedValue(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
     return replace(run, recipe=with_values(recipe, [room]))
-
-
-@contextlib.contextmanager
-def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[ChatModel]]:
-    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
-        found = {"base": servers.base, "tuned": servers.tuned}
-        started = [(model, found[model]()) for model in models]
-        for notice in servers.warnings:
-            open_console().print(f"chat: notice: {notice}", style="yellow")
-        yield [_voice(model, server) for model, server in started]
-
-
-def _sight_of(run: Run) -> ImageInput:
-    if not takes_images(run):
-        return ImageInput(takes_images=False)
-    config = read_config(fetch_folder(run.recipe.checkpoint))
-    return ImageInput(patching=read_patching(config, run.recipe.data.image_tokens))
-
-
-def _voice(label: str, server: Server) -> ChatModel:
-    return ChatModel(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
 
 
 def _chat(

@@ -1,7 +1,4 @@
-"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too.
-
-Images in a conversation: files as what a server is sent, rows with theirs, and contents as text.
-"""
+"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too."""
 
 import contextlib
 import importlib
@@ -40,9 +37,14 @@ class ImageInput:
             )
         return to_data_url(file, self.patching)
 
-    def turns(self, row: Question) -> Turns:
-        """The messages of a held-out row. Raises DataError where a image of it has changed since it was read."""
-        return api_messages(row.messages, row.images, self.patching)
+    def split(self, row: Question) -> tuple[str, Turns, Content]:
+        """A held-out row's system prompt, the turns before its last one, and what that one holds.
+
+        Raises DataError where an image of it has changed since it was read.
+        """
+        *before, last = api_messages(row.messages, row.images, self.patching)
+        system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
+        return system, [turn for turn in before if turn["role"] != "system"], last["content"]
 
 
 def make_content(text: str, urls: Sequence[str]) -> Content:
@@ -55,7 +57,6 @@ def make_content(text: str, urls: Sequence[str]) -> Content:
 
 
 def text_in(content: Content) -> str:
-    """All its text."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
@@ -65,7 +66,7 @@ def urls_in(content: Content) -> list[str]:
 
 
 def described(content: Content) -> str:
-    """Its text for a terminal, with a image as its place.
+    """Its text for a terminal, with each image as its place.
 
     >>> described(make_content("What is it?", ["data:image/png;base64,"]))
     '[image] What is it?'
@@ -77,7 +78,7 @@ def described(content: Content) -> str:
 
 HELP = """/new          forget the conversation
 /system TEXT  set the system prompt, and forget the conversation; no TEXT: none
-/image FILE a image that goes with the next prompt; several lines: several images
+/image FILE   an image that goes with the next prompt; several lines: several images
 /row N        ask held-out row N, and show the answer that is expected
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
 
@@ -96,7 +97,6 @@ class Conversation:
         self.turns, self.images = {}, []
 
     def messages(self, voice: ChatModel, prompt: Content) -> Turns:
-        """All that the voice is sent."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
 
@@ -178,18 +178,17 @@ def _ask_row(
         return
     row = rows[int(number) - 1]
     try:
-        *before, last = sight.turns(row)
+        system, turns, asked = sight.split(row)
     except DataError as error:
         console.print(f"/row: {error}")
         return
     conversation.forget()
-    conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
-    turns = [turn for turn in before if turn["role"] != "system"]
+    conversation.system = system
     conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
     for image in row.images:
         console.print(f"image: {image.path or 'of the row itself'}, {image.width} × {image.height}")
-    console.print(f"row {number}: {described(last['content'])}")
-    _ask(conversation, last["content"], sampling)
+    console.print(f"row {number}: {described(asked)}")
+    _ask(conversation, asked, sampling)
     console.print(f"expected: {row.expected}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.gate import Gate
-from gemsmith.serve.chat.terminal import PLACE, Content, ImageInput, Turns, make_content, text_in, urls_in
+from gemsmith.serve.chat.terminal import PLACE, ImageInput, Turns, make_content, text_in, urls_in
 from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import images_of, text_of
@@ -88,13 +88,11 @@ def make_page(
     system: str,
     sight: ImageInput,
 ) -> gradio.Blocks:
-    """The page with all its events."""
     with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
         gradio.Markdown(f"## {title}")
         settings = _settings(voices, sampling, system)
         picked, expected = _row_picker(rows)
-        with gradio.Row():
-            columns = [_column(voice) for voice in voices]
+        shown = _column_row(voices)
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
@@ -104,33 +102,25 @@ def make_page(
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
             new = gradio.Button("New conversation")
-            add = gradio.UploadButton("Add a image", file_types=["image"], type="filepath", visible=sight.takes_images)
+            add = gradio.UploadButton("Add an image", file_types=["image"], type="filepath", visible=sight.takes_images)
         said = gradio.State([[] for _ in voices])
 
         def answer(
             prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
         ) -> Iterator[tuple[Any, ...]]:
-            yield from _answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
+            yield from answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
 
-        shown = [part for column in columns for part in column]
-        asked = [
-            gradio.on(
-                [prompt.submit, send.click],
-                answer,
-                [prompt, attached, said, *settings],
-                [said, prompt, attached, preview, *shown],
-                show_progress="hidden",
-            )
-        ]
+        sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
+        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
         stop.click(None, cancels=asked)
         empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
         new.click(
             lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
         )
-        add.upload(lambda file, urls: _attach(file, urls, sight), [add, attached], [attached, preview])
+        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, preview])
         if rows:
             picked.change(
-                lambda number: _fill_in(rows, number, voices, sight),
+                lambda number: fill_in(rows, number, voices, sight),
                 picked,
                 [prompt, settings[0], expected, attached, preview, said, *shown],
                 cancels=asked,
@@ -152,7 +142,11 @@ def _settings(voices: Sequence[ChatModel], sampling: Sampling, system: str) -> l
 
 
 def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
-    choices = [(_title(number, row), number - 1) for number, row in enumerate(rows[:SHOWN_ROWS], start=1)]
+    choices = []
+    for number, row in enumerate(rows[:SHOWN_ROWS], start=1):
+        text = PLACE * len(images_of(row.messages)) + " ".join(text_of(row.messages[-1]).split())
+        more = "…" if len(text) > TITLE_CHARACTERS else ""
+        choices.append((f"{number}: {text[:TITLE_CHARACTERS]}{more}", number - 1))
     with gradio.Row(visible=bool(rows)):
         picked = gradio.Dropdown(choices, value=None, label="Held-out row", info="Fills in its prompt.")
         expected = gradio.Textbox(
@@ -161,18 +155,16 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
     return picked, expected
 
 
-def _column(voice: ChatModel) -> tuple[Any, Any]:
-    with gradio.Column(min_width=300):
-        gradio.Markdown(f"### {voice.label}")
-        chat = gradio.HTML(draw_turns(voice, []), padding=False)
-        speed = gradio.Markdown("", elem_classes="speed")
-    return chat, speed
-
-
-def _title(number: int, row: Question) -> str:
-    text = " ".join(text_of(row.messages[-1]).split())
-    text = f"{PLACE * len(images_of(row.messages))}{text}"
-    return f"{number}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
+def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
+    """Of each voice, its conversation and its speed."""
+    shown: list[Any] = []
+    with gradio.Row():
+        for voice in voices:
+            with gradio.Column(min_width=300):
+                gradio.Markdown(f"### {voice.label}")
+                shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
+                shown.append(gradio.Markdown("", elem_classes="speed"))
+    return shown
 
 
 def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> Sampling:
@@ -181,25 +173,23 @@ def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float |
     )
 
 
-def _fill_in(
+def fill_in(
     rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageInput
 ) -> tuple[Any, ...]:
     """A row's prompt and system prompt, its expected answer and its images, and the turns before the last one."""
     if number is None:
         return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
     try:
-        *before, last = sight.turns(rows[number])
+        system, turns, asked = sight.split(rows[number])
     except DataError as error:
         raise gradio.Error(str(error)) from None
-    system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
-    turns = [turn for turn in before if turn["role"] != "system"]
     said = [list(turns) for _ in voices]
     shown = [part for voice in voices for part in (draw_turns(voice, turns), "")]
-    urls = urls_in(last["content"])
-    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
+    urls = urls_in(asked)
+    return (text_in(asked), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
 
 
-def _attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], str]:
+def attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], str]:
     """The images that go with the next prompt, and their HTML."""
     try:
         urls = [*urls, sight.look(file)]
@@ -210,15 +200,11 @@ def _attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], s
     return urls, _draw_images(urls)
 
 
-def _draw_content(content: Content) -> str:
-    return _draw_images(urls_in(content)) + html.escape(text_in(content))
-
-
 def _draw_images(urls: Sequence[str]) -> str:
     return "".join(f'<img src="{html.escape(url)}" alt="image {number}">' for number, url in enumerate(urls, 1))
 
 
-def _answer_all(
+def answer_all(
     voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
 ) -> Iterator[tuple[Any, ...]]:
     """What the page shows while all voices answer at once: turns, the prompt's box, images, and each column.
@@ -237,7 +223,10 @@ def _answer_all(
     as_it_is = (gradio.skip(),) * 3
     for found in _frames(voices, messages, sampling):
         yield (said, *as_it_is, *_columns(voices, said, asked, found))
-    remembered = [_remember(turns, asked, one) for turns, one in zip(said, found, strict=True)]
+    remembered = [
+        turns if isinstance(one, EngineError) else [*turns, asked, {"role": "assistant", "content": one.text}]
+        for turns, one in zip(said, found, strict=True)
+    ]
     yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
 
 
@@ -284,25 +273,19 @@ def _columns(
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
-        last, speed = _last_turn(one)
+        if isinstance(one, EngineError):
+            last, speed = {"role": "failed", "content": str(one)}, "failed"
+        else:
+            last, speed = {"role": "assistant", "content": one.text}, describe_speed(one)
         shown += [draw_turns(voice, [*turns, asked, last]), speed]
     return shown
 
 
-def _last_turn(one: Answer | EngineError) -> tuple[dict[str, Any], str]:
-    if isinstance(one, EngineError):
-        return {"role": "failed", "content": str(one)}, "failed"
-    return {"role": "assistant", "content": one.text}, describe_speed(one)
-
-
 def draw_turns(voice: ChatModel, turns: Turns) -> str:
     """HTML of a conversation, each text exactly as it was written: no tag and no Markdown of it is drawn."""
-    drawn = "".join(f'<pre class="{turn["role"]}">{_draw_content(turn["content"])}</pre>' for turn in turns)
+    drawn = ""
+    for turn in turns:
+        images, text = _draw_images(urls_in(turn["content"])), html.escape(text_in(turn["content"]))
+        drawn += f'<pre class="{turn["role"]}">{images}{text}</pre>'
     label = html.escape(f"conversation with {voice.label}")
     return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
-
-
-def _remember(turns: Turns, asked: dict[str, Any], one: Answer | EngineError) -> Turns:
-    if isinstance(one, EngineError):
-        return turns
-    return [*turns, asked, {"role": "assistant", "content": one.text}]

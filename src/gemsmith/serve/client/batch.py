@@ -49,8 +49,6 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What came of one try."""
-
     found: dict[str, Any] | Failure
     may_pass: bool = False
     """Whether it is a failure that another try may not meet."""
@@ -108,18 +106,17 @@ async def _ask_all(
 async def _ask(
     client: httpx.AsyncClient, server: Server, request: Request, retried: Callable[[str], None]
 ) -> dict[str, Any] | Failure:
-    for wait_s in WAITS_S:
+    waits_s = iter(WAITS_S)
+    while True:
         outcome = await _post(client, request)
-        if isinstance(outcome.found, Failure):
-            server.check()
-        if not (isinstance(outcome.found, Failure) and outcome.may_pass):
+        if not isinstance(outcome.found, Failure):
+            return outcome.found
+        server.check()
+        wait_s = next(waits_s, None)
+        if wait_s is None or not outcome.may_pass:
             return outcome.found
         retried(outcome.found.reason)
         await asyncio.sleep(max(wait_s, outcome.retry_after_s))
-    outcome = await _post(client, request)
-    if isinstance(outcome.found, Failure):
-        server.check()
-    return outcome.found
 
 
 async def _post(client: httpx.AsyncClient, request: Request) -> _Outcome:

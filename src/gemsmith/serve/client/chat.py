@@ -1,9 +1,4 @@
-"""What the answer to a request holds, read strictly: text of the model, or why there is none.
-
-A conversation as an OpenAI API takes it: images are data: URLs in their places.
-
-An answer as tokens and log-probabilities, which completions and chats write in two ways.
-"""
+"""Conversations as an OpenAI API takes them, and its answers, read strictly: text, tokens, or why there is none."""
 
 import json
 import math
@@ -22,6 +17,8 @@ _ENDED = ("stop", "length", "tool_calls", "repetition")
 # with no text.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
+TOP = 20
+"""Of the likeliest tokens, as many as vLLM gives by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +71,16 @@ def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
     choice = read_choice(found)
     if isinstance(choice, Failure):
         return choice
-    cut, message = choice["finish_reason"] == "length", choice.get("message")
-    text, tokens = message.get("content") if isinstance(message, dict) else None, _written(found)
+    cut, message, usage = choice["finish_reason"] == "length", choice.get("message"), found.get("usage")
+    text = message.get("content") if isinstance(message, dict) else None
+    written = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = written if isinstance(written, int) and written >= 0 else None
     if isinstance(text, str):
         # Half of a surrogate pair is no text, and no file would take it.
         return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
     if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
         return Reply(text="", cut=cut, tokens=tokens)
     return Failure(reason="no text", detail=_shown(json.dumps(choice).encode()))
-
-
-def _written(found: Mapping[str, Any]) -> int | None:
-    usage = found.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and tokens >= 0 else None
 
 
 def _shown(body: bytes) -> str:
@@ -117,12 +110,8 @@ def api_messages(
 
 
 def image_content(url: str) -> dict[str, Any]:
-    """The part of a message's content that is a image."""
+    """The part of a message's content that is an image."""
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-# As many as vLLM gives by default.
-TOP = 20
 
 
 @dataclass(frozen=True, kw_only=True)

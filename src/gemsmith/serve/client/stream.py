@@ -63,12 +63,21 @@ def stream_answer(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampl
 
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
-    client = httpx.Client(
-        timeout=httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S), trust_env=False, headers=api_headers()
-    )
+    timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
+    client = httpx.Client(timeout=timeout, trust_env=False, headers=api_headers())
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
-    asked = _request(voice, messages, sampling)
+    asked = {
+        "model": voice.model,
+        "messages": list(messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if sampling.seed is not None:
+        asked["seed"] = sampling.seed
     try:
         with client, contextlib.ExitStack() as stack:
             response = stack.enter_context(_post(client, url, asked))
@@ -100,27 +109,12 @@ def describe_speed(answer: Answer) -> str:
     return f"TTFT {1000 * answer.ttft_s:.0f} ms{rate} · {count} in {answer.elapsed_s:.1f} s{cut}"
 
 
-def _request(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
-    seed = {} if sampling.seed is None else {"seed": sampling.seed}
-    return {
-        "model": voice.model,
-        "messages": list(messages),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **seed,
-    }
-
-
 def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
     # json.dumps, since httpx's own refuses texts with half a surrogate pair.
     return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
     for line in response.iter_lines():
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
