@@ -66,7 +66,7 @@ def plan_lengths(
         dtype=serve.dtype,
         kv_cache_dtype=serve.kv_cache_dtype,
         images=serve.images or images > 0,
-        image=serve.container_image,
+        container_image=serve.container_image,
         arguments=serve.arguments,
     )
     try:

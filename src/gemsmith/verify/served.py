@@ -4,7 +4,6 @@ A server of the base with the adapter and one of the merged weights answer the s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +74,9 @@ def check_served(
     read = read_peft_adapter(adapter)
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":
-        settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
-    with_lora = replace(settings, adapter=ServedAdapter(folder=str(adapter.absolute()), rank=read.rank))
+        settings = settings.model_copy(update={"dtype": "float32"})  # vLLM's `auto` would round them to bfloat16
+    served = ServedAdapter(folder=str(adapter.absolute()), rank=read.rank)
+    with_lora = settings.model_copy(update={"adapter": served})
     with running_server(base.folder, name=ADAPTER, settings=with_lora, log=logs / "vllm-adapter.log") as server:
         plain, adapted = (_ask(server, name, prompts) for name in (base_name(ADAPTER), ADAPTER))
     with running_server(merged, name=MERGED, settings=settings, log=logs / "vllm-merged.log") as server:
