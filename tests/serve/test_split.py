@@ -5,7 +5,7 @@ import pytest
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalog
-from gemsmith.serve.parallelism import UTILISATION, choose_split, memory_reason, tensor_parallel_reason
+from gemsmith.serve.parallelism import UTILISATION, choose_layout, memory_reason, tensor_parallel_reason
 from gemsmith.serve.settings import ServeSettings
 
 MACHINES = load_catalog().machines
@@ -14,7 +14,7 @@ SERVING = [name for name, machine in MACHINES.items() if machine.chip.kind != "c
 
 
 def split(machine: str, model: str, length: int = 16_896, **settings):
-    return choose_split(MACHINES[machine], find_variant(model), ServeSettings(**settings), length)
+    return choose_layout(MACHINES[machine], find_variant(model), ServeSettings(**settings), length)
 
 
 @pytest.mark.parametrize(("machine", "model", "expected"), [

@@ -18,8 +18,15 @@ from gemsmith.checkpoints.folder import name_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
-from gemsmith.serve.container import Choice, Deployment, Mount, as_command, refuse_open_server
-from gemsmith.serve.parallelism import BATCHED, UTILISATION, Split, choose_split, memory_reason, tensor_parallel_reason
+from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, refuse_open_server
+from gemsmith.serve.parallelism import (
+    BATCHED,
+    UTILISATION,
+    Layout,
+    choose_layout,
+    memory_reason,
+    tensor_parallel_reason,
+)
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServedAdapter,
@@ -93,13 +100,16 @@ class Weights:
 class _Chosen:
     """Arguments that follow from the kind of machine, and why."""
 
+    machine: Machine
+    weights: Weights
+    settings: ServeSettings
     arguments: list[str] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[DeploymentChoice] = field(default_factory=list)
 
     def add(self, *words: str, why: str, what: str = "") -> None:
         """`what`: how the reason names them, where not by themselves."""
         self.arguments += words
-        self.choices.append(Choice(what=what or " ".join(words), why=why))
+        self.choices.append(DeploymentChoice(what=what or " ".join(words), why=why))
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -188,11 +198,10 @@ def deploy(
             *((model,) if image else ("--model", model)),
             *_server_arguments(name, settings, chosen.arguments, port=port, is_cpu=kind == "cpu"),
         ),
-        host=settings.host,
         port=port,
         choices=(
             *(_container_choices(image, kind) if image else ()),
-            Choice(what=f"--max-model-len {length}", why=why_length),
+            DeploymentChoice(what=f"--max-model-len {length}", why=why_length),
             *chosen.choices,
         ),
     )
@@ -241,22 +250,25 @@ def _server_arguments(
 
 def _choose(machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None) -> _Chosen:
     """What the kind of machine decides, and why."""
-    chosen, kind = _Chosen(), machine.chip.kind
+    chosen, kind = _Chosen(machine, weights, settings), machine.chip.kind
     if kind == "cpu":
-        _choose_on_cpu(chosen, machine, weights, settings)
+        _choose_on_cpu(chosen)
     else:
-        split = choose_split(machine, weights.variant, settings, length)
-        chosen.add("--tensor-parallel-size", str(split.tp), why=tensor_parallel_reason(machine, weights.variant, split))
+        layout = choose_layout(machine, weights.variant, settings, length)
+        chosen.add(
+            "--tensor-parallel-size", str(layout.tp), why=tensor_parallel_reason(machine, weights.variant, layout)
+        )
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
-        choose(chosen, machine, weights, settings, split, read_version(image or ""))
+        choose(chosen, layout, read_version(image or ""))
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
-        chosen.choices += tpu_warnings(machine, weights.variant, settings, split.weight_dtype, **where)
+        chosen.choices += tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
         chosen.choices.append(adapter_choice(kind))
     return chosen
 
 
-def _choose_on_cpu(chosen: _Chosen, machine: Machine, weights: Weights, settings: ServeSettings) -> None:
+def _choose_on_cpu(chosen: _Chosen) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
     if settings.images:
         refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
@@ -271,21 +283,20 @@ def _choose_on_cpu(chosen: _Chosen, machine: Machine, weights: Weights, settings
     chosen.arguments += encoder_arguments(weights.config, settings, is_cpu=True)
 
 
-def _choose_on_gpu(
-    chosen: _Chosen, machine: Machine, weights: Weights, settings: ServeSettings, split: Split, version: Version | None
-) -> None:
-    if split.copies > 1:
-        why = f"{machine.devices} GPUs hold {split.copies} copies of the weights, behind one address"
-        chosen.add("--data-parallel-size", str(split.copies), why=why)
-    chosen.add("--gpu-memory-utilization", f"{UTILISATION:.2f}", what="memory", why=memory_reason(machine, split))
-    if split.weight_dtype == "fp8":
+def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+    if layout.copies > 1:
+        why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
+        chosen.add("--data-parallel-size", str(layout.copies), why=why)
+    chosen.add("--gpu-memory-utilization", f"{UTILISATION:.2f}", what="memory", why=memory_reason(machine, layout))
+    if layout.weight_dtype == "fp8":
         chosen.add("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
     budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
-    if split.batched_tokens != BATCHED[0] and not budget:
-        budget = ("--max-num-batched-tokens", str(split.batched_tokens))
+    if layout.batched_tokens != BATCHED[0] and not budget:
+        budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
         why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
-    _choose_encoder(chosen, weights, settings)
+    _choose_encoder(chosen)
     if settings.kv_cache_dtype != "auto":
         chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
     if budget:
@@ -293,17 +304,16 @@ def _choose_on_gpu(
     chosen.choices += attention_choice(weights.variant, version)
 
 
-def _choose_on_tpu(
-    chosen: _Chosen, machine: Machine, weights: Weights, settings: ServeSettings, split: Split, version: Version | None
-) -> None:
-    chosen.add(what="memory", why=memory_reason(machine, split))
-    if split.weight_dtype == "fp8":
+def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+    chosen.add(what="memory", why=memory_reason(machine, layout))
+    if layout.weight_dtype == "fp8":
         why = _fp8_reason(machine, "Qwix makes them while they load, which tpu-inference calls deprecated")
         chosen.add("--additional-config", json.dumps(_FP8_BY_QWIX), what="--additional-config", why=why)
     why = "a image's tokens attend to each other, so it is not cut into chunks"
     chosen.add(what="--disable_chunked_mm_input", why=why)
     if settings.images:
-        _choose_encoder(chosen, weights, settings)
+        _choose_encoder(chosen)
     else:
         why = "is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU"
         chosen.add(what="serve.images", why=why)
@@ -319,9 +329,9 @@ def _choose_on_tpu(
         chosen.add(*budget, why=why_budget)
 
 
-def _choose_encoder(chosen: _Chosen, weights: Weights, settings: ServeSettings) -> None:
-    words = encoder_arguments(weights.config, settings, is_cpu=False)
-    if settings.images:
+def _choose_encoder(chosen: _Chosen) -> None:
+    words = encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
+    if chosen.settings.images:
         chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
         chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as a image was trained with")
         chosen.add(*words[4:], why="images come in the request as data: URLs; the server fetches none")
@@ -335,14 +345,16 @@ def _fp8_reason(machine: Machine, how: str) -> str:
     return f"weights in fp8: in bfloat16 they do not fit; {how}{slow}"
 
 
-def _container_choices(image: str, kind: str) -> tuple[Choice, ...]:
-    shared = Choice(what="--ipc host", why="GPUs exchange through shared memory")
+def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
+    shared = DeploymentChoice(what="--ipc host", why="GPUs exchange through shared memory")
     if kind == "tpu":
-        shared = Choice(what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory")
+        shared = DeploymentChoice(
+            what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory"
+        )
     return (
-        Choice(what=image, why="vLLM's own image; serve.container_image names another"),
+        DeploymentChoice(what=image, why="vLLM's own image; serve.container_image names another"),
         shared,
-        Choice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
+        DeploymentChoice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
     )
 
 

@@ -37,7 +37,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DeploymentChoice:
     """Something that was chosen for this machine and model, and why."""
 
     what: str
@@ -61,9 +61,8 @@ class Deployment:
     """Variables whose values come from the environment, and stand in no command."""
     mounts: tuple[Mount, ...] = ()
     arguments: tuple[str, ...]
-    host: str
     port: int
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[DeploymentChoice, ...] = ()
 
 
 def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:

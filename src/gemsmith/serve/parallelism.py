@@ -16,7 +16,7 @@ BATCHED = (8192, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class Layout:
     tp: int
     copies: int
     """Servers' workers that have all the weights, each on `tp` devices."""
@@ -25,7 +25,7 @@ class Split:
     memory: ServingMemory
 
 
-def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Split:
+def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
     """Tensor parallel, copies and dtype: bfloat16 where that fits, and kv heads that tp divides where those do.
 
     Raises MachineError where nothing fits.
@@ -45,16 +45,16 @@ def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, le
             images=settings.images or machine.chip.kind == "tpu",
         )
         copies = machine.devices // tp
-        split = Split(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
+        layout = Layout(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
         if memory.total <= limit:
-            return split
-        tried.append(split)
+            return layout
+        tried.append(layout)
     if not tried:
         raise MachineError(
             f"--on {machine.name}: its {machine.devices} devices cannot share the {variant.heads} heads of "
             f"{variant.name}"
         )
-    least = min(tried, key=lambda split: split.memory.total)
+    least = min(tried, key=lambda layout: layout.memory.total)
     raise MachineError(
         f"--on {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
         f"{least.weight_dtype} weights and serve.max_model_len {length} (estimated), {limit / 1e9:.1f} may be used; "
@@ -62,20 +62,20 @@ def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, le
     )
 
 
-def tensor_parallel_reason(machine: Machine, variant: Variant, split: Split) -> str:
+def tensor_parallel_reason(machine: Machine, variant: Variant, layout: Layout) -> str:
     heads = f"{variant.kv_heads} kv heads and {variant.global_kv_heads} global ones of {variant.name}"
     kv = {variant.kv_heads, variant.global_kv_heads}
-    if all(number % split.tp == 0 for number in kv):
+    if all(number % layout.tp == 0 for number in kv):
         return f"divides the {heads}"
-    held = " and ".join(f"{split.tp // number} hold each of {number}" for number in sorted(kv) if number % split.tp)
+    held = " and ".join(f"{layout.tp // number} hold each of {number}" for number in sorted(kv) if number % layout.tp)
     less = "one program has all chips" if machine.chip.kind == "tpu" else "fewer lack memory"
     return f"of the {heads}: {held}; {less}"
 
 
-def memory_reason(machine: Machine, split: Split) -> str:
-    memory, limit = split.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+def memory_reason(machine: Machine, layout: Layout) -> str:
+    memory, limit = layout.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
     return (
-        f"GB a device, estimated: {split.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
+        f"GB a device, estimated: {layout.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
         f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
         "vLLM may use"
     )

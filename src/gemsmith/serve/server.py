@@ -65,7 +65,6 @@ class Server:
     """Without the nonce, which is another at each start."""
     start_s: float = 0.0
     vllm: str
-    python: Path
     pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
@@ -143,7 +142,6 @@ def _one_server(
             folder=model_folder,
             command=tuple(word for word in command if word != instance_id),
             vllm=f"{engine.package} {engine.version}",
-            python=engine.python,
             pid=process.pid,
             log=log,
             process=process,

@@ -10,7 +10,7 @@ from gemsmith.checkpoints.folder import name_variant
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.serve.container import Choice
+from gemsmith.serve.container import DeploymentChoice
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import (
     ADAPTER_IGNORED,
@@ -28,7 +28,7 @@ IMAGE_TOKENS = 2496
 BATCHED_TOKENS = 4096
 """The least that vLLM's own recipes give where an image must fit."""
 WARNING = "warning"
-"""What a Choice is called that warns."""
+"""What a DeploymentChoice is called that warns."""
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
@@ -147,7 +147,7 @@ def refuse_vision(config: PeftConfig) -> None:
         )
 
 
-def adapter_choice(kind: str) -> Choice:
+def adapter_choice(kind: str) -> DeploymentChoice:
     """What must be known of a served adapter. Raises RecipeError where it would not be applied."""
     if kind == "tpu":
         raise RecipeError(
@@ -157,12 +157,12 @@ def adapter_choice(kind: str) -> Choice:
     why = (
         f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
     )
-    return Choice(what="--enable-lora", why=why)
+    return DeploymentChoice(what="--enable-lora", why=why)
 
 
 def tpu_warnings(
     machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, is_folder: bool
-) -> tuple[Choice, ...]:
+) -> tuple[DeploymentChoice, ...]:
     """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
     if machine.chip.kind != "tpu":
         return ()
@@ -179,15 +179,15 @@ def tpu_warnings(
         (lacks_memory, memory, f"{TPU_ISSUES}2333"),
         (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{TPU_ISSUES}2453"),
     )
-    return tuple(Choice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
+    return tuple(DeploymentChoice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
 
 
-def attention_choice(variant: Variant, version: Version | None) -> tuple[Choice, ...]:
+def attention_choice(variant: Variant, version: Version | None) -> tuple[DeploymentChoice, ...]:
     if version is None or not TRITON_ATTENTION.affects(version):
         return ()
     heads = f"{variant.head_dim} and {variant.global_head_dim}"
     why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"
-    return (Choice(what="attention", why=why),)
+    return (DeploymentChoice(what="attention", why=why),)
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:

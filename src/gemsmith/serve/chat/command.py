@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
@@ -15,15 +14,14 @@ from gemsmith.recipe.load import read_reasons, with_values
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, open_run_readonly
-from gemsmith.serve.chat.terminal import ImageInput, chat_loop
+from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop
 from gemsmith.serve.client.endpoint import find_models
-from gemsmith.serve.client.stream import ChatModel, Sampling
+from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Question
 
-Rows = Callable[[], Sequence[Question]]
 CONVERSATION_TOKENS = 4096
 """What a server of a run holds at least here, or all that its model reads."""
 
@@ -34,7 +32,7 @@ def chat_with_run(
     *,
     models: Sequence[str],
     read_questions: Callable[[Run], Sequence[Question]],
-    sampling: Sampling,
+    sampling: SamplingParams,
     system: str,
     web: bool,
     port: int | None,
@@ -49,7 +47,7 @@ def chat_with_run(
         overrides = ["serve.weights=adapter", *overrides]
     run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
-    sight = ImageInput(takes_images=False)
+    sight = ImageSupport(takes_images=False)
     with Servers(run, prefix_caching=True, unverified=unverified) as servers:
         found = {"base": servers.base, "tuned": servers.tuned}
         voices = []
@@ -61,13 +59,14 @@ def chat_with_run(
             open_console().print(f"chat: notice: {notice}", style="yellow")
         if takes_images(run):
             config = read_config(fetch_folder(run.recipe.checkpoint))
-            sight = ImageInput(patching=read_patching(config, run.recipe.data.image_tokens))
-        options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-        _chat(voices, title=run.path.resolve().name, rows=rows, sight=sight, **options)
+            sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))
+        title = run.path.resolve().name
+        setup = ChatSetup(voices=voices, title=title, sampling=sampling, system=system, sight=sight, rows=rows)
+        _chat(setup, web=web, port=port)
 
 
 def chat_with_url(
-    url: str, models: Sequence[str], *, sampling: Sampling, system: str, web: bool, port: int | None
+    url: str, models: Sequence[str], *, sampling: SamplingParams, system: str, web: bool, port: int | None
 ) -> None:
     """Talks to models of an OpenAI server that is up; without a name to the only one.
 
@@ -76,8 +75,7 @@ def chat_with_url(
     address, cards = find_models(url, models)
     lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
     voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
-    options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-    _chat(voices, title=address, rows=lambda: (), sight=ImageInput(), **options)
+    _chat(ChatSetup(voices=voices, title=address, sampling=sampling, system=system), web=web, port=port)
 
 
 def _with_room(run: Run, overrides: Sequence[str]) -> Run:
@@ -91,26 +89,14 @@ def _with_room(run: Run, overrides: Sequence[str]) -> Run:
     return replace(run, recipe=with_values(recipe, [room]))
 
 
-def _chat(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Rows,
-    sight: ImageInput,
-    sampling: Sampling,
-    system: str,
-    web: bool,
-    port: int | None,
-) -> None:
+def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
     if not web:
-        chat_loop(voices, sampling, system=system, rows=rows, sight=sight)
+        chat_loop(setup)
         return
     from gemsmith.serve.chat.web import serve_page
 
     try:
-        url, page = serve_page(
-            voices, title=title, rows=rows(), sampling=sampling, system=system, port=port, sight=sight
-        )
+        url, page = serve_page(setup, port)
     except OSError:
         raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
     console = open_console()

@@ -15,8 +15,8 @@ from typing import Any
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.gate import Gate
-from gemsmith.serve.chat.terminal import PLACE, ImageInput, Turns, make_content, text_in, urls_in
-from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
+from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
+from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import images_of, text_of
 
@@ -46,23 +46,14 @@ footer {display: none !important}
 """
 
 
-def serve_page(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Sequence[Question],
-    sampling: Sampling,
-    system: str,
-    port: int | None,
-    sight: ImageInput = ImageInput(),  # noqa: B008 - frozen
-) -> tuple[str, gradio.Blocks]:
+def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     """The page's address, and the page, which is up until it is closed.
 
     Raises OSError where the port is taken.
     """
     uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
-    page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system, sight=sight)
+    page = make_page(setup)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
         server_name=ADDRESS,
         server_port=port,
@@ -79,18 +70,11 @@ def serve_page(
     return str(url), page
 
 
-def make_page(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Sequence[Question],
-    sampling: Sampling,
-    system: str,
-    sight: ImageInput,
-) -> gradio.Blocks:
-    with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
-        gradio.Markdown(f"## {title}")
-        settings = _settings(voices, sampling, system)
+def make_page(setup: ChatSetup) -> gradio.Blocks:
+    voices, sight, rows = setup.voices, setup.sight, setup.rows()
+    with gradio.Blocks(title=f"Gemsmith · {setup.title}", analytics_enabled=False) as page:
+        gradio.Markdown(f"## {setup.title}")
+        settings = _settings(voices, setup.sampling, setup.system)
         picked, expected = _row_picker(rows)
         shown = _column_row(voices)
         prompt = gradio.Textbox(
@@ -128,7 +112,7 @@ def make_page(
     return page
 
 
-def _settings(voices: Sequence[ChatModel], sampling: Sampling, system: str) -> list[Any]:
+def _settings(voices: Sequence[ChatModel], sampling: SamplingParams, system: str) -> list[Any]:
     most = min([max(8192, sampling.max_tokens), *(voice.max_model_len for voice in voices if voice.max_model_len)])
     with gradio.Accordion("System prompt and sampling", open=False):
         prompt = gradio.Textbox(label="System prompt", value=system, lines=2)
@@ -167,14 +151,14 @@ def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
     return shown
 
 
-def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> Sampling:
-    return Sampling(
+def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> SamplingParams:
+    return SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=int(max_tokens), seed=None if seed is None else int(seed)
     )
 
 
 def fill_in(
-    rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageInput
+    rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageSupport
 ) -> tuple[Any, ...]:
     """A row's prompt and system prompt, its expected answer and its images, and the turns before the last one."""
     if number is None:
@@ -189,7 +173,7 @@ def fill_in(
     return (text_in(asked), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
 
 
-def attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], str]:
+def attach(file: str, urls: list[str], sight: ImageSupport) -> tuple[list[str], str]:
     """The images that go with the next prompt, and their HTML."""
     try:
         urls = [*urls, sight.look(file)]
@@ -205,7 +189,7 @@ def _draw_images(urls: Sequence[str]) -> str:
 
 
 def answer_all(
-    voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
+    voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: SamplingParams
 ) -> Iterator[tuple[Any, ...]]:
     """What the page shows while all voices answer at once: turns, the prompt's box, images, and each column.
 
@@ -217,7 +201,7 @@ def answer_all(
         return
     asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
-    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     as_it_is = (gradio.skip(),) * 3
@@ -231,10 +215,10 @@ def answer_all(
 
 
 def _frames(
-    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: Sampling
-) -> Iterator[list[Answer | EngineError]]:
+    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
+) -> Iterator[list[StreamedAnswer | EngineError]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
-    news: queue.SimpleQueue[tuple[int, Answer | EngineError | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, StreamedAnswer | EngineError | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
     def listen(place: int, voice: ChatModel) -> None:
@@ -248,7 +232,7 @@ def _frames(
         finally:
             news.put((place, None))
 
-    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
     for place, voice in enumerate(voices):
         threading.Thread(target=listen, args=(place, voice), daemon=True).start()
     left = len(voices)
@@ -269,7 +253,10 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
+    voices: Sequence[ChatModel],
+    said: Sequence[Turns],
+    asked: dict[str, Any],
+    found: Sequence[StreamedAnswer | EngineError],
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):

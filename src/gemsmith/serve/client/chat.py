@@ -42,23 +42,23 @@ class Failure:
 def read_object(status: int, body: bytes) -> dict[str, Any] | Failure:
     """The JSON object that a request was answered with."""
     if status != 200:
-        return Failure(reason=f"http {status}", detail=_shown(body))
+        return Failure(reason=f"http {status}", detail=excerpt(body))
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return Failure(reason="not JSON", detail=_shown(body))
-    return found if isinstance(found, dict) else Failure(reason="not an object", detail=_shown(body))
+        return Failure(reason="not JSON", detail=excerpt(body))
+    return found if isinstance(found, dict) else Failure(reason="not an object", detail=excerpt(body))
 
 
 def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
     """The first choice of a completion that has ended."""
     choices = found.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return Failure(reason="no choices", detail=_shown(json.dumps(found).encode()))
+        return Failure(reason="no choices", detail=excerpt(json.dumps(found).encode()))
     choice: dict[str, Any] = choices[0]
     if choice.get("finish_reason") not in _ENDED:
         return Failure(
-            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=_shown(json.dumps(choice).encode())
+            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=excerpt(json.dumps(choice).encode())
         )
     return choice
 
@@ -80,10 +80,10 @@ def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
         return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
     if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
         return Reply(text="", cut=cut, tokens=tokens)
-    return Failure(reason="no text", detail=_shown(json.dumps(choice).encode()))
+    return Failure(reason="no text", detail=excerpt(json.dumps(choice).encode()))
 
 
-def _shown(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     """The beginning of what came, on one line."""
     return " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN] or "(empty)"
 
