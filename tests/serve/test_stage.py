@@ -129,7 +129,7 @@ def test_a_refused_first_prompt_is_an_error_that_shows_the_answer(
     run = exported_run()
     with (
         Servers(run) as servers,
-        pytest.raises(EngineError, match=r"answered a first prompt with 400: .*the fake refuses"),
+        pytest.raises(EngineError, match=r"answered a first prompt with http 400: .*the fake refuses"),
     ):
         serve(run, servers)
     assert not is_up_to_date(run, "serve")
@@ -260,7 +260,7 @@ def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
     fake_vllm(status=400)
     run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
     code, out, err = gemsmith("serve", run.path, "--set", f"serve.port={free_port()}")
-    assert code == 1 and out == "" and "answered a first prompt with 400" in err
+    assert code == 1 and out == "" and "answered a first prompt with http 400" in err
 
 
 def test_keep_serving_prints_the_notice_of_unverified_weights(

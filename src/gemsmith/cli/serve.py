@@ -264,7 +264,7 @@ def chat(
     names = ("temperature", "top_p", "max_tokens", "seed")
     with require_extra():
         command = part("serve.chat.command")
-        sampling = part("serve.client.stream").Sampling(**{name: options.pop(name) for name in names})
+        sampling = part("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in names})
         if (source is None) == (url is None):
             raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
         if url is not None:

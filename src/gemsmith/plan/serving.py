@@ -19,7 +19,7 @@ from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
 from gemsmith.runs.records import Range
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.serve.parallelism import UTILISATION, Split, choose_split
+from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
 from gemsmith.serve.settings import ServeSettings
 from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES
@@ -66,11 +66,11 @@ def plan_lengths(
         dtype=serve.dtype,
         kv_cache_dtype=serve.kv_cache_dtype,
         images=serve.images or images > 0,
-        image=serve.container_image,
+        container_image=serve.container_image,
         arguments=serve.arguments,
     )
     try:
-        split = choose_split(machine, variant, settings, max(context, serve.max_model_len or 0))
+        split = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:
         return ServingPlan(
             machine=machine.name,
@@ -176,7 +176,7 @@ def _slowest(roofline: Roofline, share: float) -> float:
     return max(roofline.matmul_s / share, roofline.hbm_s) + roofline.interconnect_s
 
 
-def _room_bytes(machine: Machine, split: Split) -> float:
+def _room_bytes(machine: Machine, split: Layout) -> float:
     """For keys and values on one device, beside the weights and one forward pass."""
     if machine.chip.kind == "cpu":
         return CPU_KV_BYTES

@@ -1,14 +1,12 @@
-"""The deployment of a model on a machine of the catalog: one pure function, each choice with its reason.
+"""vLLM's command line: on this machine as it is, or deployed on one of the catalog, each choice with its reason.
 
 Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated by
 gemsmith.hardware.model.serving.
-
-What vLLM's OpenAI server is told, wherever it runs; and its command line on this machine as it is.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +18,35 @@ from gemsmith.checkpoints.folder import name_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
-from gemsmith.serve.container import Choice, Deployment, Mount, as_command, refuse_open_server
-from gemsmith.serve.parallelism import BATCHED, UTILISATION, Split, choose_split, memory_choice, tensor_parallel_choice
+from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, refuse_open_server
+from gemsmith.serve.parallelism import (
+    BATCHED,
+    UTILISATION,
+    Layout,
+    choose_layout,
+    memory_reason,
+    tensor_parallel_reason,
+)
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServedAdapter,
     ServeSettings,
     VllmEnvironment,
+    base_name,
     clean_environment,
-    encoder_arguments,
     has_key,
-    lora_arguments,
-    refuse_engine_without_torchvision,
-    refuse_on_cpu,
-    served_name,
 )
 from gemsmith.serve.vllm_checks import (
-    TPU_CACHE,
     TPU_IMAGE,
     WARNING,
-    Version,
     adapter_choice,
     attention_choice,
+    encoder_arguments,
     image_budget,
     read_version,
+    refuse_engine_without_torchvision,
     refuse_image,
+    refuse_on_cpu,
     tpu_warnings,
 )
 from gemsmith.serve.vllm_issues import (
@@ -53,48 +55,12 @@ from gemsmith.serve.vllm_issues import (
     IMAGES_EMBEDDED_ANEW,
     QUICK_START_ON_CPU,
     SERVER_MODULE,
+    SPARE_ADAPTER_ON_CPU,
+    TPU_CACHE,
+    Version,
     cpu_environment,
 )
 from gemsmith.system.console import open_console
-
-
-def server_command(engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
-    """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
-
-    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
-    """
-    config = read_config(folder)
-    if settings.images:
-        refuse_engine_without_torchvision(engine, config)
-    command = [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder)]
-    command += common_arguments(served_name(name, settings.adapter), settings, port=port, length=settings.max_model_len)
-    if settings.chat_template is not None:
-        command += ["--chat-template", settings.chat_template]
-    if engine.is_cpu:
-        command += QUICK_START_ON_CPU
-    command += encoder_arguments(config, settings, is_cpu=engine.is_cpu)
-    if settings.adapter is not None:
-        command += lora_arguments(settings.adapter, name, is_cpu=engine.is_cpu)
-    return [*command, *settings.arguments]
-
-
-def common_arguments(name: str, settings: ServeSettings, *, port: int, length: int | None) -> list[str]:
-    """What every server is told, wherever it is."""
-    arguments = ["--served-model-name", name, "--host", settings.host, "--port", str(port)]
-    arguments += [
-        "--dtype",
-        settings.dtype,
-        "--seed",
-        str(settings.seed),
-        *(CONTENT_IN_PARTS if settings.images else CONTENT_AS_TEXT),
-    ]
-    arguments += ["--uvicorn-log-level", "warning"]
-    arguments += [f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
-    if settings.images and not settings.prefix_caching:
-        # Without either cache vLLM knows a image by its request alone, and embeds it anew.
-        arguments += IMAGES_EMBEDDED_ANEW
-    return arguments if length is None else [*arguments, "--max-model-len", str(length)]
-
 
 GPU_IMAGE = "vllm/vllm-openai:v0.32.0"
 """The version whose build for CPUs Gemsmith's tests serve with."""
@@ -108,25 +74,42 @@ _FP8_BY_QWIX = {"quantization": {"qwix": {
     "use_abstract_model": True,
     "rules": [{"module_path": ".*", "weight_qtype": "float8_e4m3fn"}],
 }}}  # fmt: skip
-_HUB_CACHE = "~/.cache/huggingface"
-_XLA_CACHE, _XLA_CACHE_INSIDE = "~/.cache/gemsmith/xla", "/xla-cache"
+_HUB_CACHE = Mount(host="~/.cache/huggingface", inside="/root/.cache/huggingface", writable=True)
+_SHARED_MEMORY = Mount(host="/dev/shm", inside="/dev/shm", writable=True)
+_XLA_CACHE = Mount(host="~/.cache/gemsmith/xla", inside="/xla-cache", writable=True)
 _MODEL_INSIDE, _ADAPTER_INSIDE, _TEMPLATE_INSIDE = "/model", "/adapter", "/chat_template.jinja"
+_DOCKER_FLAGS = {
+    "tpu": ("--privileged", "--network", "host", "--shm-size", "16G", "--entrypoint", "vllm"),
+    "gpu": ("--gpus", "all", "--ipc", "host", "--network", "host", "--entrypoint", "vllm"),
+}
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""vLLM takes adapters up to one of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """What a server loads."""
-
     source: str
     """A folder, absolute or seen from the working directory, or a Hugging Face hub id."""
     is_folder: bool
     variant: Variant
     config: Mapping[str, Any]
     """config.json, or as much of the published one's as matters here."""
-    adapter: ServedAdapter | None = None
 
 
-_Arguments = tuple[list[str], tuple[Choice, ...]]
+@dataclass
+class _Chosen:
+    """Arguments that follow from the kind of machine, and why."""
+
+    machine: Machine
+    weights: Weights
+    settings: ServeSettings
+    arguments: list[str] = field(default_factory=list)
+    choices: list[DeploymentChoice] = field(default_factory=list)
+
+    def add(self, *words: str, why: str, what: str = "") -> None:
+        """`what`: how the reason names them, where not by themselves."""
+        self.arguments += words
+        self.choices.append(DeploymentChoice(what=what or " ".join(words), why=why))
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -136,32 +119,41 @@ def published_config(variant: Variant) -> dict[str, Any]:
     return {"architectures": [f"Gemma4{unified}ForConditionalGeneration"], **seeing}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Seen:
-    """Where the server finds what it loads: here, or in a container."""
+def server_command(engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
+    """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
 
-    model: str
-    template: str | None
-    adapter: ServedAdapter | None
-    mounts: tuple[Mount, ...] = ()
+    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
+    """
+    config = read_config(folder)
+    if settings.images:
+        refuse_engine_without_torchvision(engine, config)
+    here = [*QUICK_START_ON_CPU] if engine.is_cpu else []
+    here += encoder_arguments(config, settings, is_cpu=engine.is_cpu)
+    told = _server_arguments(name, settings, here, port=port, is_cpu=engine.is_cpu)
+    return [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder), *told]
 
-    @classmethod
-    def here(cls, weights: Weights, settings: ServeSettings) -> "_Seen":
-        return cls(model=weights.source, template=settings.chat_template, adapter=weights.adapter)
 
-    @classmethod
-    def in_image(cls, weights: Weights, settings: ServeSettings) -> "_Seen":
-        mounts, model, template, adapter = [], weights.source, settings.chat_template, weights.adapter
-        if weights.is_folder:
-            mounts.append(Mount(host=model, inside=_MODEL_INSIDE))
-            model = _MODEL_INSIDE
-        if template is not None:
-            mounts.append(Mount(host=template, inside=_TEMPLATE_INSIDE))
-            template = _TEMPLATE_INSIDE
-        if adapter is not None:
-            mounts.append(Mount(host=adapter.folder, inside=_ADAPTER_INSIDE))
-            adapter = replace(adapter, folder=_ADAPTER_INSIDE)
-        return cls(model=model, template=template, adapter=adapter, mounts=tuple(mounts))
+def deployed_command(
+    engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
+) -> tuple[list[str], dict[str, str]]:
+    """The command line that serves a folder on settings.machine, which this is, and its environment."""
+    assert settings.machine is not None
+    config = read_config(folder)
+    weights = Weights(
+        source=settings.hub_id or str(folder.absolute()),
+        is_folder=settings.hub_id is None,
+        variant=name_variant(read_variant(config)),
+        config=config,
+    )
+    program = () if settings.in_docker else (str(engine.python), "-m", SERVER_MODULE)
+    on_port = settings.model_copy(update={"port": port})
+    deployment = deploy(settings.machine, weights, on_port, name=name, program=program, keyed=has_key())
+    for choice in deployment.choices:
+        if choice.what == WARNING:
+            open_console().print(Text.assemble((f"{WARNING}: ", "yellow"), choice.why))
+    if settings.in_docker:
+        return as_command(deployment, container=container), clean_environment()
+    return as_command(deployment), clean_environment() | dict(deployment.environment)
 
 
 def deploy(
@@ -180,33 +172,38 @@ def deploy(
     Raises RecipeError where settings do not go with the machine, MachineError where the model does not fit on it.
     """
     refuse_open_server(settings, has_key=keyed)
-    kind, image = machine.chip.kind, None
-    if not program:
-        image = image_of(machine, settings)
+    kind, image = machine.chip.kind, None if program else image_of(machine, settings)
+    if image:
         refuse_image(image)
-    length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
-    arguments, choices = _arguments_on(machine, weights, settings, length, image)
-    seen = _Seen.in_image(weights, settings) if image else _Seen.here(weights, settings)
+    length, why_length = settings.max_model_len, "serve.max_model_len: a prompt and its output together"
+    if length is None:
+        length = min(PROMPT_AND_OUTPUT, weights.variant.context)
+        why_length = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
+    settings = settings.model_copy(update={"max_model_len": length})
+    chosen = _choose(machine, weights, settings, length, image)
+    model, mounts = weights.source, tuple[Mount, ...]()
+    if image:
+        model, settings, mounts = _see_from_container(kind, weights, settings)
+    port = settings.port or PORT
     return Deployment(
         machine=machine.name,
         image=image,
         runtime=RUNTIMES.get(machine.chip.name) if kind == "tpu" and image else None,
         program=("serve",) if image else program,
-        docker_flags=_docker_flags(kind) if image else (),
+        docker_flags=_DOCKER_FLAGS[kind] if image else (),
         environment=_environment(kind, weights, in_image=image is not None),
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
-        mounts=(*seen.mounts, *_caches(kind, weights)) if image else (),
+        mounts=mounts,
         arguments=(
-            *((seen.model,) if image else ("--model", seen.model)),
-            *common_arguments(served_name(name, weights.adapter), settings, port=settings.port or PORT, length=length),
-            *(("--chat-template", seen.template) if seen.template else ()),
-            *arguments,
-            *(lora_arguments(seen.adapter, name, is_cpu=kind == "cpu") if seen.adapter else ()),
-            *settings.arguments,
+            *((model,) if image else ("--model", model)),
+            *_server_arguments(name, settings, chosen.arguments, port=port, is_cpu=kind == "cpu"),
         ),
-        host=settings.host,
-        port=settings.port or PORT,
-        choices=(*_image_choice(image, kind), _length_choice(settings, length), *choices),
+        port=port,
+        choices=(
+            *(_container_choices(image, kind) if image else ()),
+            DeploymentChoice(what=f"--max-model-len {length}", why=why_length),
+            *chosen.choices,
+        ),
     )
 
 
@@ -217,193 +214,169 @@ def image_engine(settings: ServeSettings) -> VllmEnvironment:
 
 
 def image_of(machine: Machine, settings: ServeSettings) -> str:
-    """The image that serves on a machine."""
-    return settings.image or (TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
+    return settings.container_image or (TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
 
 
-def deployed_command(
-    engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
-) -> tuple[list[str], dict[str, str]]:
-    """The command line that serves a folder on settings.machine, which this is, and its environment."""
-    assert settings.machine is not None
-    config = read_config(folder)
-    weights = Weights(
-        source=settings.hub_id or str(folder.absolute()),
-        is_folder=settings.hub_id is None,
-        variant=name_variant(read_variant(config)),
-        config=config,
-        adapter=settings.adapter,
-    )
-    program = () if settings.in_docker else (str(engine.python), "-m", SERVER_MODULE)
-    deployment = deploy(
-        settings.machine, weights, replace(settings, port=port), name=name, program=program, keyed=has_key()
-    )
-    for choice in deployment.choices:
-        if choice.what == WARNING:
-            open_console().print(Text.assemble((f"{WARNING}: ", "yellow"), choice.why))
-    if settings.in_docker:
-        return as_command(deployment, container=container), clean_environment()
-    return as_command(deployment), clean_environment() | dict(deployment.environment)
+def lora_arguments(adapter: ServedAdapter, name: str, *, is_cpu: bool) -> list[str]:
+    """Arguments that serve an adapter under a name, beside the base under its own."""
+    spare = SPARE_ADAPTER_ON_CPU if is_cpu else ()
+    rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
+    return ["--enable-lora", *spare, "--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
 
 
-def _arguments_on(
-    machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None
-) -> _Arguments:
+def _server_arguments(
+    name: str, settings: ServeSettings, of_machine: Sequence[str], *, port: int, is_cpu: bool
+) -> list[str]:
+    """What every server is told behind its model, wherever it is; `of_machine`: what the kind of machine decides.
+
+    The user's own arguments come last, so that they win.
+    """
+    words = ["--served-model-name", name if settings.adapter is None else base_name(name)]
+    words += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
+    words += CONTENT_IN_PARTS if settings.images else CONTENT_AS_TEXT
+    words += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
+    if settings.images and not settings.prefix_caching:
+        # Without either cache vLLM knows an image by its request alone, and embeds it anew.
+        words += IMAGES_EMBEDDED_ANEW
+    if settings.max_model_len is not None:
+        words += ["--max-model-len", str(settings.max_model_len)]
+    if settings.chat_template is not None:
+        words += ["--chat-template", settings.chat_template]
+    words += of_machine
+    if settings.adapter is not None:
+        words += lora_arguments(settings.adapter, name, is_cpu=is_cpu)
+    return [*words, *settings.arguments]
+
+
+def _choose(machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None) -> _Chosen:
     """What the kind of machine decides, and why."""
-    kind = machine.chip.kind
+    chosen, kind = _Chosen(machine, weights, settings), machine.chip.kind
     if kind == "cpu":
-        arguments, choices = _on_cpu(machine, weights, settings)
+        _choose_on_cpu(chosen)
     else:
-        split = choose_split(machine, weights.variant, settings, length)
-        on = _on_gpu if kind == "gpu" else _on_tpu
-        arguments, choices = on(machine, weights, settings, split, read_version(image or ""))
-        found = {"in_image": image is not None, "is_folder": weights.is_folder}
-        choices = (*choices, *tpu_warnings(machine, weights.variant, settings, split.weight_dtype, **found))
-    return arguments, choices if weights.adapter is None else (*choices, adapter_choice(kind))
+        layout = choose_layout(machine, weights.variant, settings, length)
+        chosen.add(
+            "--tensor-parallel-size", str(layout.tp), why=tensor_parallel_reason(machine, weights.variant, layout)
+        )
+        choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
+        choose(chosen, layout, read_version(image or ""))
+        where = {"in_image": image is not None, "is_folder": weights.is_folder}
+        chosen.choices += tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
+    if settings.adapter is not None:
+        chosen.choices.append(adapter_choice(kind))
+    return chosen
 
 
-def _on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> _Arguments:
-    """One process."""
+def _choose_on_cpu(chosen: _Chosen) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
     if settings.images:
         refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
         raise RecipeError(f"serve.kv_cache_dtype: {settings.kv_cache_dtype} was given; on a CPU set auto")
     dtype = "float32" if settings.dtype == "float32" else "bfloat16"
     needed = serving_memory(weights.variant, tp=1, max_model_len=1, weight_dtype=dtype).weights
-    choices = [Choice(what="--enforce-eager", why="compiling takes longer than it saves in a short life on a CPU")]
+    why = "compiling takes longer than it saves in a short life on a CPU"
+    chosen.add(*QUICK_START_ON_CPU, what="--enforce-eager", why=why)
     if needed > machine.chip.hbm_bytes:
         why = f"the weights are {needed / 1e9:.0f} GB, this machine has {machine.chip.hbm_bytes / 1e9:.0f}: too little"
-        choices.append(Choice(what="memory", why=why))
-    return [*QUICK_START_ON_CPU, *encoder_arguments(weights.config, settings, is_cpu=True)], tuple(choices)
+        chosen.add(what="memory", why=why)
+    chosen.arguments += encoder_arguments(weights.config, settings, is_cpu=True)
 
 
-def _on_gpu(
-    machine: Machine, weights: Weights, settings: ServeSettings, split: Split, version: Version | None
-) -> _Arguments:
-    arguments = ["--tensor-parallel-size", str(split.tp)]
-    choices = [tensor_parallel_choice(machine, weights.variant, split)]
-    if split.copies > 1:
-        arguments += ["--data-parallel-size", str(split.copies)]
-        why = f"{machine.devices} GPUs hold {split.copies} copies of the weights, behind one address"
-        choices.append(Choice(what=f"--data-parallel-size {split.copies}", why=why))
-    arguments += ["--gpu-memory-utilization", f"{UTILISATION:.2f}"]
-    choices.append(memory_choice(machine, split))
-    if split.weight_dtype == "fp8":
-        arguments += ["--quantization", "fp8"]
-        choices.append(
-            _fp8_choice(
-                machine, "--quantization fp8", "in bfloat16 they do not fit; vLLM makes them as they are loaded"
-            )
-        )
+def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+    if layout.copies > 1:
+        why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
+        chosen.add("--data-parallel-size", str(layout.copies), why=why)
+    chosen.add("--gpu-memory-utilization", f"{UTILISATION:.2f}", what="memory", why=memory_reason(machine, layout))
+    if layout.weight_dtype == "fp8":
+        chosen.add("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
     budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
-    if split.batched_tokens != BATCHED[0] and not budget:
-        budget = ("--max-num-batched-tokens", str(split.batched_tokens))
-        why = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
-        why_budget = (Choice(what=" ".join(budget), why=why),)
-    encoder = encoder_arguments(weights.config, settings, is_cpu=False)
-    arguments += encoder
-    choices += _image_choices(settings, encoder)
+    if layout.batched_tokens != BATCHED[0] and not budget:
+        budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
+        why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
+    _choose_encoder(chosen)
     if settings.kv_cache_dtype != "auto":
-        arguments += ["--kv-cache-dtype", settings.kv_cache_dtype]
-        choices.append(Choice(what="--kv-cache-dtype fp8", why="serve.kv_cache_dtype; e4m3 on a GPU"))
-    return [*arguments, *budget], (*choices, *why_budget, *attention_choice(weights.variant, version))
+        chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
+    if budget:
+        chosen.add(*budget, why=why_budget)
+    chosen.choices += attention_choice(weights.variant, version)
 
 
-def _on_tpu(
-    machine: Machine, weights: Weights, settings: ServeSettings, split: Split, version: Version | None
-) -> _Arguments:
-    arguments, choices = (
-        ["--tensor-parallel-size", str(split.tp)],
-        [tensor_parallel_choice(machine, weights.variant, split)],
-    )
-    choices.append(memory_choice(machine, split))
-    if split.weight_dtype == "fp8":
-        arguments += ["--additional-config", json.dumps(_FP8_BY_QWIX)]
-        choices.append(
-            _fp8_choice(
-                machine,
-                "--additional-config",
-                "in bfloat16 they do not fit; Qwix makes them while they load, which tpu-inference calls deprecated",
-            )
-        )
-    budget, why_budget = image_budget(weights.variant, settings, takes_images=True, version=version)
+def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+    chosen.add(what="memory", why=memory_reason(machine, layout))
+    if layout.weight_dtype == "fp8":
+        why = _fp8_reason(machine, "Qwix makes them while they load, which tpu-inference calls deprecated")
+        chosen.add("--additional-config", json.dumps(_FP8_BY_QWIX), what="--additional-config", why=why)
     why = "a image's tokens attend to each other, so it is not cut into chunks"
-    choices.append(Choice(what="--disable_chunked_mm_input", why=why))
+    chosen.add(what="--disable_chunked_mm_input", why=why)
     if settings.images:
-        encoder = encoder_arguments(weights.config, settings, is_cpu=False)
-        arguments += encoder
-        choices += _image_choices(settings, encoder)
+        _choose_encoder(chosen)
     else:
         why = "is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU"
-        choices.append(Choice(what="serve.images", why=why))
+        chosen.add(what="serve.images", why=why)
     if settings.kv_cache_dtype != "auto":
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
-        arguments += ["--kv-cache-dtype", dtype]
         why = "serve.kv_cache_dtype; on a v6e fp8 keys and values are e5m2, on a GPU e4m3"
-        choices.append(Choice(what=f"--kv-cache-dtype {dtype}", why=why))
+        chosen.add("--kv-cache-dtype", dtype, why=why)
     why = f"the first start compiles for 8 to 10 minutes, others take that from the folder ({TPU_CACHE.link})"
-    choices.append(Choice(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE}", why=f"{why}; a bucket would not do"))
-    return [*arguments, "--disable_chunked_mm_input", *budget], (*choices, *why_budget)
+    chosen.add(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why=f"{why}; a bucket would not do")
+    chosen.arguments.append("--disable_chunked_mm_input")
+    budget, why_budget = image_budget(weights.variant, settings, takes_images=True, version=version)
+    if budget:
+        chosen.add(*budget, why=why_budget)
 
 
-def _image_choices(settings: ServeSettings, arguments: Sequence[str]) -> list[Choice]:
-    """Why the encoders are left out, or told what they are."""
-    if not settings.images:
-        return [Choice(what=word, why="serve.images is false") for word in arguments[:1]]
-    return [
-        Choice(what=" ".join(arguments[:2]), why="images alone; their number is limited by --max-model-len"),
-        Choice(what=" ".join(arguments[2:4]), why="data.image_tokens: as many soft tokens as a image was trained with"),
-        Choice(what=" ".join(arguments[4:]), why="images come in the request as data: URLs; the server fetches none"),
-    ]
+def _choose_encoder(chosen: _Chosen) -> None:
+    words = encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
+    if chosen.settings.images:
+        chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
+        chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as a image was trained with")
+        chosen.add(*words[4:], why="images come in the request as data: URLs; the server fetches none")
+    elif words:
+        chosen.add(*words, what=words[0], why="serve.images is false")
 
 
-def _fp8_choice(machine: Machine, what: str, why: str) -> Choice:
-    slow = (
-        "; its matmuls are of bfloat16, so this saves memory alone"
-        if machine.chip.name in ("v5e", "v5p", "v6e")
-        else ""
-    )
-    return Choice(what=what, why=f"weights in fp8: {why}{slow}")
+def _fp8_reason(machine: Machine, how: str) -> str:
+    is_slow = machine.chip.name in ("v5e", "v5p", "v6e")
+    slow = "; its matmuls are of bfloat16, so this saves memory alone" if is_slow else ""
+    return f"weights in fp8: in bfloat16 they do not fit; {how}{slow}"
 
 
-def _length_choice(settings: ServeSettings, length: int) -> Choice:
-    given = "serve.max_model_len: a prompt and its output together"
-    return Choice(
-        what=f"--max-model-len {length}",
-        why=given
-        if settings.max_model_len
-        else "a prompt of 16,384 tokens and 1,024 of output, or what the model reads",
-    )
-
-
-def _image_choice(image: str | None, kind: str) -> tuple[Choice, ...]:
-    if image is None:
-        return ()
-    shared = (
-        Choice(what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory")
-        if kind == "tpu"
-        else Choice(what="--ipc host", why="GPUs exchange through shared memory")
-    )
+def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
+    shared = DeploymentChoice(what="--ipc host", why="GPUs exchange through shared memory")
+    if kind == "tpu":
+        shared = DeploymentChoice(
+            what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory"
+        )
     return (
-        Choice(what=image, why="vLLM's own image; serve.container_image names another"),
+        DeploymentChoice(what=image, why="vLLM's own image; serve.container_image names another"),
         shared,
-        Choice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
+        DeploymentChoice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
     )
 
 
-def _docker_flags(kind: str) -> tuple[str, ...]:
+def _see_from_container(
+    kind: str, weights: Weights, settings: ServeSettings
+) -> tuple[str, ServeSettings, tuple[Mount, ...]]:
+    """The model and the settings with paths in a container, and the mounts that show it the files of this machine."""
+    model, mounts, inside = weights.source, list[Mount](), dict[str, Any]()
+    if weights.is_folder:
+        mounts.append(Mount(host=model, inside=_MODEL_INSIDE))
+        model = _MODEL_INSIDE
+    if settings.chat_template is not None:
+        mounts.append(Mount(host=settings.chat_template, inside=_TEMPLATE_INSIDE))
+        inside["chat_template"] = _TEMPLATE_INSIDE
+    if settings.adapter is not None:
+        mounts.append(Mount(host=settings.adapter.folder, inside=_ADAPTER_INSIDE))
+        inside["adapter"] = replace(settings.adapter, folder=_ADAPTER_INSIDE)
+    if not weights.is_folder:
+        mounts.append(_HUB_CACHE)
     if kind == "tpu":
-        return ("--privileged", "--network", "host", "--shm-size", "16G", "--entrypoint", "vllm")
-    return ("--gpus", "all", "--ipc", "host", "--network", "host", "--entrypoint", "vllm")
-
-
-def _caches(kind: str, weights: Weights) -> tuple[Mount, ...]:
-    mounts = [] if weights.is_folder else [Mount(host=_HUB_CACHE, inside="/root/.cache/huggingface", writable=True)]
-    if kind == "tpu":
-        mounts += [Mount(host="/dev/shm", inside="/dev/shm", writable=True)]
-        mounts += [Mount(host=_XLA_CACHE, inside=_XLA_CACHE_INSIDE, writable=True)]
-    return tuple(mounts)
+        mounts += [_SHARED_MEMORY, _XLA_CACHE]
+    return model, settings.model_copy(update=inside), tuple(mounts)
 
 
 def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, str]:
@@ -411,4 +384,4 @@ def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, st
     found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if kind == "cpu":
         return cpu_environment() | found
-    return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE_INSIDE} if kind == "tpu" and in_image else {})
+    return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE.inside} if kind == "tpu" and in_image else {})

@@ -1,14 +1,11 @@
-"""How one server is deployed: a plain description, and the exact command that it comes to, in Docker or here.
-
-Whether this host is a machine of the catalog, and whether Docker answers here.
-"""
+"""How one server is deployed: a plain description, and the exact command that it comes to, in Docker or here."""
 
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +15,8 @@ from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings
 from gemsmith.system.files import expanduser
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_DEV = Path("/dev")
+_TIMEOUT_S = 20
 # Arguments that would be printed and recorded, or go round what is checked here.
 _ELSEWHERE = {
     "--api-key": f"would be printed and recorded; set ${KEY_VARIABLE} instead",
@@ -38,7 +37,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class DeploymentChoice:
     """Something that was chosen for this machine and model, and why."""
 
     what: str
@@ -62,9 +61,8 @@ class Deployment:
     """Variables whose values come from the environment, and stand in no command."""
     mounts: tuple[Mount, ...] = ()
     arguments: tuple[str, ...]
-    host: str
     port: int
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[DeploymentChoice, ...] = ()
 
 
 def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:
@@ -90,7 +88,7 @@ def is_loopback(host: str) -> bool:
 def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
     """The command line as a list, with absolute paths; `container` names it, so that it can be removed."""
     named = ("--name", container) if container else ()
-    return [word for line in _lines(deployment, named) for word in (_absolute(part) for part in line)]
+    return [word for line in _lines(deployment, named, quoted=str, path=_absolute_path) for word in line]
 
 
 def as_shell(deployment: Deployment) -> str:
@@ -98,7 +96,7 @@ def as_shell(deployment: Deployment) -> str:
 
     Variables that the environment gives are named: their values are never in it.
     """
-    lines = [" ".join(_quoted(part) for part in line) for line in _lines(deployment, ())]
+    lines = [" ".join(line) for line in _lines(deployment, (), quoted=shlex.quote, path=_shell_path)]
     if deployment.image is None:
         given = [f'{name}="${name}"' for name in deployment.passed]
         given += [f"{name}={shlex.quote(value)}" for name, value in deployment.environment.items()]
@@ -106,37 +104,31 @@ def as_shell(deployment: Deployment) -> str:
     return " \\\n  ".join(lines)
 
 
-@dataclass(frozen=True)
-class _HostPath:
-    """A path of the host in a word of the command line, and what follows it there."""
+def _lines(
+    deployment: Deployment, named: tuple[str, ...], *, quoted: Callable[[str], str], path: Callable[[str, str], str]
+) -> Iterator[list[str]]:
+    """The words of the command line, an option and its values in a line.
 
-    path: str
-    rest: str = ""
-
-
-_Part = str | _HostPath
-
-
-def _lines(deployment: Deployment, named: tuple[str, ...]) -> Iterator[list[_Part]]:
-    """The words of the command line, an option and its values in a line."""
+    `path` writes a path of the host and what follows it in its word, `quoted` every other word.
+    """
     if deployment.image is None:
         first, *rest = deployment.program
-        yield [_HostPath(first), *rest]
+        yield [path(first, ""), *map(quoted, rest)]
     else:
         yield ["docker", "run", "--rm", "--init", *named]
-        yield from _by_option(deployment.docker_flags)
+        yield from ([*map(quoted, line)] for line in _by_option(deployment.docker_flags))
         for mount in deployment.mounts:
-            yield ["--volume", _HostPath(mount.host, f":{mount.inside}{'' if mount.writable else ':ro'}")]
+            yield ["--volume", path(mount.host, f":{mount.inside}{'' if mount.writable else ':ro'}")]
         for name, value in deployment.environment.items():
-            yield ["--env", f"{name}={value}"]
+            yield ["--env", quoted(f"{name}={value}")]
         for name in deployment.passed:
             yield ["--env", name]
-        yield [deployment.image, *deployment.program]
-    yield from _by_option(deployment.arguments)
+        yield [quoted(word) for word in (deployment.image, *deployment.program)]
+    yield from ([*map(quoted, line)] for line in _by_option(deployment.arguments))
 
 
-def _by_option(words: tuple[str, ...]) -> Iterator[list[_Part]]:
-    line: list[_Part] = []
+def _by_option(words: tuple[str, ...]) -> Iterator[list[str]]:
+    line: list[str] = []
     for word in words:
         if word.startswith("-") and line:
             yield line
@@ -146,27 +138,17 @@ def _by_option(words: tuple[str, ...]) -> Iterator[list[_Part]]:
         yield line
 
 
-def _absolute(part: _Part) -> str:
-    if isinstance(part, str):
-        return part
+def _absolute_path(path: str, rest: str) -> str:
     # Not resolved: a link may be meant, as that of an environment's Python is.
-    return f"{expanduser(part.path).absolute() if os.sep in part.path else part.path}{part.rest}"
+    return f"{expanduser(path).absolute() if os.sep in path else path}{rest}"
 
 
-def _quoted(part: _Part) -> str:
-    if isinstance(part, str):
-        return shlex.quote(part)
-    path = part.path
+def _shell_path(path: str, rest: str) -> str:
     if path.startswith("~/"):
-        return f'"$HOME"{shlex.quote(path[1:] + part.rest)}'
-    if not part.rest or Path(path).is_absolute():
-        return shlex.quote(path + part.rest)
-    return f'"$PWD"/{shlex.quote(path + part.rest)}'
-
-
-_DEV = Path("/dev")
-_TIMEOUT_S = 20
-_TPU_VARIABLE = "TPU_ACCELERATOR_TYPE"
+        return f'"$HOME"{shlex.quote(path[1:] + rest)}'
+    if not rest or Path(path).is_absolute():
+        return shlex.quote(path + rest)
+    return f'"$PWD"/{shlex.quote(path + rest)}'
 
 
 def machine_named(name: str, catalog: str | None) -> Machine:
@@ -189,7 +171,12 @@ def refuse_other_host(machine: Machine) -> None:
     """Raises MachineError where this host lacks the machine's chips."""
     if machine.chip.kind == "cpu":
         return
-    found = list(_gpus() if machine.chip.kind == "gpu" else _tpu_chips())
+    if machine.chip.kind == "gpu":
+        found = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+    else:
+        # A name for each chip, as far as the machine says which it is.
+        named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
+        found = [named for _ in (*_DEV.glob("accel[0-9]*"), *_DEV.glob("vfio/[0-9]*"))]
     wanted = _plain(machine.chip.name)
     # A TPU's device files do not say which it is.
     same = [chip for chip in found if (machine.chip.kind == "tpu" and not chip) or wanted in _plain(chip)]
@@ -209,17 +196,6 @@ def docker_answers() -> bool:
 def remove_container(name: str) -> None:
     """Removes a container that may still be there, since its client was killed."""
     _output(["docker", "rm", "--force", name])
-
-
-def _gpus() -> Iterator[str]:
-    yield from _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
-
-
-def _tpu_chips() -> Iterator[str]:
-    """A name for each chip that the host has, as far as the machine says which it is."""
-    named = os.environ.get(_TPU_VARIABLE, "").partition("-")[0]
-    files = [*_DEV.glob("accel[0-9]*"), *_DEV.glob("vfio/[0-9]*")]
-    yield from [named] * len(files)
 
 
 def _plain(name: str) -> str:

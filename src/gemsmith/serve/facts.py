@@ -1,8 +1,6 @@
-"""What a running vLLM says of itself, read from its log and what it answers; never assumed from what it was told.
+"""Whether what answers is the vLLM that was started here, and what it says of itself, in its log and its answers.
 
-Whether what answers at an address is the vLLM that was started here.
-
-It lists a random name beside the model's, which no other can.
+A server that is ours lists a random name beside the model's, which no other can.
 """
 
 import contextlib
@@ -21,6 +19,11 @@ from gemsmith.serve.settings import api_headers
 
 _OPTION = "--served-model-name"
 _MOST_BYTES = 2**20
+_TIMEOUT_S = 10.0
+_TRUTH = {"True": True, "False": False}
+_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
+# vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
+_ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
 
 
 def new_nonce() -> str:
@@ -83,13 +86,6 @@ def describe_answer(answer: bytes) -> str:
     return f"HTTP {status[1].decode()}" if status else "not HTTP"
 
 
-_TIMEOUT_S = 10.0
-_TRUTH = {"True": True, "False": False}
-_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
-# vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
-_ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
-
-
 def ask_facts(url: str, *, models: bytes, log: Path) -> ServerFacts:
     """What the server at the address says of itself; `models` is its answer to /v1/models.
 
@@ -105,19 +101,23 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
     engine = _ENGINE.search(log)
     config = engine[2] if engine else ""
     cache = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if (found := _INFO.search(_body(metrics))) else {}
-    quantization = _word(config, "quantization")
+    quantization, told = _word(config, "quantization"), _json(version).get("version")
+    if not (isinstance(told, str) and told):
+        told = engine[1] if engine else None
+    cards = _json(models).get("data")
+    lengths = [card.get("max_model_len") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+    length = next((length for length in lengths if isinstance(length, int)), None)
+    prefix_caching = cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching")
     read = {
-        "version": _text(_json(version).get("version")) or (engine[1] if engine else None),
+        "version": told,
         "dtype": (_word(config, "dtype") or "").removeprefix("torch.") or None,
         "quantization": "none" if quantization == "None" else quantization,
         "kv_cache_dtype": cache.get("cache_dtype") or _word(config, "kv_cache_dtype"),
         "tensor_parallel": _number(_word(config, "tensor_parallel_size")),
         "data_parallel": _number(_word(config, "data_parallel_size")),
-        "max_model_len": _longest(_json(models)) or _number(_word(config, "max_seq_len")),
+        "max_model_len": length or _number(_word(config, "max_seq_len")),
         "chunked_prefill": _TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
-        "prefix_caching": _TRUTH.get(
-            cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching") or ""
-        ),
+        "prefix_caching": _TRUTH.get(prefix_caching or ""),
         "kv_blocks": _number(cache.get("num_gpu_blocks")),
         "kv_block_tokens": _number(cache.get("block_size")),
         "kv_cache_tokens": _number(cache.get("kv_cache_size_tokens")),
@@ -139,10 +139,6 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _body(answer: bytes) -> str:
     return answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
 
@@ -153,10 +149,3 @@ def _json(answer: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _longest(models: Mapping[str, Any]) -> int | None:
-    """The max_model_len of the first model that gives one."""
-    cards = models.get("data")
-    lengths = [card.get("max_model_len") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
-    return next((length for length in lengths if isinstance(length, int)), None)

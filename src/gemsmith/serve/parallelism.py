@@ -7,7 +7,6 @@ from gemsmith.arch import Variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import ServingMemory, serving_memory
-from gemsmith.serve.container import Choice
 from gemsmith.serve.settings import ServeSettings
 
 UTILISATION = 0.90
@@ -17,9 +16,7 @@ BATCHED = (8192, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """How a model lies on the devices of a machine."""
-
+class Layout:
     tp: int
     copies: int
     """Servers' workers that have all the weights, each on `tp` devices."""
@@ -28,21 +25,36 @@ class Split:
     memory: ServingMemory
 
 
-def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Split:
+def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
     """Tensor parallel, copies and dtype: bfloat16 where that fits, and kv heads that tp divides where those do.
 
     Raises MachineError where nothing fits.
     """
-    tried = [_split(machine, variant, settings, length, *one) for one in _candidates(machine, variant, settings)]
+    kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
-    if fitting := next((split for split in tried if split.memory.total <= limit), None):
-        return fitting
+    tried = []
+    for tp, dtype, batched in _candidates(machine, variant, settings):
+        memory = serving_memory(
+            variant,
+            tp=tp,
+            max_model_len=length,
+            weight_dtype=dtype,
+            kv_dtype=kv_dtype,
+            batched_tokens=batched,
+            # No switch is known to leave the encoder out on a TPU.
+            images=settings.images or machine.chip.kind == "tpu",
+        )
+        copies = machine.devices // tp
+        layout = Layout(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
+        if memory.total <= limit:
+            return layout
+        tried.append(layout)
     if not tried:
         raise MachineError(
             f"--on {machine.name}: its {machine.devices} devices cannot share the {variant.heads} heads of "
             f"{variant.name}"
         )
-    least = min(tried, key=lambda split: split.memory.total)
+    least = min(tried, key=lambda layout: layout.memory.total)
     raise MachineError(
         f"--on {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
         f"{least.weight_dtype} weights and serve.max_model_len {length} (estimated), {limit / 1e9:.1f} may be used; "
@@ -50,29 +62,23 @@ def choose_split(machine: Machine, variant: Variant, settings: ServeSettings, le
     )
 
 
-def tensor_parallel_choice(machine: Machine, variant: Variant, split: Split) -> Choice:
+def tensor_parallel_reason(machine: Machine, variant: Variant, layout: Layout) -> str:
     heads = f"{variant.kv_heads} kv heads and {variant.global_kv_heads} global ones of {variant.name}"
     kv = {variant.kv_heads, variant.global_kv_heads}
-    if all(number % split.tp == 0 for number in kv):
-        why = f"divides the {heads}"
-    else:
-        held = " and ".join(f"{split.tp // number} hold each of {number}" for number in sorted(kv) if number % split.tp)
-        less = "one program has all chips" if machine.chip.kind == "tpu" else "fewer lack memory"
-        why = f"of the {heads}: {held}; {less}"
-    return Choice(what=f"--tensor-parallel-size {split.tp}", why=why)
+    if all(number % layout.tp == 0 for number in kv):
+        return f"divides the {heads}"
+    held = " and ".join(f"{layout.tp // number} hold each of {number}" for number in sorted(kv) if number % layout.tp)
+    less = "one program has all chips" if machine.chip.kind == "tpu" else "fewer lack memory"
+    return f"of the {heads}: {held}; {less}"
 
 
-def memory_choice(machine: Machine, split: Split) -> Choice:
-    memory, limit = split.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
-    parts = ", ".join(
-        f"{name} {size / 1e9:.1f}"
-        for name, size in (
-            (f"{split.weight_dtype} weights", memory.weights),
-            ("one sequence's keys and values", memory.kv_cache),
-            ("a forward pass", memory.workspace),
-        )
+def memory_reason(machine: Machine, layout: Layout) -> str:
+    memory, limit = layout.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    return (
+        f"GB a device, estimated: {layout.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
+        f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
+        "vLLM may use"
     )
-    return Choice(what="memory", why=f"GB a device, estimated: {parts}; of {limit / 1e9:.1f} that vLLM may use")
 
 
 def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
@@ -90,20 +96,3 @@ def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> 
         for tp in sizes:
             for batched in BATCHED:
                 yield tp, dtype, batched
-
-
-def _split(
-    machine: Machine, variant: Variant, settings: ServeSettings, length: int, tp: int, dtype: str, batched: int
-) -> Split:
-    kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
-    memory = serving_memory(
-        variant,
-        tp=tp,
-        max_model_len=length,
-        weight_dtype=dtype,
-        kv_dtype=kv_dtype,
-        batched_tokens=batched,
-        # No switch is known to leave the encoder out on a TPU.
-        images=settings.images or machine.chip.kind == "tpu",
-    )
-    return Split(tp=tp, copies=machine.devices // tp, weight_dtype=dtype, batched_tokens=batched, memory=memory)

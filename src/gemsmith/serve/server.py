@@ -1,10 +1,4 @@
-"""One running vLLM server, from its start until nothing of it is left.
-
-Whether a server applies the adapter that it has loaded, and to the tuned model alone.
-
-vLLM may load a Gemma 4 adapter and answer as the base does (gemsmith.serve.vllm_checks, ADAPTER_IGNORED), or apply it
-to the base, too, where a batch holds both (gemsmith.serve.vllm_issues, SPARE_ADAPTER_ON_CPU).
-"""
+"""One running vLLM server, from its start until nothing of it is left; and whether it applies its adapter."""
 
 import contextlib
 import errno
@@ -12,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +29,8 @@ from gemsmith.serve.settings import (
     has_key,
     server_environment,
 )
-from gemsmith.serve.vllm_checks import ADAPTER_IGNORED, refuse_engine
+from gemsmith.serve.vllm_checks import refuse_engine
+from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
 from gemsmith.system.console import open_console
 from gemsmith.system.process import last_lines, refuse_full_disk, stop, supervised
 
@@ -46,6 +41,13 @@ FREE_PORT_TRIES = 3
 # There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both
 # have SO_REUSEADDR.
 _HOLDS_PORTS = sys.platform == "linux"
+_REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+# Ids that every vocabulary has; what they mean does not matter.
+PROMPTS = tuple([2, *range(first, first + 80, 10)] for first in (300, 401, 502, 603))
+ANSWER_TOKENS = 4
+# By how much log-probabilities may differ by rounding, where sums come in another order: of float32, of bfloat16.
+_ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
+_TIMEOUT_S = 600.0
 
 
 class PortTakenError(MachineError):
@@ -63,7 +65,6 @@ class Server:
     """Without the nonce, which is another at each start."""
     start_s: float = 0.0
     vllm: str
-    python: Path
     pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
@@ -126,22 +127,21 @@ def _one_server(
         if not _HOLDS_PORTS:
             holder.close()
         if settings.machine is None:
-            command, environment = (
-                server_command(engine, model_folder, name, port, settings),
-                server_environment(engine),
-            )
+            command = server_command(engine, model_folder, name, port, settings)
+            environment = server_environment(engine)
         else:
             command, environment = deployed_command(engine, model_folder, name, port, settings, container=instance_id)
         if settings.in_docker:
             stack.callback(remove_container, instance_id)
+        # At which a client on this machine reaches it.
+        host = _REACHABLE.get(settings.host, f"[{settings.host}]" if ":" in settings.host else settings.host)
         process = stack.enter_context(supervised(with_nonce(command, instance_id), environment=environment, log=log))
         server = Server(
-            url=f"http://{_reachable(settings.host)}:{port}",
+            url=f"http://{host}:{port}",
             model=name,
             folder=model_folder,
             command=tuple(word for word in command if word != instance_id),
             vllm=f"{engine.package} {engine.version}",
-            python=engine.python,
             pid=process.pid,
             log=log,
             process=process,
@@ -166,9 +166,8 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
     console = open_console()
     with console.status("") as status:
         while True:
-            code = (
-                server.process.poll()
-            )  # before asking: where vLLM died of a taken port, the other program answers by now
+            # Before asking: where vLLM died of a taken port, the other program answers by now.
+            code = server.process.poll()
             answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
             if answer and has_nonce(answer, server.instance_id):
                 break
@@ -182,11 +181,8 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
                 )
             elapsed_s = time.monotonic() - begin_s
             if elapsed_s > timeout_s:
-                silent = (
-                    ""
-                    if answer is None
-                    else f"; {server.url} takes connections and says nothing, which may be another program"
-                )
+                silent = f"; {server.url} takes connections and says nothing, which may be another program"
+                silent = "" if answer is None else silent
                 raise EngineError(
                     f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {server.model}{silent}; "
                     f"the end of {server.log}:\n{last_lines(server.log)}"
@@ -230,31 +226,14 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _reachable(host: str) -> str:
-    """The address at which a client on this machine reaches a server that listens on `host`."""
-    if host in ("", "0.0.0.0"):
-        return "127.0.0.1"
-    if host == "::":
-        return "[::1]"
-    return f"[{host}]" if ":" in host else host
-
-
-# Ids that every vocabulary has; what they mean does not matter.
-PROMPTS = tuple([2, *range(first, first + 80, 10)] for first in (300, 401, 502, 603))
-ANSWER_TOKENS = 4
-# By how much log-probabilities may differ by rounding, where sums come in another order: of float32, of bfloat16.
-_ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
-_TIMEOUT_S = 600.0
-
-
 def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None) -> float:
     """The most that the adapter changes a first token's log-probability over a few prompts.
 
-    Raises EngineError where that is no more than rounding makes: vLLM has ignored the adapter; and where the base
-    answers otherwise beside the tuned model than alone: it got the adapter, too. `expected`: how much verify saw the
-    adapter change logits; one that changes next to nothing is no error.
+    Raises EngineError where that is no more than rounding makes: vLLM has ignored the adapter (ADAPTER_IGNORED); and
+    where the base answers otherwise beside the tuned model than alone: it got the adapter, too (SPARE_ADAPTER_ON_CPU).
+    `expected`: how much verify saw the adapter change logits; one that changes next to nothing is no error.
     """
-    with httpx.Client(timeout=_TIMEOUT_S, headers=dict(api_headers()), trust_env=False) as client:
+    with open_client() as client:
         # One at a time: in a batch, sums may come in another order.
         adapted = [_ask(tuned, client, prompt) for prompt in PROMPTS]
         plain = [_ask(base, client, prompt) for prompt in PROMPTS]
@@ -280,19 +259,9 @@ def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None
 
 def _ask(server: Server, client: httpx.Client, prompt: Sequence[int]) -> AnswerTokens:
     """The greedy continuation by ANSWER_TOKENS."""
-    asked: dict[str, Any] = {
-        "model": server.model,
-        "prompt": list(prompt),
-        "max_tokens": ANSWER_TOKENS,
-        "temperature": 0,
-    }
-    asked |= {"logprobs": TOP, "ignore_eos": True}
-    try:
-        response = client.post(f"{server.url}/v1/completions", json=asked)
-    except httpx.RequestError as error:
-        server.check()
-        raise EngineError(f"vLLM at {server.url} did not answer {server.model} ({error}); see {server.log}") from None
-    found = read_object(response.status_code, response.content)
+    asked: dict[str, Any] = {"model": server.model, "prompt": list(prompt), "max_tokens": ANSWER_TOKENS}
+    asked |= {"temperature": 0, "logprobs": TOP, "ignore_eos": True}
+    found = post_json(client, server, "/v1/completions", asked)
     choice = found if isinstance(found, Failure) else read_choice(found)
     answer = choice if isinstance(choice, Failure) else read_tokens(choice)
     if isinstance(answer, AnswerTokens):
@@ -302,3 +271,18 @@ def _ask(server: Server, client: httpx.Client, prompt: Sequence[int]) -> AnswerT
     raise EngineError(
         f"vLLM at {server.url} answered {server.model} with {answer.reason}: {answer.detail}; its log is {server.log}"
     )
+
+
+def open_client() -> httpx.Client:
+    """For requests that may wait for a server that reads its first prompts."""
+    return httpx.Client(timeout=_TIMEOUT_S, headers=dict(api_headers()), trust_env=False)
+
+
+def post_json(client: httpx.Client, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any] | Failure:
+    """The JSON object that the server answers with. Raises EngineError where it does not answer."""
+    try:
+        response = client.post(f"{server.url}{path}", json=body)
+    except httpx.RequestError as error:
+        server.check()
+        raise EngineError(f"vLLM at {server.url} did not answer {server.model} ({error}); see {server.log}") from None
+    return read_object(response.status_code, response.content)

@@ -1,7 +1,4 @@
-"""The stage `serve`, and the servers that bench and eval share with it.
-
-Whether a run's weights, merged or base and adapter, are those that verify has passed.
-"""
+"""The stage `serve`, and the servers that bench and eval share with it, of weights that verify has passed."""
 
 import contextlib
 import json
@@ -12,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import httpx
 
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import open_checkpoint
@@ -28,8 +23,8 @@ from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
 from gemsmith.runs.run import Run, make_origin, read_record, write_record
-from gemsmith.serve.client.chat import Failure, read_chat, read_object
-from gemsmith.serve.server import Server, check_adapter_applied, running_server
+from gemsmith.serve.client.chat import Failure, read_chat
+from gemsmith.serve.server import Server, check_adapter_applied, open_client, post_json, running_server
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServedAdapter,
@@ -37,8 +32,8 @@ from gemsmith.serve.settings import (
     api_headers,
     base_name,
     has_chat_template,
-    refuse_vision,
 )
+from gemsmith.serve.vllm_checks import refuse_vision
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
@@ -62,10 +57,8 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
     Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
     """
     exported: ExportRecord = read_record(run, ExportRecord)
-    verify, export_again = (
-        f"gemsmith verify {run.path}",
-        f"gemsmith export {run.path} --force && gemsmith verify {run.path}",
-    )
+    verify = f"gemsmith verify {run.path}"
+    export_again = f"gemsmith export {run.path} --force && {verify}"
     if not run.record_file("verify").exists():
         return VerificationIssue(reason="they were never verified", remedy=verify)
     try:
@@ -77,32 +70,22 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
         return VerificationIssue(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
-    if problems := _changed_adapter(run, exported) if adapter else _changed_files(run, exported):
-        more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-        return VerificationIssue(
-            reason=f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", remedy=export_again
-        )
-    return None
-
-
-def _changed_adapter(run: Run, exported: ExportRecord) -> list[str]:
-    """The adapter's files, and the base by its fingerprint, which is a sample of each tensor."""
-    problems = changed_files(run.adapter, exported.adapter)
-    base = open_checkpoint(run.recipe.checkpoint)
-    if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
-        problems.append(f"{base.folder} is not the base that the adapter was exported for")
-    return problems
-
-
-def _changed_files(run: Run, exported: ExportRecord) -> list[str]:
-    """Reads all of merged/, which also puts it into the page cache, from which vLLM loads it."""
-    total_bytes = sum(file.bytes for file in exported.merged)
-    if total_bytes >= _SAID_FROM_BYTES:
-        console = open_console()
-        console.print(
-            f"comparing {len(exported.merged)} files of {run.merged} with export.json, {total_bytes / 1e9:.0f} GB"
-        )
-    return changed_files(run.merged, exported.merged)
+    if adapter:
+        problems, base = changed_files(run.adapter, exported.adapter), open_checkpoint(run.recipe.checkpoint)
+        if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
+            problems.append(f"{base.folder} is not the base that the adapter was exported for")
+    else:
+        total_bytes = sum(file.bytes for file in exported.merged)
+        if total_bytes >= _SAID_FROM_BYTES:
+            told = f"comparing {len(exported.merged)} files of {run.merged} with export.json"
+            open_console().print(f"{told}, {total_bytes / 1e9:.0f} GB")
+        # Which also puts them into the page cache, from which vLLM loads them.
+        problems = changed_files(run.merged, exported.merged)
+    if not problems:
+        return None
+    more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+    changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
+    return VerificationIssue(reason=changed, remedy=export_again)
 
 
 FIRST_PROMPT = (
@@ -132,16 +115,22 @@ class Servers:
 
         `machine`: what this host is, of the catalog; None: as it is.
         """
-        self._run = run
-        self._unverified = unverified
-        self._notices: tuple[str, ...] = ()
-        self._checked = False
+        self._run, self._unverified, self._start = run, unverified, start
         settings = make_settings(run, prefix_caching=prefix_caching)
-        self._settings = replace(settings, machine=machine, in_docker=in_docker)
-        self._start = start
+        self._settings = settings.model_copy(update={"machine": machine, "in_docker": in_docker})
+        self.takes_images = settings.images
+        self.serves_adapter = run.recipe.serve.weights == "adapter"
+        """Whether base and tuned model are one server."""
+        self.warnings: tuple[str, ...] = ()
+        """What a record of the tuned model's answers must say of its weights."""
+        self.adapter_effect: float | None = None
+        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
+        self._name = run.path.resolve().name
+        self._tuned_folder = run.adapter if self.serves_adapter else run.merged
+        self._hub_id = run.recipe.checkpoint if is_hub_id(run.recipe.checkpoint) else None
+        self._checked = False
         self._stack = contextlib.ExitStack()
         self._current: tuple[Path, Server, Server] | None = None
-        self._effect: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -150,26 +139,6 @@ class Servers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What a record of the tuned model's answers must say of its weights."""
-        return self._notices
-
-    @property
-    def serves_adapter(self) -> bool:
-        """Whether base and tuned model are one server."""
-        return self._run.recipe.serve.weights == "adapter"
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether prompts may hold images."""
-        return self._settings.images
-
-    @property
-    def adapter_effect(self) -> float | None:
-        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
-        return self._effect
 
     def tuned(self) -> Server:
         """A server of the tuned weights, under the run directory's name.
@@ -187,25 +156,12 @@ class Servers:
         if self.serves_adapter:
             return self._both()[0]
         folder = open_checkpoint(self._run.recipe.checkpoint).folder
-        settings = replace(self._settings, hub_id=self._hub_id)
+        settings = self._settings.model_copy(update={"hub_id": self._hub_id})
         return self._serve(folder, base_name(self._name), "vllm-base.log", settings)[0]
 
     def stop(self) -> None:
-        """Stops the server that runs, if one does."""
         self._current = None
         self._stack.close()
-
-    @property
-    def _name(self) -> str:
-        return self._run.path.resolve().name
-
-    @property
-    def _tuned_folder(self) -> Path:
-        return self._run.adapter if self.serves_adapter else self._run.merged
-
-    @property
-    def _hub_id(self) -> str | None:
-        return self._run.recipe.checkpoint if is_hub_id(self._run.recipe.checkpoint) else None
 
     def check_verified(self) -> None:
         """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `warnings`."""
@@ -219,7 +175,7 @@ class Servers:
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
         exported = read_record(self._run, ExportRecord)
-        self._notices = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
+        self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
         self._checked = True
 
     def _both(self) -> tuple[Server, Server]:
@@ -227,7 +183,7 @@ class Servers:
         config = read_peft_config(self._run.adapter)
         refuse_vision(config)
         adapter = ServedAdapter(folder=str(self._run.adapter.absolute()), rank=config.rank)
-        settings = replace(self._settings, adapter=adapter, hub_id=self._hub_id)
+        settings = self._settings.model_copy(update={"adapter": adapter, "hub_id": self._hub_id})
         base = open_checkpoint(self._run.recipe.checkpoint).folder
         return self._serve(self._run.adapter, self._name, "vllm.log", settings, base=base)
 
@@ -249,7 +205,10 @@ class Servers:
         tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=self._run.logs / log))
         first = tuned if base is None else replace(tuned, model=base_name(name))
         if base is not None:
-            self._effect = check_adapter_applied(first, tuned, expected=_verified_effect(self._run))
+            expected = None  # where verify did not compute it
+            with contextlib.suppress(RunError):
+                expected = read_record(self._run, VerifyRecord).logits_effect
+            self.adapter_effect = check_adapter_applied(first, tuned, expected=expected)
         self._current, self._checked = (weights, first, tuned), False
         return first, tuned
 
@@ -266,33 +225,15 @@ def other_weights(recipe: Recipe, merged_into: str) -> tuple[str, ...]:
     )
 
 
-def _verified_effect(run: Run) -> float | None:
-    """How much verify saw the adapter change logits, where it could compute that."""
-    try:
-        record: VerifyRecord = read_record(run, VerifyRecord)
-    except RunError:
-        return None
-    return record.logits_effect
-
-
 def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
     """The recipe's section `serve`, with the seed and the chat template that the whole run uses."""
-    serve = run.recipe.serve
+    recipe = run.recipe
     return ServeSettings(
-        python=serve.python,
-        host=serve.host,
-        port=serve.port,
-        max_model_len=serve.max_model_len,
-        dtype=serve.dtype,
-        seed=run.recipe.seed,
-        chat_template=run.recipe.data.template,
+        **dict(recipe.serve) | {"images": takes_images(run)},
+        seed=recipe.seed,
+        chat_template=recipe.data.template,
         prefix_caching=prefix_caching,
-        arguments=serve.arguments,
-        start_timeout_s=serve.start_timeout_s,
-        images=takes_images(run),
-        image_tokens=run.recipe.data.image_tokens,
-        kv_cache_dtype=serve.kv_cache_dtype,
-        image=serve.container_image,
+        image_tokens=recipe.data.image_tokens,
     )
 
 
@@ -304,10 +245,9 @@ def takes_images(run: Run) -> bool:
     if run.recipe.serve.images or run.recipe.bench.images or run.recipe.data.format == IMAGE_FOLDER:
         return True
     try:
-        record: DataRecord = read_record(run, DataRecord)
+        return read_record(run, DataRecord).images > 0
     except RunError:
         return False
-    return record.images > 0
 
 
 def serve(run: Run, servers: Servers) -> ServeRecord:
@@ -366,7 +306,6 @@ def wait_for_the_end(server: Server, *, beside: str | None = None) -> None:
 
 
 def curl_line(server: Server) -> str:
-    """A shell command that asks the server something."""
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if api_headers() else ""
     body = shlex.quote(json.dumps(_first_request(server)))
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
@@ -386,19 +325,8 @@ def _first_request(server: Server) -> dict[str, Any]:
 
 def ask_first(server: Server) -> str:
     """What the server answers to a first prompt. Raises EngineError where that is no answer."""
-    url = f"{server.url}/v1/chat/completions"
-    try:
-        response = httpx.post(url, json=_first_request(server), headers=api_headers(), timeout=600, trust_env=False)
-    except httpx.RequestError as error:
-        server.check()
-        raise EngineError(
-            f"vLLM at {server.url} did not answer a first prompt ({error}); its log is {server.log}"
-        ) from None
-    if response.status_code != httpx.codes.OK:
-        raise EngineError(
-            f"vLLM at {server.url} answered a first prompt with {response.status_code}: {response.text[:300]}"
-        )
-    found = read_object(response.status_code, response.content)
+    with open_client() as client:
+        found = post_json(client, server, "/v1/chat/completions", _first_request(server))
     reply = found if isinstance(found, Failure) else read_chat(found)
     if isinstance(reply, Failure):
         raise EngineError(

@@ -2,15 +2,14 @@
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith.arch import Variant, find_variant, read_variant, variant_of_hub_id
+from gemsmith.arch import find_variant, read_variant, variant_of_hub_id
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.checkpoints.hub import check_source, fetch_folder, is_hub_id
 from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.hardware import Machine
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import recipe_variant, resolve_file
@@ -55,25 +54,32 @@ def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> 
     path = Path(source)
     folder = path if path.is_dir() else run_path or Path("runs") / path.stem
     recipe = find_run(path, overrides) if path.is_dir() else resolve_file(path, overrides)[0]
-    return _run(Run(path=folder, recipe=recipe))
+    run, base, variant = Run(path=folder, recipe=recipe), recipe.checkpoint, recipe_variant(recipe)
+    settings, checkpoint = make_settings(run), expanduser(base)
+    if recipe.serve.weights == "adapter":
+        adapter = ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank)
+        weights, is_folder = base, not is_hub_id(base)
+        settings = settings.model_copy(update={"adapter": adapter})
+    else:
+        weights, is_folder = str(run.merged), True
+        checkpoint = run.merged if (run.merged / "config.json").exists() else checkpoint
+    config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else published_config(variant)
+    served = Weights(source=weights, is_folder=is_folder, variant=variant, config=config)
+    return ServeTarget(weights=served, recipe=recipe, settings=settings, name=folder.resolve().name)
 
 
 def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
     """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr."""
     named = find_named(source, run_path, overrides)
     machine = machine_named(machine_name or THIS_MACHINE, named.recipe.hardware.catalog)
-    deployment = describe(named, machine)
+    # On a CPU in vLLM's own Python, else in Docker.
+    program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
+    settings = named.settings.model_copy(update={"prefix_caching": True})
+    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
     console = open_console()
     for line in comments(deployment, named):
         console.print(f"# {line}")
     print(escape_control_chars(as_shell(deployment)), flush=True)
-
-
-def describe(named: ServeTarget, machine: Machine) -> Deployment:
-    """The deployment of what was named: on a CPU in vLLM's own Python, else in Docker."""
-    program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
-    settings = replace(named.settings, prefix_caching=True)
-    return deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
 
 
 def comments(deployment: Deployment, named: ServeTarget) -> list[str]:
@@ -85,7 +91,7 @@ def comments(deployment: Deployment, named: ServeTarget) -> list[str]:
     lines += [f"{choice.what}: {choice.why}" for choice in deployment.choices]
     lines += [f"${name}: taken from the environment of whoever runs this" for name in deployment.passed]
     folders = [named.weights.source] if named.weights.is_folder else []
-    folders += [named.weights.adapter.folder] if named.weights.adapter is not None else []
+    folders += [named.settings.adapter.folder] if named.settings.adapter is not None else []
     return [*lines, *(f"not there yet: {folder}" for folder in folders if not Path(folder).is_dir())]
 
 
@@ -102,12 +108,10 @@ def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | 
     where = _where(machine_name, recipe)
     folder = _checkpoint_folder(source) or fetch_folder(source)
     variant = name_variant(read_variant(read_config(folder)))
-    settings = replace(
-        make_settings(Run(path=folder, recipe=recipe), prefix_caching=True),
-        max_model_len=recipe.serve.max_model_len or min(PROMPT_AND_OUTPUT, variant.context),
-        hub_id=source if is_hub_id(source) else None,
-        **where,
-    )
+    settings = make_settings(Run(path=folder, recipe=recipe), prefix_caching=True)
+    length = settings.max_model_len or min(PROMPT_AND_OUTPUT, variant.context)
+    hub_id = source if is_hub_id(source) else None
+    settings = settings.model_copy(update={"max_model_len": length, "hub_id": hub_id, **where})
     if settings.chat_template is None and not has_chat_template(folder):
         raise CheckpointError(f"{folder}: has no chat template; name one with --set data.template=FILE")
     with tempfile.TemporaryDirectory(prefix="gemsmith-serve-") as logs:
@@ -126,23 +130,6 @@ def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
     if machine.chip.kind == "cpu":
         return {}
     return {"machine": machine, "in_docker": docker_answers()}
-
-
-def _run(run: Run) -> ServeTarget:
-    recipe, variant = run.recipe, recipe_variant(run.recipe)
-    base = expanduser(recipe.checkpoint)
-    if recipe.serve.weights == "adapter":
-        weights = Weights(
-            source=recipe.checkpoint,
-            is_folder=not is_hub_id(recipe.checkpoint),
-            variant=variant,
-            config=_config(base, variant),
-            adapter=ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank),
-        )
-    else:
-        config = _config(run.merged if (run.merged / "config.json").exists() else base, variant)
-        weights = Weights(source=str(run.merged), is_folder=True, variant=variant, config=config)
-    return ServeTarget(weights=weights, recipe=recipe, settings=make_settings(run), name=run.path.resolve().name)
 
 
 def _checkpoint(source: str, overrides: Sequence[str]) -> ServeTarget:
@@ -199,7 +186,3 @@ def _name_of(source: str) -> str:
     """What a checkpoint is called: the last part of its name that tells it from others."""
     path = Path(source.rstrip("/"))
     return path.resolve().parent.name if path.resolve().name == "merged" else path.resolve().name
-
-
-def _config(folder: Path, variant: Variant) -> Mapping[str, Any]:
-    return read_config(folder) if (folder / "config.json").is_file() else published_config(variant)

@@ -1,86 +1,36 @@
-"""Known faults of vLLM with Gemma 4, and what a deployment that would run into one does about it.
+"""What is refused, added or said where a deployment would run into a fault of vLLM (vllm_issues)."""
 
-Each entry: what happens, the versions that it holds for, where it was read, and what is done here. An image whose tag
-is no version may have any of them. https://github.com/vllm-project/vllm/issues/N is written vllm #N.
-
-MM_BUDGET: vLLM dies at start, `max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens (2048)`: tokens of
-one image attend to each other, so it is not cut into chunks, and by default fewer are batched than one has.
-    holds: 0.20.0, where it was seen, and maybe on; 0.32.0 raises its own default, but not what it is told
-    link:  vllm #42687
-    does:  adds --max-num-batched-tokens where the version may need it; refuses a lower one
-
-ADAPTER_IGNORED: an adapter loads, each request that names it is answered, and the answers are the base's.
-    holds: all versions so far
-    link:  vllm #41754 (open), vllm #55193
-    does:  merged weights by default; base and adapter are compared after every start, and no difference is an error
-
-TRANSFORMERS_5_15: vLLM dies at start with AmbiguousGlobalPerLayerAttributeError, with transformers 5.15 or later.
-    holds: 0.27.0 to 0.27.1
-    link:  vllm #51744, vllm #52768
-    does:  refuses that environment, or that image
-
-TRITON_ATTENTION: heads of 256 and 512 numbers made vLLM compute all attention in Triton, at a tenth of the speed.
-    holds: 0.19.0, where it was seen, and maybe on; 0.32.0 takes FlashAttention 4 where the GPU has it, else Triton
-    link:  vllm #38887, vllm #42175
-    does:  says so
-
-TPU_ADAPTER: on TPU a Gemma 4 adapter is not applied.
-    holds: all versions so far
-    link:  https://github.com/vllm-project/tpu-inference/issues/2207
-    does:  refuses serve.weights: adapter there
-
-TPU_CACHE: compiled programs were compiled again at each start, although VLLM_XLA_CACHE_PATH was set; in a bucket they
-still are.
-    holds: seen of a folder in August 2025, closed since; of a bucket seen in January 2026
-    link:  https://github.com/vllm-project/tpu-inference/issues/606
-    does:  a folder of this machine is mounted, and said
-
-What else was seen of vLLM on TPUs is a row of tpu_warnings, each with its link.
-"""
-
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from gemsmith.arch import Variant
-from gemsmith.errors import MachineError, RecipeError
+from gemsmith.arch import Variant, read_variant
+from gemsmith.checkpoints.folder import name_variant
+from gemsmith.checkpoints.peft_config import PeftConfig
+from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.serve.container import Choice
+from gemsmith.serve.container import DeploymentChoice
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
-
-Version = tuple[int, ...]
-_VLLM, _TPU = "https://github.com/vllm-project/vllm/issues/", "https://github.com/vllm-project/tpu-inference/issues/"
+from gemsmith.serve.vllm_issues import (
+    ADAPTER_IGNORED,
+    CAUSAL_IMAGES_ON_CPU,
+    MM_BUDGET,
+    TPU_ADAPTER,
+    TPU_ISSUES,
+    TRANSFORMERS_5_15,
+    TRITON_ATTENTION,
+    Version,
+)
 
 IMAGE_TOKENS = 2496
-"""Of Gemma 4's largest image (vllm #42687)."""
+"""Of Gemma 4's largest image (vLLM #42687)."""
 BATCHED_TOKENS = 4096
-"""The least that vLLM's own recipes give where a image must fit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KnownIssue:
-    """A fault, from `since` up to but not including `until`; None: from the first, or not mended yet."""
-
-    link: str
-    since: Version | None = None
-    until: Version | None = None
-
-    def affects(self, version: Version | None) -> bool:
-        """Whether a version has it; one that is not known may."""
-        if version is None:
-            return True
-        return (self.since is None or version >= self.since) and (self.until is None or version < self.until)
-
-
-MM_BUDGET = KnownIssue(link=f"{_VLLM}42687", until=(0, 32))
-ADAPTER_IGNORED = KnownIssue(link=f"{_VLLM}41754")
-TRANSFORMERS_5_15 = KnownIssue(link=f"{_VLLM}51744", since=(0, 27), until=(0, 28))
-TRITON_ATTENTION = KnownIssue(link=f"{_VLLM}38887", until=(0, 32))
-TPU_ADAPTER = KnownIssue(link=f"{_TPU}2207")
-TPU_CACHE = KnownIssue(link=f"{_TPU}606")
+"""The least that vLLM's own recipes give where an image must fit."""
 WARNING = "warning"
-"""What a Choice is called that warns."""
+"""What a DeploymentChoice is called that warns."""
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
+_NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
 
 
@@ -117,29 +67,87 @@ def refuse_engine(engine: VllmEnvironment) -> None:
 
 def image_budget(
     variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
-) -> tuple[tuple[str, ...], tuple[Choice, ...]]:
-    """Arguments that let one image fit into a batch, with their reason; none where vLLM sees to it.
+) -> tuple[tuple[str, ...], str]:
+    """Arguments that let one image fit into a batch, and why; none where vLLM sees to it.
 
-    Raises RecipeError where the user's own arguments, or serve.max_model_len, leave no room for one.
+    Raises RecipeError where the user's own arguments leave no room for one.
     """
     if not takes_images or not variant.bidirectional_images:
-        return (), ()
+        return (), ""
     given = option_value(settings.arguments, "--max-num-batched-tokens")
-    if given is not None:
-        if given.isdecimal() and int(given) < IMAGE_TOKENS:
-            raise RecipeError(
-                f"serve.arguments: --max-num-batched-tokens {given} is less than one image of {IMAGE_TOKENS} "
-                f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
-            )
-        return (), ()
-    if not MM_BUDGET.affects(version):
-        return (), ()
+    if given is not None and given.isdecimal() and int(given) < IMAGE_TOKENS:
+        raise RecipeError(
+            f"serve.arguments: --max-num-batched-tokens {given} is less than one image of {IMAGE_TOKENS} "
+            f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
+        )
+    if given is not None or not MM_BUDGET.affects(version):
+        return (), ""
     why = f"a image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
-    argument = ("--max-num-batched-tokens", str(BATCHED_TOKENS))
-    return argument, (Choice(what=" ".join(argument), why=why),)
+    return ("--max-num-batched-tokens", str(BATCHED_TOKENS)), why
 
 
-def adapter_choice(kind: str) -> Choice:
+def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_cpu: bool) -> list[str]:
+    """Arguments that leave the encoders out, or give an image as many soft tokens as in training.
+
+    Raises CheckpointError where images are wanted of a model that takes none.
+    """
+    if not settings.images:
+        if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):
+            return []
+        if is_cpu or not config.get("vision_config"):
+            # The text class reads the same tensor names and skips the encoders' (models/gemma4.py, 0.32.0).
+            return ["--hf-overrides", json.dumps({"architectures": ["Gemma4ForCausalLM"]})]
+        return ["--language-model-only"]
+    if not config.get("vision_config"):
+        raise CheckpointError(
+            "serve: images were to be taken, but the checkpoint's config.json has no vision_config, so it takes text "
+            "alone; set serve.images to false, or give a checkpoint that takes images"
+        )
+    return [
+        *("--limit-mm-per-prompt", json.dumps({"video": 0, "audio": 0})),
+        *("--mm-processor-kwargs", json.dumps({"max_soft_tokens": settings.image_tokens})),
+        # vLLM would fetch whatever URL a client names; files it does not read unless it is told a folder.
+        *("--allowed-media-domains", _NO_DOMAIN),
+    ]
+
+
+def refuse_on_cpu(variant: Variant) -> None:
+    """Raises RecipeError for images of a model that vLLM runs otherwise on a CPU than it was trained."""
+    if variant.bidirectional_images:
+        raise RecipeError(
+            f"serve: {variant.name} with images was to be served on a CPU, where vLLM does not let an image's "
+            f"tokens see each other as training does ({CAUSAL_IMAGES_ON_CPU}); serve it on a GPU or TPU; on a CPU "
+            "images go with gemma4-e2b and gemma4-e4b"
+        )
+
+
+def refuse_engine_without_torchvision(engine: VllmEnvironment, config: Mapping[str, Any]) -> None:
+    """Raises MachineError where images are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
+    if not engine.is_cpu:
+        return
+    refuse_on_cpu(name_variant(read_variant(dict(config))))
+    if not engine.torchvision:
+        raise MachineError(
+            f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
+            ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with --no-deps"
+        )
+
+
+def refuse_vision(config: PeftConfig) -> None:
+    """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes images.
+
+    It takes that part with --enable-tower-connector-lora, which has not been tried here
+    (https://github.com/vllm-project/vllm/pull/42662).
+    """
+    targets = str(config.values.get("target_modules"))
+    if any(name in targets for name in ("vision_tower", "embed_vision")):
+        raise RecipeError(
+            "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
+            "that part out; set merged"
+        )
+
+
+def adapter_choice(kind: str) -> DeploymentChoice:
     """What must be known of a served adapter. Raises RecipeError where it would not be applied."""
     if kind == "tpu":
         raise RecipeError(
@@ -149,43 +157,37 @@ def adapter_choice(kind: str) -> Choice:
     why = (
         f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
     )
-    return Choice(what="--enable-lora", why=why)
+    return DeploymentChoice(what="--enable-lora", why=why)
 
 
 def tpu_warnings(
     machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, is_folder: bool
-) -> tuple[Choice, ...]:
+) -> tuple[DeploymentChoice, ...]:
     """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
     if machine.chip.kind != "tpu":
         return ()
-    name, chip, image = variant.name, machine.chip.name, settings.image or TPU_IMAGE
+    name, chip, image = variant.name, machine.chip.name, settings.container_image or TPU_IMAGE
     kv = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
     lacks_memory = (name, machine.name, weight_dtype) == ("gemma4-31b", "v6e-4", "bfloat16")
+    fp8_kv = "kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it"
+    memory = "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8"
     seen = (
         (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.container_image names a later one", _PAPER),
         (is_folder, "vLLM's image for TPUs refused a local folder, and took a hub id alone", f"{_PAPER}, its notes"),
-        (
-            kv == "auto",
-            "kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it",
-            _PAPER,
-        ),
+        (kv == "auto", fp8_kv, _PAPER),
         (name in ("gemma4-e2b", "gemma4-e4b"), f"Google's recipes for TPUs call {name} not verified", _RECIPES),
-        (
-            lacks_memory,
-            "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8",
-            f"{_TPU}2333",
-        ),
-        (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{_TPU}2453"),
+        (lacks_memory, memory, f"{TPU_ISSUES}2333"),
+        (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{TPU_ISSUES}2453"),
     )
-    return tuple(Choice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
+    return tuple(DeploymentChoice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
 
 
-def attention_choice(variant: Variant, version: Version | None) -> tuple[Choice, ...]:
+def attention_choice(variant: Variant, version: Version | None) -> tuple[DeploymentChoice, ...]:
     if version is None or not TRITON_ATTENTION.affects(version):
         return ()
     heads = f"{variant.head_dim} and {variant.global_head_dim}"
     why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"
-    return (Choice(what="attention", why=why),)
+    return (DeploymentChoice(what="attention", why=why),)
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:

@@ -1,7 +1,6 @@
 """Proof by behavior: servers of base + adapter and of merged weights answer the same, and not as the base does."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +70,14 @@ def check_served(
     read = read_peft_adapter(place.adapter)
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":
-        settings = replace(settings, dtype="float32")  # vLLM's `auto` would round them to bfloat16
-    with_lora = replace(settings, adapter=ServedAdapter(folder=str(place.adapter.absolute()), rank=read.rank))
+        settings = settings.model_copy(update={"dtype": "float32"})  # vLLM's `auto` would round them to bfloat16
+    served = ServedAdapter(folder=str(place.adapter.absolute()), rank=read.rank)
+    with_lora = settings.model_copy(update={"adapter": served})
     log = place.logs / "vllm-adapter.log"
-    with running_server(base.folder, name="adapter", settings=with_lora, log=log) as server:
-        plain, adapted = (_ask(server, name, prompts) for name in (base_name("adapter"), "adapter"))
-    with running_server(place.merged, name="merged", settings=settings, log=place.logs / "vllm-merged.log") as server:
-        tuned = _ask(server, "merged", prompts)
+    with running_server(base.folder, name=ADAPTER, settings=with_lora, log=log) as server:
+        plain, adapted = (_ask(server, name, prompts) for name in (base_name(ADAPTER), ADAPTER))
+    with running_server(place.merged, name=MERGED, settings=settings, log=place.logs / "vllm-merged.log") as server:
+        tuned = _ask(server, MERGED, prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 

@@ -5,8 +5,9 @@ A process of its own, since Gradio leaves sockets and event loops behind.
 
 import sys
 
+from gemsmith.serve.chat.terminal import ChatSetup
 from gemsmith.serve.chat.web import serve_page
-from gemsmith.serve.client.stream import ChatModel, Sampling
+from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import text_message
 
@@ -14,7 +15,8 @@ ROWS = [Question(messages=(text_message("user", f"row {n}"),), expected=f"answer
 
 if __name__ == "__main__":
     voices = [ChatModel(label=label, url=sys.argv[1], model=f"demo-{label}") for label in ("base", "tuned")]
-    url, page = serve_page(voices, title="demo", rows=ROWS, sampling=Sampling(), system="", port=None)
+    setup = ChatSetup(voices=voices, title="demo", sampling=SamplingParams(), rows=lambda: ROWS)
+    url, page = serve_page(setup, None)
     print(url, flush=True)
     sys.stdin.read()
     page.close(verbose=False)

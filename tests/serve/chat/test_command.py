@@ -15,18 +15,18 @@ from gemsmith.recipe.load import dump_recipe
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import find_run
 from gemsmith.serve.chat import command
-from gemsmith.serve.chat.web import _answer_all
-from gemsmith.serve.client.stream import ChatModel, Sampling
+from gemsmith.serve.chat.web import answer_all
+from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServeSettings
 
-NOTHING = {"sampling": Sampling(), "system": "", "web": False, "port": None}
+NOTHING = {"sampling": SamplingParams(), "system": "", "web": False, "port": None}
 
 
 @pytest.fixture
 def told(monkeypatch):
     seen = {}
-    monkeypatch.setattr(command, "chat_loop", lambda voices, sampling, **more: seen.update(voices=voices, **more))
+    monkeypatch.setattr(command, "chat_loop", lambda setup: seen.update(vars(setup)))
     return seen
 
 
@@ -102,7 +102,7 @@ def test_a_first_prompt_with_default_settings_is_answered_in_the_terminal(short_
 def test_a_first_prompt_with_default_settings_is_answered_on_the_page(short_run):
     with serving(short_run) as url:
         voices = [ChatModel(label=label, url=url, model="demo", max_model_len=352) for label in ("base", "tuned")]
-        *_, last = _answer_all(voices, "hi there", [], [[], []], "", Sampling())
+        *_, last = answer_all(voices, "hi there", [], [[], []], "", SamplingParams())
     asked, answered = {"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Hello"}
     assert last[0] == [[asked, answered]] * 2
 

@@ -12,15 +12,15 @@ from gemsmith.errors import DataError
 from gemsmith.images.check import validate_image
 from gemsmith.images.data_url import to_data_url
 from gemsmith.images.patches import PatchConfig
-from gemsmith.serve.chat.terminal import ImageInput, chat_loop, make_content, text_in, urls_in
-from gemsmith.serve.chat.web import _answer_all, _attach, _fill_in, draw_turns
-from gemsmith.serve.client.stream import Sampling
+from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop, make_content, text_in, urls_in
+from gemsmith.serve.chat.web import answer_all, attach, draw_turns, fill_in
+from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import ImagePart, Message, TextPart
 from support.images import image_bytes
 
 PATCHING = PatchConfig(budget=70, patch=4)
-SIGHT = ImageInput(patching=PATCHING)
+SIGHT = ImageSupport(patching=PATCHING)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def row(image: Path) -> Question:
 def say(monkeypatch, capsys, speaker):
     def said(*lines, **options):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        chat_loop([speaker.voice()], Sampling(), **options)
+        chat_loop(ChatSetup(voices=[speaker.voice()], title="", sampling=SamplingParams(), **options))
         return capsys.readouterr()
 
     return said
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_image_is_said_and_the_conversation_goes_on(say, speak
 
 
 def test_a_server_of_text_alone_is_not_sent_one(say, image):
-    _, err = say(f"/image {image}", sight=ImageInput(takes_images=False))
+    _, err = say(f"/image {image}", sight=ImageSupport(takes_images=False))
     assert "/image: the server takes text alone; start the chat with --set serve.images=true" in err
 
 
@@ -86,18 +86,18 @@ def test_a_held_out_row_is_asked_with_its_image(say, speaker, image, row):
 
 def test_the_page_attaches_an_upload_and_shows_it(image):
     expected, again = to_data_url(str(image), PATCHING), shutil.copy(image, image.with_name("again.png"))
-    urls, drawn = _attach(str(image), [], SIGHT)
+    urls, drawn = attach(str(image), [], SIGHT)
     assert not image.exists() and urls == [expected] and drawn.startswith('<img src="data:image/png;base64,')
-    assert len(_attach(str(again), urls, SIGHT)[0]) == 2
+    assert len(attach(str(again), urls, SIGHT)[0]) == 2
     with pytest.raises(gradio.Error, match="does not exist"):
-        _attach("/nowhere", [], SIGHT)
+        attach("/nowhere", [], SIGHT)
 
 
 def test_the_page_fills_in_a_rows_image_and_sends_it(speaker, image, row):
     voices = [speaker.voice()]
-    text, _, expected, urls, preview, said, *_ = _fill_in([row], 0, voices, SIGHT)
+    text, _, expected, urls, preview, said, *_ = fill_in([row], 0, voices, SIGHT)
     assert (text, expected, said) == ("Which is it?", "cat", [[]]) and "<img" in preview
-    sent, *_, last = _answer_all(voices, text, urls, said, "", Sampling())
+    sent, *_, last = answer_all(voices, text, urls, said, "", SamplingParams())
     assert sent[1:4] == ("", [], "") and last[1:4] == (gradio.skip(),) * 3
     remembered, drawn = last[0], last[4]
     assert drawn.count("<img") == 1
@@ -105,7 +105,7 @@ def test_the_page_fills_in_a_rows_image_and_sends_it(speaker, image, row):
     assert [turn["role"] for turn in remembered[0]] == ["user", "assistant"]
     image.write_bytes(b"")
     with pytest.raises(gradio.Error, match="has changed"):
-        _fill_in([row], 0, voices, SIGHT)
+        fill_in([row], 0, voices, SIGHT)
 
 
 def test_what_a_user_writes_beside_a_image_is_never_a_tag(speaker):

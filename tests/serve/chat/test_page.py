@@ -11,8 +11,8 @@ import gradio
 import httpx
 import pytest
 
-from gemsmith.serve.chat.terminal import ImageInput
-from gemsmith.serve.chat.web import _attach, draw_turns
+from gemsmith.serve.chat.terminal import ImageSupport
+from gemsmith.serve.chat.web import attach, draw_turns
 
 from .browser import CHROMIUM, open_browser
 
@@ -132,7 +132,7 @@ class TestInChromium:
 def test_an_upload_is_deleted_once_it_has_been_looked_at(tmp_path):
     (tmp_path / "a.png").write_text("no image")
     with pytest.raises(gradio.Error, match="is none of"):
-        _attach(str(tmp_path / "a.png"), [], ImageInput())
+        attach(str(tmp_path / "a.png"), [], ImageSupport())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,17 +3,17 @@
 import pytest
 
 from gemsmith.errors import EngineError
-from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
+from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 
 ASKED = [{"role": "user", "content": "hi"}]
 
 
 def last(speaker, **sampling):
-    return list(stream_answer(speaker.voice(), ASKED, Sampling(**sampling)))[-1]
+    return list(stream_answer(speaker.voice(), ASKED, SamplingParams(**sampling)))[-1]
 
 
 def test_the_answer_grows_and_ends_with_the_servers_count_of_tokens(speaker):
-    answers = list(stream_answer(speaker.voice(), ASKED, Sampling()))
+    answers = list(stream_answer(speaker.voice(), ASKED, SamplingParams()))
     assert [answer.text for answer in answers] == ["Hel", "Hello", "Hello"]
     assert [answer.ended for answer in answers] == [None, None, "stop"]
     assert [answer.tokens for answer in answers] == [1, 2, 7]
@@ -49,7 +49,7 @@ def test_the_first_token_and_the_rate_after_it_are_timed(speaker):
 
 
 def test_an_answer_that_is_cut_at_the_limit_says_so():
-    assert describe_speed(Answer(text="a", tokens=1, ttft_s=0.1, elapsed_s=0.1, ended="length")).endswith(
+    assert describe_speed(StreamedAnswer(text="a", tokens=1, ttft_s=0.1, elapsed_s=0.1, ended="length")).endswith(
         "1 token in 0.1 s · stopped at the limit of tokens"
     )
 
@@ -72,12 +72,12 @@ def test_an_answer_that_breaks_off_is_an_error(speaker, broken, message):
 
 def test_a_server_that_is_not_there_is_an_error():
     with pytest.raises(EngineError, match=r"demo at http://127\.0\.0\.1:9: ConnectError.*is the server up\?"):
-        list(stream_answer(ChatModel(label="x", url="http://127.0.0.1:9", model="demo"), ASKED, Sampling()))
+        list(stream_answer(ChatModel(label="x", url="http://127.0.0.1:9", model="demo"), ASKED, SamplingParams()))
 
 
 def test_closing_the_answer_ends_the_request(speaker):
     speaker.pieces, speaker.wait_s = ("a" * 10_000,) * 1000, 0.01
-    answers = stream_answer(speaker.voice(), ASKED, Sampling())
+    answers = stream_answer(speaker.voice(), ASKED, SamplingParams())
     next(answers)
     answers.close()
     assert speaker.hung_up.wait(10)

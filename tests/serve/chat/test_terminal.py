@@ -5,8 +5,8 @@ import io
 import pytest
 
 from gemsmith.errors import EngineError
-from gemsmith.serve.chat.terminal import chat_loop
-from gemsmith.serve.client.stream import Sampling
+from gemsmith.serve.chat.terminal import ChatSetup, chat_loop
+from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import text_message
 
@@ -23,7 +23,8 @@ ROWS = [
 def say(monkeypatch, capsys, speaker):
     def said(*lines, labels=("tuned",), **options):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        chat_loop([speaker.voice(label) for label in labels], Sampling(), **options)
+        voices = [speaker.voice(label) for label in labels]
+        chat_loop(ChatSetup(voices=voices, title="", sampling=SamplingParams(), **options))
         return capsys.readouterr()
 
     return said

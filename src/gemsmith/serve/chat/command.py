@@ -1,12 +1,10 @@
 """The command `chat`: who is talked to, and where."""
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
@@ -16,16 +14,14 @@ from gemsmith.recipe.load import read_reasons, with_values
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, open_run_readonly
-from gemsmith.serve.chat.terminal import ImageInput, chat_loop
+from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop
 from gemsmith.serve.client.endpoint import find_models
-from gemsmith.serve.client.stream import ChatModel, Sampling
-from gemsmith.serve.server import Server
+from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Question
 
-Rows = Callable[[], Sequence[Question]]
 CONVERSATION_TOKENS = 4096
 """What a server of a run holds at least here, or all that its model reads."""
 
@@ -36,7 +32,7 @@ def chat_with_run(
     *,
     models: Sequence[str],
     read_questions: Callable[[Run], Sequence[Question]],
-    sampling: Sampling,
+    sampling: SamplingParams,
     system: str,
     web: bool,
     port: int | None,
@@ -51,13 +47,26 @@ def chat_with_run(
         overrides = ["serve.weights=adapter", *overrides]
     run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
-    with _voices_of(run, models, unverified=unverified) as voices:
-        options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-        _chat(voices, title=run.path.resolve().name, rows=rows, sight=_sight_of(run), **options)
+    sight = ImageSupport(takes_images=False)
+    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+        found = {"base": servers.base, "tuned": servers.tuned}
+        voices = []
+        for label in models:
+            server = found[label]()
+            length = server.facts.max_model_len
+            voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
+        for notice in servers.warnings:
+            open_console().print(f"chat: notice: {notice}", style="yellow")
+        if takes_images(run):
+            config = read_config(fetch_folder(run.recipe.checkpoint))
+            sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))
+        title = run.path.resolve().name
+        setup = ChatSetup(voices=voices, title=title, sampling=sampling, system=system, sight=sight, rows=rows)
+        _chat(setup, web=web, port=port)
 
 
 def chat_with_url(
-    url: str, models: Sequence[str], *, sampling: Sampling, system: str, web: bool, port: int | None
+    url: str, models: Sequence[str], *, sampling: SamplingParams, system: str, web: bool, port: int | None
 ) -> None:
     """Talks to models of an OpenAI server that is up; without a name to the only one.
 
@@ -66,8 +75,7 @@ def chat_with_url(
     address, cards = find_models(url, models)
     lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
     voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
-    options: dict[str, Any] = {"sampling": sampling, "system": system, "web": web, "port": port}
-    _chat(voices, title=address, rows=lambda: (), sight=ImageInput(), **options)
+    _chat(ChatSetup(voices=voices, title=address, sampling=sampling, system=system), web=web, port=port)
 
 
 def _with_room(run: Run, overrides: Sequence[str]) -> Run:
@@ -81,47 +89,14 @@ def _with_room(run: Run, overrides: Sequence[str]) -> Run:
     return replace(run, recipe=with_values(recipe, [room]))
 
 
-@contextlib.contextmanager
-def _voices_of(run: Run, models: Sequence[str], *, unverified: bool) -> Iterator[list[ChatModel]]:
-    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
-        found = {"base": servers.base, "tuned": servers.tuned}
-        started = [(model, found[model]()) for model in models]
-        for notice in servers.warnings:
-            open_console().print(f"chat: notice: {notice}", style="yellow")
-        yield [_voice(model, server) for model, server in started]
-
-
-def _sight_of(run: Run) -> ImageInput:
-    if not takes_images(run):
-        return ImageInput(takes_images=False)
-    config = read_config(fetch_folder(run.recipe.checkpoint))
-    return ImageInput(patching=read_patching(config, run.recipe.data.image_tokens))
-
-
-def _voice(label: str, server: Server) -> ChatModel:
-    return ChatModel(label=label, url=server.url, model=server.model, max_model_len=server.facts.max_model_len)
-
-
-def _chat(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Rows,
-    sight: ImageInput,
-    sampling: Sampling,
-    system: str,
-    web: bool,
-    port: int | None,
-) -> None:
+def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
     if not web:
-        chat_loop(voices, sampling, system=system, rows=rows, sight=sight)
+        chat_loop(setup)
         return
     from gemsmith.serve.chat.web import serve_page
 
     try:
-        url, page = serve_page(
-            voices, title=title, rows=rows(), sampling=sampling, system=system, port=port, sight=sight
-        )
+        url, page = serve_page(setup, port)
     except OSError:
         raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
     console = open_console()

@@ -22,7 +22,6 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Passes a request on, or answers it with one line."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         headers = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -48,18 +47,14 @@ def _is_ours(headers: list[tuple[str, str]]) -> bool:
     """Whether the request was sent to this machine by a name of its own, and by no other site's page."""
     given = {name: [value for other, value in headers if other == name] for name, _ in headers}
     hosts, origins = given.get("host", []), given.get("origin", [])
-    if len(hosts) != 1 or _name(f"//{hosts[0]}") not in HOSTS:
+    try:
+        if len(hosts) != 1 or urlsplit(f"//{hosts[0]}").hostname not in HOSTS:
+            return False
+    except ValueError:
         return False
-    # A image or a script that another site's page asks for has no Origin; a link to the page is followed.
+    # An image or a script that another site's page asks for has no Origin; a link to the page is followed.
     foreign = given.get("sec-fetch-site") == ["cross-site"] and given.get("sec-fetch-mode") != ["navigate"]
     return not foreign and all(origin in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins)
-
-
-def _name(address: str) -> str | None:
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
 
 
 async def _refuse(scope: Message, send: Send, status: int, line: str) -> None:

@@ -1,7 +1,4 @@
-"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too.
-
-Images in a conversation: files as what a server is sent, rows with theirs, and contents as text.
-"""
+"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too."""
 
 import contextlib
 import importlib
@@ -14,7 +11,7 @@ from gemsmith.errors import DataError, EngineError
 from gemsmith.images.data_url import to_data_url
 from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.client.chat import api_messages, image_content
-from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
+from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.system.files import expanduser
@@ -26,7 +23,7 @@ PLACE = "[image] "
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageInput:
+class ImageSupport:
     """Whether the server takes images, and how its model cuts them up, where that is known."""
 
     takes_images: bool = True
@@ -40,9 +37,27 @@ class ImageInput:
             )
         return to_data_url(file, self.patching)
 
-    def turns(self, row: Question) -> Turns:
-        """The messages of a held-out row. Raises DataError where a image of it has changed since it was read."""
-        return api_messages(row.messages, row.images, self.patching)
+    def split(self, row: Question) -> tuple[str, Turns, Content]:
+        """A held-out row's system prompt, the turns before its last one, and what that one holds.
+
+        Raises DataError where an image of it has changed since it was read.
+        """
+        *before, last = api_messages(row.messages, row.images, self.patching)
+        system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
+        return system, [turn for turn in before if turn["role"] != "system"], last["content"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSetup:
+    """Who answers, how, and what can be asked of them."""
+
+    voices: Sequence[ChatModel]
+    title: str
+    sampling: SamplingParams
+    system: str = ""
+    sight: ImageSupport = field(default_factory=ImageSupport)
+    rows: Callable[[], Sequence[Question]] = lambda: ()
+    """The held-out rows, which are read when they are first asked for."""
 
 
 def make_content(text: str, urls: Sequence[str]) -> Content:
@@ -55,7 +70,6 @@ def make_content(text: str, urls: Sequence[str]) -> Content:
 
 
 def text_in(content: Content) -> str:
-    """All its text."""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
@@ -65,7 +79,7 @@ def urls_in(content: Content) -> list[str]:
 
 
 def described(content: Content) -> str:
-    """Its text for a terminal, with a image as its place.
+    """Its text for a terminal, with each image as its place.
 
     >>> described(make_content("What is it?", ["data:image/png;base64,"]))
     '[image] What is it?'
@@ -77,7 +91,7 @@ def described(content: Content) -> str:
 
 HELP = """/new          forget the conversation
 /system TEXT  set the system prompt, and forget the conversation; no TEXT: none
-/image FILE a image that goes with the next prompt; several lines: several images
+/image FILE   an image that goes with the next prompt; several lines: several images
 /row N        ask held-out row N, and show the answer that is expected
 /quit         end; so does Ctrl-D. Ctrl-C stops an answer"""
 
@@ -96,7 +110,6 @@ class Conversation:
         self.turns, self.images = {}, []
 
     def messages(self, voice: ChatModel, prompt: Content) -> Turns:
-        """All that the voice is sent."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
 
@@ -105,29 +118,23 @@ class Conversation:
         self.turns.setdefault(voice.label, []).extend(said)
 
 
-def chat_loop(
-    voices: Sequence[ChatModel],
-    sampling: Sampling,
-    *,
-    system: str = "",
-    rows: Callable[[], Sequence[Question]] = lambda: (),
-    sight: ImageInput = ImageInput(),
-) -> None:
+def chat_loop(setup: ChatSetup) -> None:
     """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
 
     Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation goes on.
     """
-    conversation, console = Conversation(voices=voices, system=system), open_console()
+    conversation, console = Conversation(voices=setup.voices, system=setup.system), open_console()
     if sys.stdin.isatty():
-        console.print(f"Talking to {' and '.join(voice.model for voice in voices)}. /help lists what else there is.")
+        names = " and ".join(voice.model for voice in setup.voices)
+        console.print(f"Talking to {names}. /help lists what else there is.")
     for line in _prompts():
         word, _, rest = line.partition(" ")
         if word == "/quit":
             return
         if word == "/row":
-            _ask_row(conversation, rest, rows(), sampling, sight)
+            _ask_row(conversation, rest, setup)
         elif word == "/image":
-            _add_image(conversation, rest.strip(), sight)
+            _add_image(conversation, rest.strip(), setup.sight)
         elif word == "/new":
             conversation.forget()
         elif word == "/system":
@@ -136,7 +143,7 @@ def chat_loop(
         elif word.startswith("/"):
             console.print(HELP)
         else:
-            _ask(conversation, make_content(line, conversation.images), sampling)
+            _ask(conversation, make_content(line, conversation.images), setup.sampling)
             conversation.images = []
 
 
@@ -157,7 +164,7 @@ def _prompts() -> Iterator[str]:
             yield line
 
 
-def _add_image(conversation: Conversation, file: str, sight: ImageInput) -> None:
+def _add_image(conversation: Conversation, file: str, sight: ImageSupport) -> None:
     console = open_console()
     try:
         conversation.images.append(sight.look(str(expanduser(file))))
@@ -168,32 +175,29 @@ def _add_image(conversation: Conversation, file: str, sight: ImageInput) -> None
     console.print(f"{count} image{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
 
 
-def _ask_row(
-    conversation: Conversation, number: str, rows: Sequence[Question], sampling: Sampling, sight: ImageInput
-) -> None:
-    console = open_console()
+def _ask_row(conversation: Conversation, number: str, setup: ChatSetup) -> None:
+    console, rows = open_console(), setup.rows()
     if not (number.isdecimal() and 1 <= int(number) <= len(rows)):
         there = f"1 to {len(rows)}" if rows else "none, since there is no run with data.eval"
         console.print(f"/row: {number or 'nothing'} was given; allowed: {there}")
         return
     row = rows[int(number) - 1]
     try:
-        *before, last = sight.turns(row)
+        system, turns, asked = setup.sight.split(row)
     except DataError as error:
         console.print(f"/row: {error}")
         return
     conversation.forget()
-    conversation.system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
-    turns = [turn for turn in before if turn["role"] != "system"]
+    conversation.system = system
     conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
     for image in row.images:
         console.print(f"image: {image.path or 'of the row itself'}, {image.width} × {image.height}")
-    console.print(f"row {number}: {described(last['content'])}")
-    _ask(conversation, last["content"], sampling)
+    console.print(f"row {number}: {described(asked)}")
+    _ask(conversation, asked, setup.sampling)
     console.print(f"expected: {row.expected}")
 
 
-def _ask(conversation: Conversation, prompt: Content, sampling: Sampling) -> None:
+def _ask(conversation: Conversation, prompt: Content, sampling: SamplingParams) -> None:
     console = open_console()
     for voice in conversation.voices:
         if len(conversation.voices) > 1:
@@ -210,9 +214,9 @@ def _ask(conversation: Conversation, prompt: Content, sampling: Sampling) -> Non
         console.print(describe_speed(answer) if answer.ended else "stopped; this turn is forgotten")
 
 
-def _print_answer(answers: Iterator[Answer]) -> Answer:
+def _print_answer(answers: Iterator[StreamedAnswer]) -> StreamedAnswer:
     """The last of the answers; Ctrl-C on a terminal stops it there."""
-    answer = Answer()
+    answer = StreamedAnswer()
     try:
         for grown in answers:
             print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)

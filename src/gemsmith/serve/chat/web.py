@@ -15,8 +15,8 @@ from typing import Any
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.gate import Gate
-from gemsmith.serve.chat.terminal import PLACE, Content, ImageInput, Turns, make_content, text_in, urls_in
-from gemsmith.serve.client.stream import Answer, ChatModel, Sampling, describe_speed, stream_answer
+from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
+from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 from gemsmith.tasks import Question
 from gemsmith.tasks.messages import images_of, text_of
 
@@ -46,23 +46,14 @@ footer {display: none !important}
 """
 
 
-def serve_page(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Sequence[Question],
-    sampling: Sampling,
-    system: str,
-    port: int | None,
-    sight: ImageInput = ImageInput(),  # noqa: B008 - frozen
-) -> tuple[str, gradio.Blocks]:
+def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     """The page's address, and the page, which is up until it is closed.
 
     Raises OSError where the port is taken.
     """
     uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
-    page = make_page(voices, title=title, rows=rows, sampling=sampling, system=system, sight=sight)
+    page = make_page(setup)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
         server_name=ADDRESS,
         server_port=port,
@@ -79,22 +70,13 @@ def serve_page(
     return str(url), page
 
 
-def make_page(
-    voices: Sequence[ChatModel],
-    *,
-    title: str,
-    rows: Sequence[Question],
-    sampling: Sampling,
-    system: str,
-    sight: ImageInput,
-) -> gradio.Blocks:
-    """The page with all its events."""
-    with gradio.Blocks(title=f"Gemsmith · {title}", analytics_enabled=False) as page:
-        gradio.Markdown(f"## {title}")
-        settings = _settings(voices, sampling, system)
+def make_page(setup: ChatSetup) -> gradio.Blocks:
+    voices, sight, rows = setup.voices, setup.sight, setup.rows()
+    with gradio.Blocks(title=f"Gemsmith · {setup.title}", analytics_enabled=False) as page:
+        gradio.Markdown(f"## {setup.title}")
+        settings = _settings(voices, setup.sampling, setup.system)
         picked, expected = _row_picker(rows)
-        with gradio.Row():
-            columns = [_column(voice) for voice in voices]
+        shown = _column_row(voices)
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
@@ -104,33 +86,25 @@ def make_page(
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
             new = gradio.Button("New conversation")
-            add = gradio.UploadButton("Add a image", file_types=["image"], type="filepath", visible=sight.takes_images)
+            add = gradio.UploadButton("Add an image", file_types=["image"], type="filepath", visible=sight.takes_images)
         said = gradio.State([[] for _ in voices])
 
         def answer(
             prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
         ) -> Iterator[tuple[Any, ...]]:
-            yield from _answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
+            yield from answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
 
-        shown = [part for column in columns for part in column]
-        asked = [
-            gradio.on(
-                [prompt.submit, send.click],
-                answer,
-                [prompt, attached, said, *settings],
-                [said, prompt, attached, preview, *shown],
-                show_progress="hidden",
-            )
-        ]
+        sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
+        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
         stop.click(None, cancels=asked)
         empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
         new.click(
             lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
         )
-        add.upload(lambda file, urls: _attach(file, urls, sight), [add, attached], [attached, preview])
+        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, preview])
         if rows:
             picked.change(
-                lambda number: _fill_in(rows, number, voices, sight),
+                lambda number: fill_in(rows, number, voices, sight),
                 picked,
                 [prompt, settings[0], expected, attached, preview, said, *shown],
                 cancels=asked,
@@ -138,7 +112,7 @@ def make_page(
     return page
 
 
-def _settings(voices: Sequence[ChatModel], sampling: Sampling, system: str) -> list[Any]:
+def _settings(voices: Sequence[ChatModel], sampling: SamplingParams, system: str) -> list[Any]:
     most = min([max(8192, sampling.max_tokens), *(voice.max_model_len for voice in voices if voice.max_model_len)])
     with gradio.Accordion("System prompt and sampling", open=False):
         prompt = gradio.Textbox(label="System prompt", value=system, lines=2)
@@ -152,7 +126,11 @@ def _settings(voices: Sequence[ChatModel], sampling: Sampling, system: str) -> l
 
 
 def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
-    choices = [(_title(number, row), number - 1) for number, row in enumerate(rows[:SHOWN_ROWS], start=1)]
+    choices = []
+    for number, row in enumerate(rows[:SHOWN_ROWS], start=1):
+        text = PLACE * len(images_of(row.messages)) + " ".join(text_of(row.messages[-1]).split())
+        more = "…" if len(text) > TITLE_CHARACTERS else ""
+        choices.append((f"{number}: {text[:TITLE_CHARACTERS]}{more}", number - 1))
     with gradio.Row(visible=bool(rows)):
         picked = gradio.Dropdown(choices, value=None, label="Held-out row", info="Fills in its prompt.")
         expected = gradio.Textbox(
@@ -161,45 +139,41 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
     return picked, expected
 
 
-def _column(voice: ChatModel) -> tuple[Any, Any]:
-    with gradio.Column(min_width=300):
-        gradio.Markdown(f"### {voice.label}")
-        chat = gradio.HTML(draw_turns(voice, []), padding=False)
-        speed = gradio.Markdown("", elem_classes="speed")
-    return chat, speed
+def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
+    """Of each voice, its conversation and its speed."""
+    shown: list[Any] = []
+    with gradio.Row():
+        for voice in voices:
+            with gradio.Column(min_width=300):
+                gradio.Markdown(f"### {voice.label}")
+                shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
+                shown.append(gradio.Markdown("", elem_classes="speed"))
+    return shown
 
 
-def _title(number: int, row: Question) -> str:
-    text = " ".join(text_of(row.messages[-1]).split())
-    text = f"{PLACE * len(images_of(row.messages))}{text}"
-    return f"{number}: {text[:TITLE_CHARACTERS]}{'…' if len(text) > TITLE_CHARACTERS else ''}"
-
-
-def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> Sampling:
-    return Sampling(
+def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> SamplingParams:
+    return SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=int(max_tokens), seed=None if seed is None else int(seed)
     )
 
 
-def _fill_in(
-    rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageInput
+def fill_in(
+    rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageSupport
 ) -> tuple[Any, ...]:
     """A row's prompt and system prompt, its expected answer and its images, and the turns before the last one."""
     if number is None:
         return (gradio.skip(), gradio.skip(), "", [], "", *(gradio.skip(),) * (1 + 2 * len(voices)))
     try:
-        *before, last = sight.turns(rows[number])
+        system, turns, asked = sight.split(rows[number])
     except DataError as error:
         raise gradio.Error(str(error)) from None
-    system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
-    turns = [turn for turn in before if turn["role"] != "system"]
     said = [list(turns) for _ in voices]
     shown = [part for voice in voices for part in (draw_turns(voice, turns), "")]
-    urls = urls_in(last["content"])
-    return (text_in(last["content"]), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
+    urls = urls_in(asked)
+    return (text_in(asked), system, rows[number].expected, urls, _draw_images(urls), said, *shown)
 
 
-def _attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], str]:
+def attach(file: str, urls: list[str], sight: ImageSupport) -> tuple[list[str], str]:
     """The images that go with the next prompt, and their HTML."""
     try:
         urls = [*urls, sight.look(file)]
@@ -210,16 +184,12 @@ def _attach(file: str, urls: list[str], sight: ImageInput) -> tuple[list[str], s
     return urls, _draw_images(urls)
 
 
-def _draw_content(content: Content) -> str:
-    return _draw_images(urls_in(content)) + html.escape(text_in(content))
-
-
 def _draw_images(urls: Sequence[str]) -> str:
     return "".join(f'<img src="{html.escape(url)}" alt="image {number}">' for number, url in enumerate(urls, 1))
 
 
-def _answer_all(
-    voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: Sampling
+def answer_all(
+    voices: Sequence[ChatModel], prompt: str, urls: list[str], said: list[Turns], system: str, sampling: SamplingParams
 ) -> Iterator[tuple[Any, ...]]:
     """What the page shows while all voices answer at once: turns, the prompt's box, images, and each column.
 
@@ -231,21 +201,24 @@ def _answer_all(
         return
     asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
-    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     as_it_is = (gradio.skip(),) * 3
     for found in _frames(voices, messages, sampling):
         yield (said, *as_it_is, *_columns(voices, said, asked, found))
-    remembered = [_remember(turns, asked, one) for turns, one in zip(said, found, strict=True)]
+    remembered = [
+        turns if isinstance(one, EngineError) else [*turns, asked, {"role": "assistant", "content": one.text}]
+        for turns, one in zip(said, found, strict=True)
+    ]
     yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
 
 
 def _frames(
-    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: Sampling
-) -> Iterator[list[Answer | EngineError]]:
+    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
+) -> Iterator[list[StreamedAnswer | EngineError]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
-    news: queue.SimpleQueue[tuple[int, Answer | EngineError | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, StreamedAnswer | EngineError | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
     def listen(place: int, voice: ChatModel) -> None:
@@ -259,7 +232,7 @@ def _frames(
         finally:
             news.put((place, None))
 
-    found: list[Answer | EngineError] = [Answer() for _ in voices]
+    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
     for place, voice in enumerate(voices):
         threading.Thread(target=listen, args=(place, voice), daemon=True).start()
     left = len(voices)
@@ -280,29 +253,26 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Answer | EngineError]
+    voices: Sequence[ChatModel],
+    said: Sequence[Turns],
+    asked: dict[str, Any],
+    found: Sequence[StreamedAnswer | EngineError],
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
-        last, speed = _last_turn(one)
+        if isinstance(one, EngineError):
+            last, speed = {"role": "failed", "content": str(one)}, "failed"
+        else:
+            last, speed = {"role": "assistant", "content": one.text}, describe_speed(one)
         shown += [draw_turns(voice, [*turns, asked, last]), speed]
     return shown
 
 
-def _last_turn(one: Answer | EngineError) -> tuple[dict[str, Any], str]:
-    if isinstance(one, EngineError):
-        return {"role": "failed", "content": str(one)}, "failed"
-    return {"role": "assistant", "content": one.text}, describe_speed(one)
-
-
 def draw_turns(voice: ChatModel, turns: Turns) -> str:
     """HTML of a conversation, each text exactly as it was written: no tag and no Markdown of it is drawn."""
-    drawn = "".join(f'<pre class="{turn["role"]}">{_draw_content(turn["content"])}</pre>' for turn in turns)
+    drawn = ""
+    for turn in turns:
+        images, text = _draw_images(urls_in(turn["content"])), html.escape(text_in(turn["content"]))
+        drawn += f'<pre class="{turn["role"]}">{images}{text}</pre>'
     label = html.escape(f"conversation with {voice.label}")
     return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
-
-
-def _remember(turns: Turns, asked: dict[str, Any], one: Answer | EngineError) -> Turns:
-    if isinstance(one, EngineError):
-        return turns
-    return [*turns, asked, {"role": "assistant", "content": one.text}]

@@ -47,17 +47,6 @@ class Request:
         return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """What came of one try."""
-
-    found: dict[str, Any] | Failure
-    may_pass: bool = False
-    """Whether it is a failure that another try may not meet."""
-    retry_after_s: float = 0.0
-    """How long the server asks to be left alone."""
-
-
 Heard = Callable[[int, dict[str, Any] | Failure], None]
 Retried = Callable[[int, str], None]
 
@@ -108,21 +97,21 @@ async def _ask_all(
 async def _ask(
     client: httpx.AsyncClient, server: Server, request: Request, retried: Callable[[str], None]
 ) -> dict[str, Any] | Failure:
-    for wait_s in WAITS_S:
-        outcome = await _post(client, request)
-        if isinstance(outcome.found, Failure):
-            server.check()
-        if not (isinstance(outcome.found, Failure) and outcome.may_pass):
-            return outcome.found
-        retried(outcome.found.reason)
-        await asyncio.sleep(max(wait_s, outcome.retry_after_s))
-    outcome = await _post(client, request)
-    if isinstance(outcome.found, Failure):
+    waits_s = iter(WAITS_S)
+    while True:
+        found, retry_after_s = await _post(client, request)
+        if not isinstance(found, Failure):
+            return found
         server.check()
-    return outcome.found
+        wait_s = next(waits_s, None)
+        if wait_s is None or retry_after_s is None:
+            return found
+        retried(found.reason)
+        await asyncio.sleep(max(wait_s, retry_after_s))
 
 
-async def _post(client: httpx.AsyncClient, request: Request) -> _Outcome:
+async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, float | None]:
+    """What one try finds, and how long the server asks to be left alone; None where another would find the same."""
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
@@ -130,16 +119,14 @@ async def _post(client: httpx.AsyncClient, request: Request) -> _Outcome:
                 request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
             )
     except TimeoutError:
-        return _Outcome(found=Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"))
+        return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), None
     except (httpx.RemoteProtocolError, httpx.ReadError) as error:
-        return _Outcome(found=Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), may_pass=True)
+        return Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), 0.0
     except httpx.HTTPError as error:
-        return _Outcome(found=Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), may_pass=True)
-    return _Outcome(
-        found=read_object(response.status_code, response.content),
-        may_pass=response.status_code == 429 or response.status_code >= 500,
-        retry_after_s=_retry_after_s(response.headers.get("Retry-After", "")),
-    )
+        return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), 0.0
+    may_pass = response.status_code == 429 or response.status_code >= 500
+    retry_after_s = _retry_after_s(response.headers.get("Retry-After", "")) if may_pass else None
+    return read_object(response.status_code, response.content), retry_after_s
 
 
 def _retry_after_s(header: str) -> float:

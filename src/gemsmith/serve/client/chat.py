@@ -1,9 +1,4 @@
-"""What the answer to a request holds, read strictly: text of the model, or why there is none.
-
-A conversation as an OpenAI API takes it: images are data: URLs in their places.
-
-An answer as tokens and log-probabilities, which completions and chats write in two ways.
-"""
+"""Conversations as an OpenAI API takes them, and its answers, read strictly: text, tokens, or why there is none."""
 
 import json
 import math
@@ -22,6 +17,8 @@ _ENDED = ("stop", "length", "tool_calls", "repetition")
 # with no text.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
+TOP = 20
+"""Of the likeliest tokens, as many as vLLM gives by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +42,23 @@ class Failure:
 def read_object(status: int, body: bytes) -> dict[str, Any] | Failure:
     """The JSON object that a request was answered with."""
     if status != 200:
-        return Failure(reason=f"http {status}", detail=_shown(body))
+        return Failure(reason=f"http {status}", detail=excerpt(body))
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return Failure(reason="not JSON", detail=_shown(body))
-    return found if isinstance(found, dict) else Failure(reason="not an object", detail=_shown(body))
+        return Failure(reason="not JSON", detail=excerpt(body))
+    return found if isinstance(found, dict) else Failure(reason="not an object", detail=excerpt(body))
 
 
 def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
     """The first choice of a completion that has ended."""
     choices = found.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        return Failure(reason="no choices", detail=_shown(json.dumps(found).encode()))
+        return Failure(reason="no choices", detail=excerpt(json.dumps(found).encode()))
     choice: dict[str, Any] = choices[0]
     if choice.get("finish_reason") not in _ENDED:
         return Failure(
-            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=_shown(json.dumps(choice).encode())
+            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=excerpt(json.dumps(choice).encode())
         )
     return choice
 
@@ -74,23 +71,19 @@ def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
     choice = read_choice(found)
     if isinstance(choice, Failure):
         return choice
-    cut, message = choice["finish_reason"] == "length", choice.get("message")
-    text, tokens = message.get("content") if isinstance(message, dict) else None, _written(found)
+    cut, message, usage = choice["finish_reason"] == "length", choice.get("message"), found.get("usage")
+    text = message.get("content") if isinstance(message, dict) else None
+    written = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    tokens = written if isinstance(written, int) and written >= 0 else None
     if isinstance(text, str):
         # Half of a surrogate pair is no text, and no file would take it.
         return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
     if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
         return Reply(text="", cut=cut, tokens=tokens)
-    return Failure(reason="no text", detail=_shown(json.dumps(choice).encode()))
+    return Failure(reason="no text", detail=excerpt(json.dumps(choice).encode()))
 
 
-def _written(found: Mapping[str, Any]) -> int | None:
-    usage = found.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return tokens if isinstance(tokens, int) and tokens >= 0 else None
-
-
-def _shown(body: bytes) -> str:
+def excerpt(body: bytes) -> str:
     """The beginning of what came, on one line."""
     return " ".join(body[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN] or "(empty)"
 
@@ -117,12 +110,8 @@ def api_messages(
 
 
 def image_content(url: str) -> dict[str, Any]:
-    """The part of a message's content that is a image."""
+    """The part of a message's content that is an image."""
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-# As many as vLLM gives by default.
-TOP = 20
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,16 +42,16 @@ class Endpoint:
 
 def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
     """That of a server which Gemsmith has started."""
+    words = list(server.command[1:])
+    if "--port" in words:  # another at each start, and no part of what makes the answers
+        place = words.index("--port")
+        del words[place : place + 2]
+    facts = {"model": server.model, "weights": weights_sha256, "vllm": server.vllm, "command": " ".join(words)}
     return Endpoint(
         url=server.url,
         model=server.model,
         tokenizer=server.folder,
-        facts={
-            "model": server.model,
-            "weights": weights_sha256,
-            "vllm": server.vllm,
-            "command": " ".join(_without_port(server.command[1:])),
-        },
+        facts=facts,
         prefix_caching="--enable-prefix-caching" in server.command,
         check=server.check,
         prove=server.prove,
@@ -70,12 +70,17 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
     version = _ask(f"{url}/version")
     if isinstance(version, dict) and isinstance(version.get("version"), str):
         facts["version"] = version["version"]
+
+    def prove() -> None:  # a server that refuses is there
+        if isinstance(found := _ask(f"{url}/v1/models"), Failure) and found.reason == "no answer":
+            raise EngineError(f"{url} does not answer any more ({found.detail})")
+
     return Endpoint(
         url=url,
         model=name,
         tokenizer=folder,
         facts={"url": url, "model": name, **facts, "tokenizer": sha256_file(folder / "tokenizer.json")},
-        prove=lambda: _prove(url),
+        prove=prove,
     )
 
 
@@ -84,7 +89,12 @@ def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str
 
     Raises InputError where it does not answer, has no such model, or has several and none is named.
     """
-    url = _plain_url(url)
+    parsed = httpx.URL()
+    with contextlib.suppress(httpx.InvalidURL):
+        parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InputError(f"--url {url}: must be http://host:port or https://host")
+    url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     cards = {str(card.get("id")): card for card in _ask_models(url)}
     for card in cards.values():  # of an adapter vLLM gives no length
         if card.get("max_model_len") is None:
@@ -110,16 +120,6 @@ def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
 
 
-def _plain_url(url: str) -> str:
-    """Without the path /v1, which is often given along."""
-    parsed = httpx.URL()
-    with contextlib.suppress(httpx.InvalidURL):
-        parsed = httpx.URL(url)
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InputError(f"--url {url}: must be http://host:port or https://host")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
 def _ask_models(url: str) -> list[dict[str, Any]]:
     found = _ask(f"{url}/v1/models")
     if isinstance(found, Failure):
@@ -139,12 +139,6 @@ def _ask(url: str) -> dict[str, Any] | Failure:
     return read_object(response.status_code, response.content)
 
 
-def _prove(url: str) -> None:
-    """Raises EngineError where the server is gone; one that refuses is there."""
-    if isinstance(found := _ask(f"{url}/v1/models"), Failure) and found.reason == "no answer":
-        raise EngineError(f"{url} does not answer any more ({found.detail})")
-
-
 def _find_tokenizer(given: Path | None, listed: Mapping[str, Any]) -> Path:
     """The folder that is given, or that the server says it serves, where that is on this machine."""
     named = listed.get("root")
@@ -157,12 +151,3 @@ def _find_tokenizer(given: Path | None, listed: Mapping[str, Any]) -> Path:
         "--tokenizer is missing: prompts of an exact number of tokens need the model's; give a folder with its "
         "tokenizer.json"
     )
-
-
-def _without_port(command: tuple[str, ...]) -> list[str]:
-    """The words of a server's command that make its answers: the port is another at each start."""
-    words = list(command)
-    if "--port" in words:
-        place = words.index("--port")
-        del words[place : place + 2]
-    return words

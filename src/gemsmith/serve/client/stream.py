@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 
 from gemsmith.errors import EngineError
+from gemsmith.serve.client.chat import excerpt
 from gemsmith.serve.settings import api_headers
 
 CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0
 """A first token may take minutes on a CPU that reads a long prompt."""
-_SHOWN = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ChatModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How an answer is drawn; greedy by default. `max_tokens` are fewer where the server has no room for them."""
 
     temperature: float = 0.0
@@ -40,7 +40,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class StreamedAnswer:
     """What has come of an answer so far. `tokens` are chunks until the server has said how many tokens they were."""
 
     text: str = ""
@@ -58,17 +58,28 @@ class Answer:
         return (self.tokens - 1) / (self.elapsed_s - self.ttft_s)
 
 
-def stream_answer(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> Iterator[Answer]:
+def stream_answer(
+    voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams
+) -> Iterator[StreamedAnswer]:
     """The answer as it grows; the last one has `ended` set, and the server's own count of tokens where it gives one.
 
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
-    client = httpx.Client(
-        timeout=httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S), trust_env=False, headers=api_headers()
-    )
+    timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
+    client = httpx.Client(timeout=timeout, trust_env=False, headers=api_headers())
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
-    asked = _request(voice, messages, sampling)
+    asked = {
+        "model": voice.model,
+        "messages": list(messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if sampling.seed is not None:
+        asked["seed"] = sampling.seed
     try:
         with client, contextlib.ExitStack() as stack:
             response = stack.enter_context(_post(client, url, asked))
@@ -77,7 +88,7 @@ def stream_answer(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampl
                 del asked["max_tokens"]
                 response = stack.enter_context(_post(client, url, asked))
             if response.status_code != httpx.codes.OK:
-                shown = " ".join(response.read()[: 4 * _SHOWN].decode("utf-8", "replace").split())[:_SHOWN]
+                shown = excerpt(response.read())
                 raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
             yield from _grow(_events(response, voice), begin_s, voice)
     except httpx.HTTPError as error:
@@ -86,10 +97,10 @@ def stream_answer(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampl
         ) from None
 
 
-def describe_speed(answer: Answer) -> str:
+def describe_speed(answer: StreamedAnswer) -> str:
     """The speed in a line.
 
-    >>> describe_speed(Answer(text="ab", tokens=11, ttft_s=0.5, elapsed_s=1.5, ended="stop"))
+    >>> describe_speed(StreamedAnswer(text="ab", tokens=11, ttft_s=0.5, elapsed_s=1.5, ended="stop"))
     'TTFT 500 ms · 10.0 tokens/s · 11 tokens in 1.5 s'
     """
     if answer.ttft_s is None:
@@ -100,27 +111,12 @@ def describe_speed(answer: Answer) -> str:
     return f"TTFT {1000 * answer.ttft_s:.0f} ms{rate} · {count} in {answer.elapsed_s:.1f} s{cut}"
 
 
-def _request(voice: ChatModel, messages: Sequence[Mapping[str, Any]], sampling: Sampling) -> dict[str, Any]:
-    seed = {} if sampling.seed is None else {"seed": sampling.seed}
-    return {
-        "model": voice.model,
-        "messages": list(messages),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **seed,
-    }
-
-
 def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
     # json.dumps, since httpx's own refuses texts with half a surrogate pair.
     return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events."""
     for line in response.iter_lines():
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
@@ -130,12 +126,12 @@ def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, An
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict) or "error" in event:
-            raise EngineError(f"{voice.model} at {voice.url} broke off: {' '.join(value.split())[:_SHOWN]}")
+            raise EngineError(f"{voice.model} at {voice.url} broke off: {excerpt(value.encode())}")
         yield event
 
 
-def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: ChatModel) -> Iterator[Answer]:
-    answer = Answer()
+def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: ChatModel) -> Iterator[StreamedAnswer]:
+    answer = StreamedAnswer()
     for event in events:
         elapsed_s = time.monotonic() - begin_s
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})

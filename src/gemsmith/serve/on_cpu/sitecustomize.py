@@ -28,18 +28,14 @@ class _BeforeTorchvision(MetaPathFinder):
         del path, target
         if fullname == "torchvision":
             sys.meta_path.remove(self)
-            _declare()
+            torch = import_module("torch")
+            # A torchvision that was built for CPUs says so in its version, and has the operators itself.
+            if torch.version.cuda is None and not metadata.version("torchvision").endswith("+cpu"):
+                library = torch.library.Library("torchvision", "DEF")
+                for name in OPERATORS:
+                    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                _kept.append(library)
         return None
-
-
-def _declare() -> None:
-    torch = import_module("torch")
-    # A torchvision that was built for CPUs says so in its version, and has the operators itself.
-    if torch.version.cuda is None and not metadata.version("torchvision").endswith("+cpu"):
-        library = torch.library.Library("torchvision", "DEF")
-        for name in OPERATORS:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _kept.append(library)
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())
