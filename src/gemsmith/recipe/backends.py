@@ -91,7 +91,7 @@ BACKENDS = {
         lacks={
             "offload": "keeps all on the device",
             "compiler_options": "does not use XLA",
-            "tuned": "has none of what it turns off",
+            "optimizations": "has none of what it turns off",
         },
         buckets=False,
         splits_quantized=False,
