@@ -12,20 +12,20 @@ from typing import Any
 
 import yaml
 
-from gemsmith.launch.provider import Command, WithReason
+from gemsmith.launch.provider import Command, LaunchRequest, WithReason
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
-def render_yaml(template: str, *, heading: Iterable[str] = (), **values: Any) -> str:
-    """A template of YAML, filled in, below the heading's lines as comments."""
-    return "\n".join([*comments(heading), _fill(template, yaml_scalar, values)])
+def render_yaml(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+    """A template of YAML, filled in with the request, its options and the values, below the heading as comments."""
+    return "\n".join([*comments(heading), _fill(template, yaml_scalar, request, values)])
 
 
-def render_shell(template: str, *, heading: Iterable[str] = (), **values: Any) -> str:
-    """A template of a bash script, filled in, below the heading's lines as comments."""
-    return "\n".join(["#!/usr/bin/env bash", *comments(heading), _fill(template, shell_word, values)])
+def render_shell(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+    """The same of a bash script."""
+    return "\n".join(["#!/usr/bin/env bash", *comments(heading), _fill(template, shell_word, request, values)])
 
 
 def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
@@ -63,7 +63,7 @@ def shell_word(value: Any) -> str:
     return f"'{word}'" if "," in word and not word.startswith("'") else word
 
 
-def _fill(template: str, write: Callable[[Any], str], values: dict[str, Any]) -> str:
+def _fill(template: str, write: Callable[[Any], str], request: LaunchRequest, values: dict[str, Any]) -> str:
     # Here, since commands that only ask after a launch do without it.
     import jinja2
 
@@ -76,4 +76,4 @@ def _fill(template: str, write: Callable[[Any], str], values: dict[str, Any]) ->
     )
     environment.filters["because"] = WithReason
     source = resources.files("gemsmith.launch.providers").joinpath(f"{template}.jinja").read_text(encoding="utf-8")
-    return environment.from_string(source).render(values)
+    return environment.from_string(source).render(request=request, options=request.options, **values)

@@ -129,11 +129,9 @@ def _job(request: LaunchRequest) -> str:
         reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
     return render_yaml(
         "job.yaml",
+        request,
         heading=cost_lines(request),
-        request=request,
-        options=request.options,
         accelerator=ACCELERATOR,
-        interfaces=_interfaces(request.options),
         # Quoted, as the API wants it.
         timeout=WithReason(str(timeout.value), reason),
         command=worker_command(request, folder=FOLDER),
@@ -149,16 +147,14 @@ def _service(request: LaunchRequest) -> str:
     probes = -(-int(2 * weights_gb * 8 + 300) // 10)
     return render_yaml(
         "service.yaml",
+        request,
         heading=(
             "The tuned model as a private service; run serve.sh once the job has ended. Without requests no instance "
             "runs.",
             "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and beside it:",
             "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
         ),
-        request=request,
-        options=request.options,
         accelerator=ACCELERATOR,
-        interfaces=_interfaces(request.options),
         concurrency=MOST_REQUESTS,
         deployment=deployment,
         arguments=service_arguments(deployment),
@@ -166,10 +162,6 @@ def _service(request: LaunchRequest) -> str:
         mount=MOUNT,
         probes=WithReason(probes, f"{weights_gb:.0f} GB at the 1 Gbit/s that Direct VPC has, twice over, and 5 min"),
     )
-
-
-def _interfaces(options: ChosenOptions) -> str:
-    return json.dumps([{"network": options.network, "subnetwork": options.subnet}])
 
 
 def deploy_service(request: LaunchRequest) -> Deployment:

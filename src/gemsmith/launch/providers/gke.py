@@ -65,9 +65,8 @@ def render(request: LaunchRequest) -> dict[str, str]:
     heading, time = cost_lines(request), request.bill.timeout_s.reason
     job_set = render_yaml(
         "jobset.yaml",
+        request,
         heading=heading,
-        request=request,
-        options=request.options,
         machine=request.machine,
         is_tpu=request.machine.chip.kind == "tpu",
         on_hosts_network=_on_hosts_network(request),

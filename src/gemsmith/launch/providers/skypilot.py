@@ -44,9 +44,8 @@ def render(request: LaunchRequest) -> dict[str, str]:
     disk_gb = -(-(SYSTEM_BYTES + sum(held.values())) // (50 * GB)) * 50
     task = render_yaml(
         "task.yaml",
+        request,
         heading=heading,
-        request=request,
-        options=request.options,
         machines=[_resources(each) for each in (request, *request.others)],
         disk_gb=WithReason(disk_gb, f"100 for system and image, held at most {format_footprint(held)}"),
         registry=registry_of(str(request.image.value)) if image_roles(request) else None,

@@ -77,9 +77,8 @@ def render(request: LaunchRequest) -> dict[str, str]:
         "recipe.yaml": request.recipe_text,
         "startup.sh": render_shell(
             "startup.sh",
+            request,
             heading=heading,
-            request=request,
-            options=options,
             uv=UV,
             python=PYTHON,
             folder=FOLDER,
