@@ -11,13 +11,14 @@ from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_
 from gemsmith.launch.render import render_commands, render_yaml
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
+from gemsmith.serve.command import RUNTIMES
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = True
 SUPPORTS_WHEEL = False
 FOLDER = "/tmp/gemsmith"
-TPUS = {"v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-"""Chip -> runtime image; SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""
+TPUS = ("v5p", "v6e")
+"""SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""
 GPUS = {"rtx-pro-6000": "RTXPRO6000", "h100": "H100"}
 SYSTEM_BYTES = 100 * GB
 """Of the disk, for the system and the image; assumed."""
@@ -65,7 +66,7 @@ def _resources(request: LaunchRequest) -> dict[str, str | None]:
     return {
         "infra": "/".join(filter(None, ("gcp", options.region, options.zone))),
         "accelerators": f"{GPUS[chip.name]}:{machine.chips}" if chip.kind == "gpu" else f"tpu-{chip.name}-{cores}",
-        "runtime": None if chip.kind == "gpu" else TPUS[chip.name],
+        "runtime": None if chip.kind == "gpu" else RUNTIMES[chip.name],
     }
 
 

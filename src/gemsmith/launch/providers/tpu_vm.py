@@ -18,14 +18,13 @@ from gemsmith.launch.provider import (
 from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, secret_checks
 from gemsmith.launch.render import render_commands, render_shell
 from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
+from gemsmith.serve.command import RUNTIMES
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = False
 SUPPORTS_WHEEL = True
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
-RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-"""Chip -> runtime image; with another chip's image the node boots, and ssh never answers."""
 UV, PYTHON = "0.13.9", "3.11"
 """What makes a Python on the node, and which."""
 WAITS = "24h"
