@@ -141,19 +141,20 @@ def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
     from gemsmith.data.dataset import find_source_files, read_dataset
     from gemsmith.data.reader import ImageSource
 
-    for file in find_source_files(str(source)):
-        if file.suffix != ".jsonl":
-            break  # a table, which always may name images
-        with regular_file(file).open("rb") as lines:
-            # The word that every row with an image has.
-            if any(b'"image' in line for line in lines):
-                break
-    else:
+    if not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
     images = ImageSource(folder=Path(), keep=lambda _bytes: "")
     for document in read_dataset(str(source), format=data.format, images=images).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
+
+
+def _may_name_images(file: Path) -> bool:
+    """Whether any line has the word that every row with an image has; tables always may."""
+    if file.suffix != ".jsonl":
+        return True
+    with regular_file(file).open("rb") as lines:
+        return any(b'"image' in line for line in lines)
 
 
 def _refuse(name: str, folder: Path, where: str) -> None:
