@@ -215,6 +215,7 @@ def launch_record() -> LaunchRecord:
         state="submitted",
         target="cloud-run",
         machine="cloud-run-30",
+        bucket="gs://runs",
         project="p",
         region="us-central1",
         zone=None,

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.provider import LOCKS, WHEEL
+from gemsmith.launch.provider import LaunchOptions
 from gemsmith.launch.providers import TARGETS
-from gemsmith.launch.request import Options, make_request
+from gemsmith.launch.request import make_request
+from gemsmith.launch.upload import LOCKS, WHEEL
 
 RECIPE = """\
 model: gemma4-31b
@@ -41,7 +42,7 @@ def launched(tmp_path, monkeypatch):
         if on != "cloud-run" and recipe == "big.yaml":
             tunix = ("train.backend=tunix", "train.dtype=bfloat16")
             options["overrides"] = (*tunix, *options.get("overrides", ()))
-        return make_request(Path(recipe), TARGETS[on], on, Options(**defaults | options))
+        return make_request(Path(recipe), TARGETS[on], on, LaunchOptions(**defaults | options))
 
     return make
 

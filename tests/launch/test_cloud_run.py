@@ -131,7 +131,7 @@ def test_an_image_that_cloud_run_cannot_pull_is_refused(launched):
         InputError, match=r"^--image ghcr\.io/me/gemsmith:1: Cloud Run pulls from Artifact Registry and"
     ):
         launched(image="ghcr.io/me/gemsmith:1")
-    with pytest.raises(InputError, match=r"^serve\.image quay\.io/me/vllm:v1: Cloud Run pulls"):
+    with pytest.raises(InputError, match=r"^serve\.container_image quay\.io/me/vllm:v1: Cloud Run pulls"):
         launched(overrides=("serve.container_image=quay.io/me/vllm:v1",))
 
 

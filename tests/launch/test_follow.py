@@ -5,7 +5,7 @@ import pytest
 from gemsmith.errors import EngineError, InputError
 from gemsmith.launch.provider import read_launch, write_launch
 from gemsmith.launch.providers import cloud_run, tpu_vm
-from gemsmith.launch.submit import clean, leftover_resources, show_logs, show_status, stop
+from gemsmith.launch.submit import clean, leftover_resources, show, stop
 from gemsmith.system.console import open_console
 
 
@@ -56,7 +56,7 @@ def test_without_a_terminal_yes_is_needed(launch, fake_tools, monkeypatch):
 
 def test_status_and_logs_are_the_target_s_own(launch, fake_tools):
     calls = fake_tools()
-    show_status(launch, cloud_run)
-    show_logs(launch.model_copy(update={"target": "tpu-vm", "zone": "z"}), tpu_vm)
+    show(cloud_run.status(launch))
+    show(tpu_vm.logs(launch.model_copy(update={"target": "tpu-vm", "zone": "z"})))
     assert calls()[0][1:5] == ["run", "jobs", "executions", "list"]
     assert calls()[1] == ["gcloud", "storage", "cat", "gs://runs/big/logs/worker-0.txt"]

@@ -72,11 +72,11 @@ def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_node
         "hostNetwork: true  # hosts talk over it; so pods are their nodes' account, to be gemsmith@demo-project" in text
     )
     assert "serviceAccountName" not in pod_of(job_set(several))
-    assert "nodes of c1 run as " + several.service_account in names(several)
+    assert "nodes of c1 run as " + several.options.service_account in names(several)
     assert not [name for name in names(several) if "workloadIdentityUser" in name]
     (check,) = [check for check in gke.preflight(several) if check.name.startswith("nodes of")]
     assert check.complaint("default;other@p.iam.gserviceaccount.com\t\n") == "none of its node pools does"
-    assert check.complaint(f"default;{several.service_account}\tdefault\n") is None
+    assert check.complaint(f"default;{several.options.service_account}\tdefault\n") is None
     assert "--scopes cloud-platform" in check.remedy
 
 

@@ -46,8 +46,8 @@ def test_rows_go_as_they_are_and_their_images_beside_them(images):
     rows.write_text('{"image": "pug/1.png", "prompt": "p", "response": "r"}\n')
     found = find_inputs(recipe_with(train=str(rows)), "gs://b/n", mount=None)
     assert found.copies == {str(rows): "gs://b/n/launched/inputs/data-train/rows.jsonl"}
-    (images,) = found.images
-    assert (images.place, images.folder, [*images.sums]) == ("data-train", images, ["pug/1.png"])
+    (carried,) = found.images
+    assert (carried.place, carried.folder, [*carried.sums]) == ("data-train", images, ["pug/1.png"])
 
 
 def test_a_folder_of_photos_that_is_split_is_carried_once_and_stays_one_folder(images):

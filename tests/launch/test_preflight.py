@@ -3,20 +3,20 @@ import io
 import pytest
 
 from gemsmith.errors import MachineError
-from gemsmith.launch.provider import Check
+from gemsmith.launch.provider import PreflightCheck
 from gemsmith.launch.submit import run_preflight
 from gemsmith.system.console import open_console
 
 CHECKS = [
-    Check(name="gcloud is here", command=("gcloud", "version"), remedy="install it"),
-    Check(name="logged in", command=("gcloud", "auth", "list"), remedy="gcloud auth login"),
-    Check(
+    PreflightCheck(name="gcloud is here", command=("gcloud", "version"), remedy="install it"),
+    PreflightCheck(name="logged in", command=("gcloud", "auth", "list"), remedy="gcloud auth login"),
+    PreflightCheck(
         name="bucket",
         command=("gcloud", "buckets"),
         remedy="make it",
         complaint=lambda output: None if output == "here" else f"it is {output}",
     ),
-    Check(name="quota", command=("gcloud", "quotas"), remedy="ask for it", needed=False),
+    PreflightCheck(name="quota", command=("gcloud", "quotas"), remedy="ask for it", needed=False),
 ]
 
 

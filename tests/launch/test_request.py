@@ -37,8 +37,8 @@ def test_no_machine_of_another_cloud_is_named(launched, on):
 
 def test_a_token_is_asked_for_only_where_one_is_named(launched):
     hub = ("checkpoint=google/gemma-4-31B-it",)
-    assert launched("tpu-vm", overrides=hub).secret is None
-    assert launched("tpu-vm", overrides=hub, secret="mine").secret == "mine"
+    assert launched("tpu-vm", overrides=hub).options.secret is None
+    assert launched("tpu-vm", overrides=hub, secret="mine").options.secret == "mine"
     with pytest.raises(
         InputError, match=r"^--secret mine: gs://weights/.* is not downloaded from the Hugging Face hub"
     ):

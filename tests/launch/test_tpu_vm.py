@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.provider import LOCKS, WHEEL
 from gemsmith.launch.providers import tpu_vm
 from gemsmith.launch.submit import leftover_resources
+from gemsmith.launch.upload import LOCKS, WHEEL
 
 
 def script(request):
@@ -169,7 +169,7 @@ def test_the_token_comes_from_secret_manager_and_is_not_on_a_command_line(boot):
 
 
 def test_the_script_is_shipped_with_the_package():
-    text = (Path(tpu_vm.__file__).parent / "startup.sh").read_text()
+    text = (Path(tpu_vm.__file__).parent / "startup.sh.jinja").read_text()
     assert "trap finish EXIT" in text and os.linesep == "\n"
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.launch.provider import LOCKS, WHEEL, check_wheel
+from gemsmith.launch.upload import LOCKS, WHEEL, check_wheel
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Launch a run on a machine that is rented for it, follow it, and bring it home."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,35 +11,6 @@ from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
-_OPTIONS = (
-    click.option("--on", required=True, type=click.Choice(_TARGETS), help="Where to."),
-    click.option(
-        "--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one."
-    ),
-    click.option("--project", required=True, metavar="ID", help="The Google Cloud project."),
-    click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits."),
-    click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify."),
-    click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's."),
-    click.option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows."),
-    click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone."),
-    click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it."),
-    click.option(
-        *("--python", "python"),
-        type=FOLDER,
-        metavar="DIR",
-        help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
-    ),
-    click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's."),
-    click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public."),
-    click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket."),
-    click.option("--network", metavar="NAME", help="A VPC network."),
-    click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger."),
-    click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt."),
-    click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure."),
-    click.option("--cluster", metavar="NAME", help="For gke: the cluster."),
-    click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue."),
-    click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key; may be repeated."),
-)
 
 
 class _Launch(click.Group):
@@ -65,15 +35,33 @@ def launch() -> None:
     """
 
 
-def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 @launch.command()
 @click.argument("recipe", type=FOLDER)
-@_with_options
+@click.option("--on", required=True, type=click.Choice(_TARGETS), help="Where to.")
+@click.option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
+@click.option("--project", required=True, metavar="ID", help="The Google Cloud project.")
+@click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
+@click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify.")
+@click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's.")
+@click.option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows.")
+@click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
+@click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it.")
+@click.option(
+    "--python",
+    type=FOLDER,
+    metavar="DIR",
+    help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
+)
+@click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's.")
+@click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public.")
+@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket.")
+@click.option("--network", metavar="NAME", help="A VPC network.")
+@click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger.")
+@click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt.")
+@click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
+@click.option("--cluster", metavar="NAME", help="For gke: the cluster.")
+@click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key; may be repeated.")
 @click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
 @click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
 @click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
@@ -85,19 +73,19 @@ def start(
     if (folder is None) is not submit:
         raise InputError("--print DIR or --submit: give one of them")
     console = part("system.console").open_console()
-    target = part("launch.providers").TARGETS[on]
-    asked = part("launch.request")
+    target, submission = part("launch.providers").TARGETS[on], part("launch.submit")
+    asked = part("launch.provider").LaunchOptions(**options)
     with require_extra():
-        request = asked.make_request(recipe, target, on, asked.Options(**options))
-    submitting = part("launch.submit")
-    if folder is not None:
-        for file in submitting.print_files(request, target, folder):
-            click.echo(str(file))
-        steps = part("launch.upload")
-        for line in (*steps.cost_lines(request), *steps.upload_lines(request)):
-            console.print(line)
-        return
-    submitting.submit(request, target, on, max_usd=max_usd, assume_yes=yes, console=console)
+        request = part("launch.request").make_request(recipe, target, on, asked)
+        if submit:
+            submission.submit(request, target, on, max_usd=max_usd, assume_yes=yes, console=console)
+            return
+        files = submission.print_files(request, target, folder)
+    for file in files:
+        click.echo(str(file))
+    upload = part("launch.upload")
+    for line in (*upload.cost_lines(request), *upload.upload_lines(request)):
+        console.print(line)
 
 
 def _opened(name: str) -> tuple[Any, Any]:
@@ -115,14 +103,15 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
         return
-    part("launch.submit").show_status(record, target)
+    part("launch.submit").show(target.status(record))
 
 
 @launch.command()
 @click.argument("name")
 def logs(name: str) -> None:
     """Print what a launch has said so far."""
-    part("launch.submit").show_logs(*_opened(name))
+    record, target = _opened(name)
+    part("launch.submit").show(target.logs(record))
 
 
 @launch.command()

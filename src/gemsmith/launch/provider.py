@@ -1,16 +1,14 @@
-"""What a target is: pure functions from a request to files, and from a launch's record to commands.
+"""What a provider of machines must offer, and what it is given: a launch as asked, with everything chosen, and kept.
 
-What this machine remembers of a launch: launches/NAME/launch.json, beside the files that were submitted.
-
-A folder with Gemsmith's wheel and its locks: what uv installs on a machine where no container image is used.
+This machine remembers a launch in launches/NAME/launch.json, beside the files that were submitted.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Annotated, Literal, NamedTuple, Protocol
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError, suggest
@@ -19,33 +17,73 @@ from gemsmith.launch.shards import ImageShards
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import SCHEMA_VERSION, Part
+from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import write_text
-from gemsmith.system.version import __version__
 
 LAUNCHES = Path("launches")
+LABEL = "gemsmith-run"
+"""The label that everything created carries; its value is the launch's name."""
+MOUNT = "/mnt/weights"
+"""Where a machine sees the bucket with the base, if its target mounts it."""
+STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
+"""What the images can run; vLLM, which the others need, is in none of them."""
+Command = tuple[str, ...]
 
 
-class LaunchRecord(Part):
+def _listed(stages: object) -> object:
+    """What --stages says, such as a,b -> (a, b); without it all that the images can run."""
+    if stages is None:
+        return STAGES_THERE
+    return tuple(filter(None, stages.split(","))) if isinstance(stages, str) else stages
+
+
+class LaunchOptions(Part):
+    """The command line's options; None is chosen for the launch, or left out."""
+
+    name: str | None = None
+    machine: str | None = None
+    stages: Annotated[tuple[str, ...], BeforeValidator(_listed)] = STAGES_THERE
+    bucket: str
+    """gs://bucket or a folder in it."""
+    project: str
+    region: str | None = None
+    zone: str | None = None
+    image: str | None = None
+    python: Path | None = None
+    """A folder with Gemsmith's wheel and locks, which uv installs in place of an image."""
+    service_account: str | None = None
+    secret: str | None = None
+    """Of Secret Manager, the Hugging Face token; None: the checkpoint is public, or not from there."""
+    spot: bool = False
+    network: str | None = None
+    subnet: str | None = None
+    timeout_hours: float | None = None
+    retries: int = 3
+    cluster: str | None = None
+    """Of Kubernetes."""
+    queue: str | None = None
+    """Kueue's local queue."""
+    overrides: tuple[str, ...] = ()
+
+
+class ChosenOptions(LaunchOptions):
+    """The options with those filled in that were left to choose."""
+
+    name: str
+    machine: str
+    region: str
+    service_account: str
+
+
+class LaunchRecord(ChosenOptions):
     """A launch: where it went, and all that status, logs, fetch, stop and clean need to find it again."""
 
     schema_version: int = SCHEMA_VERSION
-    name: str
     state: Literal["submitting", "submitted", "failed", "cleaned"]
     """`submitting` and `failed`: some of it may be there."""
     target: str
-    machine: str
-    project: str
-    region: str
-    zone: str | None
-    cluster: str | None = None
     root: str
     """gs://bucket/folder/NAME."""
-    stages: tuple[str, ...]
-    image: str | None
-    """None where uv's Python is used in place of one."""
-    secret: str | None
-    service_account: str
-    spot: bool
     usd_per_hour: float
     max_usd: float
     started: str
@@ -72,7 +110,7 @@ def read_launch(name: str) -> LaunchRecord:
     try:
         return LaunchRecord.model_validate_json(file.read_bytes())
     except OSError:
-        names = known_launches()
+        names = sorted(file.parent.name for file in LAUNCHES.glob("*/launch.json"))
         there = f"there are: {', '.join(names)}" if names else "there are none in this folder"
         raise InputError(f"launch {name}: {file} does not exist{suggest(name, names)}; {there}") from None
     except ValidationError as error:
@@ -81,17 +119,6 @@ def read_launch(name: str) -> LaunchRecord:
             f"{file}: is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
             "open it with the Gemsmith that wrote it"
         ) from None
-
-
-def known_launches() -> list[str]:
-    return sorted(file.parent.name for file in LAUNCHES.glob("*/launch.json"))
-
-
-Command = tuple[str, ...]
-LABEL = "gemsmith-run"
-"""The label that everything created carries; its value is the launch's name."""
-MOUNT = "/mnt/weights"
-"""Where a machine sees the bucket with the base, if its target mounts it."""
 
 
 class WithReason(NamedTuple):
@@ -127,20 +154,19 @@ class LaunchCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class LaunchRequest:
     """A launch that was asked for, with everything chosen for it; rendering needs nothing else."""
 
-    name: str
+    options: ChosenOptions
     recipe: Recipe
     """As the machine reads it."""
     recipe_text: str
     inputs: Mapping[str, str]
     """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    images: tuple[ImageShards, ...] = ()
+    images: tuple[ImageShards, ...]
     """Those that rows name, which are packed for the way."""
-    stages: tuple[str, ...]
     machine: Machine
-    others: tuple["Request", ...] = ()
+    others: tuple["LaunchRequest", ...] = ()
     """Of further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's.
     """
     plan: MachinePlan
@@ -148,26 +174,11 @@ class Request:
     parameters: int
     trained_parameters: int
     bill: LaunchCost
-    project: str
-    region: str
-    zone: str | None
     root: str
     """gs://bucket/folder/NAME: all that the launch reads and writes."""
     image: WithReason
-    python: Path | None
-    """A folder with Gemsmith's wheel and locks, which uv installs in place of the image."""
-    service_account: str
-    secret: str | None
-    """Of Secret Manager, the Hugging Face token; None: the checkpoint is public, or not from there."""
     max_model_len: int | None
     """serve.max_model_len where the user gave it; None: the recipe's is what eval and bench need."""
-    spot: bool
-    network: str | None
-    subnet: str | None
-    queue: str | None
-    """Kueue's local queue."""
-    cluster: str | None
-    """Of Kubernetes."""
     weights_bucket: str | None
     """The bucket whose weights the machine reads in place, where the target can mount it."""
 
@@ -175,13 +186,9 @@ class Request:
     def bucket(self) -> str:
         return self.root.removeprefix("gs://").partition("/")[0]
 
-    @property
-    def labels(self) -> dict[str, str]:
-        return {LABEL: self.name}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class PreflightCheck:
     """One line of the preflight: a command that must succeed, and what to do where it does not."""
 
     name: str
@@ -205,7 +212,7 @@ class Resource:
 
 
 class Target(Protocol):
-    """Where a launch goes. Modules are targets: cloud_run, tpu_vm, gke and sky."""
+    """Where a launch goes. Modules are targets: cloud_run, tpu_vm, gke and skypilot."""
 
     MOUNTS_WEIGHTS: bool
     """Whether a base in a bucket is read in place, below MOUNT."""
@@ -219,13 +226,13 @@ class Target(Protocol):
     def gives(self, machine: Machine) -> bool:
         """Whether the target has such machines."""
 
-    def check(self, request: Request) -> None:
+    def check(self, request: LaunchRequest) -> None:
         """Raises InputError for what the target cannot do with a machine that it gives."""
 
-    def render(self, request: Request) -> dict[str, str]:
+    def render(self, request: LaunchRequest) -> dict[str, str]:
         """File name -> text; `submit.sh` is what submitting runs."""
 
-    def preflight(self, request: Request) -> list[Check]:
+    def preflight(self, request: LaunchRequest) -> list[PreflightCheck]:
         """What must be there before anything is created."""
 
     def status(self, record: LaunchRecord) -> Command:
@@ -239,31 +246,3 @@ class Target(Protocol):
 
     def created(self, record: LaunchRecord) -> tuple[Resource, ...]:
         """What `clean` removes."""
-
-
-LOCKS = ("train.lock", "tpu.lock", "gcs.lock")
-PLACE = "python"
-"""Where its files are, below the run's folder in the bucket."""
-WHEEL = f"gemsmith-{__version__}-py3-none-any.whl"
-_MAKE = "make build/python in Gemsmith's sources makes such a folder"
-
-
-def check_wheel(folder: Path) -> None:
-    """Raises InputError unless the folder has the wheel of this version, no other wheel, and the locks."""
-    if not folder.is_dir():
-        raise InputError(f"--python {folder}: is no folder; {_MAKE}")
-    wheels = sorted(path.name for path in folder.glob("*.whl"))
-    if wheels != [WHEEL]:
-        found = f"has {', '.join(wheels)}" if wheels else "has no wheel"
-        raise InputError(f"--python {folder}: {found}; it must have {WHEEL} alone; {_MAKE}")
-    if missing := [name for name in LOCKS if not (folder / name).is_file()]:
-        raise InputError(f"--python {folder}: has no {missing[0]}; {_MAKE}")
-
-
-def upload_wheel(folder: Path, root: str) -> tuple[str, Command]:
-    """Reason and command of the copy to the bucket."""
-    files = [str(folder / name) for name in (WHEEL, *LOCKS)]
-    return "Gemsmith's wheel and its locks, which uv installs there.", (
-        *("gcloud", "storage", "cp", *files),
-        f"{root}/{PLACE}/",
-    )

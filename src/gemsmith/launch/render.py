@@ -1,31 +1,34 @@
-"""YAML and shell scripts in which every value that was chosen has its reason behind it."""
+"""Files to submit, in which every value that was chosen has its reason behind it, from templates beside the providers.
+
+A template's `{{ value }}` is one scalar of YAML or one word of a shell, whatever is in it, so that nothing that a user
+or a catalog says is taken for more; a WithReason has its reason in a comment behind it.
+"""
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
+from importlib import resources
 from typing import Any
 
 import yaml
 
-from gemsmith.launch.provider import Command, WithReason
+from gemsmith.launch.provider import Command, LaunchRequest, WithReason
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
-def render_yaml(value: Mapping[str, Any], *, heading: Iterable[str] = ()) -> str:
-    """The value as YAML; each Chosen in it is its value, its reason a comment behind it.
-
-    >>> print(render_yaml({"limits": {"cpu": Chosen("20", "the least")}, "args": ["a b"]}), end="")
-    limits:
-      cpu: "20"  # the least
-    args:
-    - "a b"
-    """
-    return "\n".join([*comments(heading), *_lines(value, "")]) + "\n"
+def render_yaml(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+    """A template of YAML, filled in with the request, its options and the values, below the heading as comments."""
+    return "\n".join([*comments(heading), _fill(template, yaml_scalar, request, values)])
 
 
-def render_script(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
+def render_shell(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+    """The same of a bash script."""
+    return "\n".join(["#!/usr/bin/env bash", *comments(heading), _fill(template, shell_word, request, values)])
+
+
+def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
     """A bash script that runs the commands in order and stops at the first that fails; each has its reason above it."""
     lines = ["#!/usr/bin/env bash", *comments(heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
     for reason, command in steps:
@@ -38,35 +41,39 @@ def comments(lines: Iterable[str]) -> list[str]:
     return [f"# {one_line(line)}" for line in lines]
 
 
-def _lines(value: Any, indent: str) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _entry(f"{indent}{_scalar(key)}:", item, indent)
-        return
-    for item in value:
-        if isinstance(item, Mapping) and item:
-            first, *rest = _lines(item, indent + "  ")
-            yield f"{indent}- {first.removeprefix(indent + '  ')}"
-            yield from rest
-        else:
-            yield from _entry(f"{indent}-", item, indent)
+def yaml_scalar(value: Any) -> str:
+    """The value as YAML reads it back; a word that YAML reads as itself needs no quotes.
 
-
-def _entry(start: str, item: Any, indent: str) -> Iterator[str]:
-    if isinstance(item, WithReason):
-        yield f"{start} {_scalar(item.value)}  # {one_line(item.reason)}"
-    elif isinstance(item, Mapping) and item:
-        yield start
-        yield from _lines(item, indent + "  ")
-    elif isinstance(item, list | tuple) and item:
-        yield start
-        yield from _lines(item, indent)
-    else:
-        yield f"{start} {_scalar(item)}"
-
-
-def _scalar(value: Any) -> str:
-    """A word that YAML reads as itself needs no quotes."""
+    >>> yaml_scalar("Job"), yaml_scalar("20"), yaml_scalar("yes"), yaml_scalar(WithReason(3, "as asked"))
+    ('Job', '"20"', '"yes"', '3  # as asked')
+    """
+    if isinstance(value, WithReason):
+        return f"{yaml_scalar(value.value)}  # {one_line(value.reason)}"
     if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
         return value
     return yaml_line(value)
+
+
+def shell_word(value: Any) -> str:
+    """The value as one word of a shell."""
+    if isinstance(value, WithReason):
+        return f"{shell_word(value.value)}  # {one_line(value.reason)}"
+    word = shlex.quote(str(value))
+    # A comma without quotes looks like a mistake in a list of bash.
+    return f"'{word}'" if "," in word and not word.startswith("'") else word
+
+
+def _fill(template: str, write: Callable[[Any], str], request: LaunchRequest, values: dict[str, Any]) -> str:
+    # Here, since commands that only ask after a launch do without it.
+    import jinja2
+
+    environment = jinja2.Environment(  # noqa: S701 - `write` escapes every value
+        undefined=jinja2.StrictUndefined,
+        finalize=write,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["because"] = WithReason
+    source = resources.files("gemsmith.launch.providers").joinpath(f"{template}.jinja").read_text(encoding="utf-8")
+    return environment.from_string(source).render(request=request, options=request.options, **values)

@@ -150,7 +150,7 @@ def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
 
 
 def _may_name_images(file: Path) -> bool:
-    """Whether any line has the word that every row with a image has; tables always may."""
+    """Whether any line has the word that every row with an image has; tables always may."""
     if file.suffix != ".jsonl":
         return True
     with regular_file(file).open("rb") as lines:
@@ -158,7 +158,7 @@ def _may_name_images(file: Path) -> bool:
 
 
 def _refuse(name: str, folder: Path, where: str) -> None:
-    """Raises DataError for a image that is not named as one below the folder, or does not exist."""
+    """Raises DataError for an image that is not named as one below the folder, or does not exist."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(
             f"{where}: names the image {name}; a launch carries those below the folder of the rows, {folder}, named "

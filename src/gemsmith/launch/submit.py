@@ -1,10 +1,6 @@
-"""A launch from its request on: files rendered once, printed, and run as they are.
+"""A launch from its request on: files rendered once, printed, and run as they are; then followed, stopped and removed.
 
-External commands, each run by one function, so that tests put a stand-in on PATH that records what it was asked.
-
-Every check of a target, each a line; nothing is created where one fails.
-
-What becomes of a launch: its status and logs, its end, and what is left of it afterwards.
+External commands are run by `ask`, `show` and `run_script` alone.
 """
 
 import os
@@ -20,10 +16,10 @@ from rich.text import Text
 
 from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, last_line
 from gemsmith.launch.provider import (
-    Check,
     Command,
     LaunchRecord,
-    Request,
+    LaunchRequest,
+    PreflightCheck,
     Resource,
     Target,
     launch_folder,
@@ -39,27 +35,30 @@ from gemsmith.system.version import __version__
 
 PATIENCE_S = 120
 """For a command that only asks."""
+_FIRST = 2
+"""Checks without which nothing else can be asked: gcloud and a login."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class CommandOutput:
     code: int
     output: str
     complaint: str
     """The last line of its stderr."""
 
 
-def ask(command: Command) -> Answer:
+def ask(command: Command) -> CommandOutput:
     """What a command printed; a program that does not exist, or does not answer, is an answer with a complaint."""
     if shutil.which(command[0]) is None:
-        return Answer(code=127, output="", complaint=f"{command[0]} is not on PATH")
+        return CommandOutput(code=127, output="", complaint=f"{command[0]} is not on PATH")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        return Answer(code=124, output="", complaint=f"no answer within {PATIENCE_S} s")
-    return Answer(code=done.returncode, output=done.stdout, complaint=last_line(done.stderr) if done.stderr else "")
+        return CommandOutput(code=124, output="", complaint=f"no answer within {PATIENCE_S} s")
+    complaint = last_line(done.stderr) if done.stderr else ""
+    return CommandOutput(code=done.returncode, output=done.stdout, complaint=complaint)
 
 
 def show(command: Command) -> None:
@@ -87,17 +86,21 @@ def _refuse_missing(program: str) -> None:
         raise MachineError(f"{program}: is not on PATH; install it and run the same command again")
 
 
-_FIRST = 2
-"""Without gcloud and a login nothing else can be asked."""
-
-
-def run_preflight(checks: Sequence[Check], console: Console) -> None:
+def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
     """Prints a line for each check, with its remedy where it fails. Raises MachineError once all have been asked."""
     failed = []
     for number, check in enumerate(checks):
-        complaint = find_complaint(check)
-        console.print(_line(check, complaint))
-        if complaint is not None and check.needed:
+        answer = ask(check.command)
+        if answer.code:
+            complaint: str | None = answer.complaint or f"{check.command[0]} ended with {answer.code}"
+        else:
+            complaint = check.complaint(answer.output)
+        if complaint is None:
+            console.print(Text.assemble(("ok    ", "green"), check.name))
+            continue
+        mark = ("fails ", "red") if check.needed else ("note  ", "yellow")
+        console.print(Text.assemble(mark, f"{check.name}: {complaint}; {check.remedy}"))
+        if check.needed:
             failed.append(check.name)
             if number < _FIRST:
                 break
@@ -108,22 +111,7 @@ def run_preflight(checks: Sequence[Check], console: Console) -> None:
         )
 
 
-def find_complaint(check: Check) -> str | None:
-    """What is wrong; None where nothing is."""
-    answer = ask(check.command)
-    if answer.code:
-        return answer.complaint or f"{check.command[0]} ended with {answer.code}"
-    return check.complaint(answer.output)
-
-
-def _line(check: Check, complaint: str | None) -> Text:
-    if complaint is None:
-        return Text.assemble(("ok    ", "green"), check.name)
-    mark = ("fails ", "red") if check.needed else ("note  ", "yellow")
-    return Text.assemble(mark, f"{check.name}: {complaint}; {check.remedy}")
-
-
-def print_files(request: Request, target: Target, folder: Path) -> list[Path]:
+def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Path]:
     """Writes the rendered files into a folder, which must not hold others; returns them in order."""
     files = {**target.render(request), **rendered_lists(request)}
     known = {*files, "launch.json", PACKED}
@@ -138,33 +126,50 @@ def print_files(request: Request, target: Target, folder: Path) -> list[Path]:
 
 
 def submit(
-    request: Request, target: Target, on: str, *, max_usd: float | None, assume_yes: bool, console: Console
+    request: LaunchRequest, target: Target, on: str, *, max_usd: float | None, assume_yes: bool, console: Console
 ) -> LaunchRecord:
     """Renders into launches/NAME, asks, runs submit.sh there and returns the launch's record.
 
     Raises InputError for a name that is taken, a bill above `max_usd`, or where nobody can be asked and `assume_yes`
     was not given; MachineError where the preflight fails. Until then nothing is created.
     """
-    _refuse_taken(request.name)
+    name, most_usd = request.options.name, request.bill.max_usd
+    _refuse_taken(name)
     for line in (*cost_lines(request), *upload_lines(request)):
         console.print(line)
-    _refuse_bill(request, max_usd)
+    if max_usd is not None and most_usd > max_usd:
+        raise InputError(
+            f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; lower --timeout-hours or --retries, or "
+            "raise it"
+        )
     run_preflight(target.preflight(request), console)
-    paths = print_files(request, target, launch_folder(request.name))
+    paths = print_files(request, target, launch_folder(name))
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
-    _ask(request, assume_yes=assume_yes)
-    record = _record(request, on, {path.name: sha256_file(path) for path in paths})
+    _confirm(f"Spend up to {most_usd:,.2f} USD?", assume_yes=assume_yes, to="submit")
+    record = LaunchRecord.model_validate(
+        dict(request.options)
+        | {
+            "state": "submitting",
+            "target": on,
+            "root": request.root,
+            "usd_per_hour": request.bill.usd_per_hour,
+            "max_usd": round(most_usd, 2),
+            "started": start_clock().started,
+            "gemsmith": __version__,
+            "files": {path.name: sha256_file(path) for path in paths},
+        }
+    )
     write_launch(record)
     try:
         run_script(paths[0].parent / "submit.sh", needs=("gcloud",))
     except BaseException:
         # Some of it may be there: the record stays, so that clean finds it.
         write_launch(record.model_copy(update={"state": "failed"}))
-        console.print(Text(f"what was created before that is removed by: gemsmith launch clean {request.name}", "red"))
+        console.print(Text(f"what was created before that is removed by: gemsmith launch clean {name}", "red"))
         raise
     record = record.model_copy(update={"state": "submitted"})
     write_launch(record)
-    console.print(f"submitted; next: gemsmith launch status {request.name}, logs, fetch, stop, clean")
+    console.print(f"submitted; next: gemsmith launch status {name}, logs, fetch, stop, clean")
     return record
 
 
@@ -181,54 +186,14 @@ def _refuse_taken(name: str) -> None:
         )
 
 
-def _refuse_bill(request: Request, max_usd: float | None) -> None:
-    if max_usd is not None and request.bill.max_usd > max_usd:
-        raise InputError(
-            f"--max-usd {max_usd:g}: this launch can cost {request.bill.max_usd:,.2f} USD; lower --timeout-hours "
-            "or --retries, or raise it"
-        )
-
-
-def _ask(request: Request, *, assume_yes: bool) -> None:
+def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
     if assume_yes:
         return
     if not sys.stdin.isatty():
-        raise InputError("--yes: is missing, and there is no terminal to ask at; give it to submit")
+        raise InputError(f"--yes: is missing, and there is no terminal to ask at; give it to {to}")
     import click
 
-    click.confirm(f"Spend up to {request.bill.max_usd:,.2f} USD?", abort=True, err=True)
-
-
-def _record(request: Request, on: str, files: dict[str, str]) -> LaunchRecord:
-    return LaunchRecord(
-        name=request.name,
-        state="submitting",
-        target=on,
-        machine=request.machine.name,
-        project=request.project,
-        region=request.region,
-        zone=request.zone,
-        root=request.root,
-        stages=request.stages,
-        image=None if request.python else str(request.image.value),
-        secret=request.secret,
-        service_account=request.service_account,
-        spot=request.spot,
-        cluster=request.cluster,
-        usd_per_hour=request.bill.usd_per_hour,
-        max_usd=round(request.bill.max_usd, 2),
-        started=start_clock().started,
-        gemsmith=__version__,
-        files=files,
-    )
-
-
-def show_status(record: LaunchRecord, target: Target) -> None:
-    show(target.status(record))
-
-
-def show_logs(record: LaunchRecord, target: Target) -> None:
-    show(target.logs(record))
+    click.confirm(question, abort=True, err=True)
 
 
 def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
@@ -282,12 +247,7 @@ def _remove(
         return
     for resource, name, _ in found:
         console.print(f"{resource.kind} {name}")
-    if not assume_yes:
-        if not sys.stdin.isatty():
-            raise InputError("--yes: is missing, and there is no terminal to ask at; give it to remove what is listed")
-        import click
-
-        click.confirm("Remove all of these?", abort=True, err=True)
+    _confirm("Remove all of these?", assume_yes=assume_yes, to="remove what is listed")
     failures = []
     for resource, name, command in found:
         answer = ask(command)

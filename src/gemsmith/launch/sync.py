@@ -1,4 +1,4 @@
-"""A run directory and its copy in a bucket.
+"""A run directory and its copy in a bucket, which a launched run writes and is brought home from.
 
     ROOT/launched/recipe.yaml  inputs/     what the launch brought
     ROOT/run/                              the run directory
@@ -9,8 +9,6 @@ At any moment the copy is a run that could have been stopped there: before a sta
 deleted, and the new record is written after all of them, saved steps among them. So a record in the bucket is never of
 other files than those beside it. A saved step is read only once `<step>.whole`, written last and deleted first, is
 there.
-
-A launched run brought home from its bucket.
 """
 
 import contextlib
@@ -30,6 +28,8 @@ RUN, CHECKPOINTS, LAUNCHED = "run/", "checkpoints/", "launched/"
 RECORDS = tuple(f"{stage}.json" for stage in STAGES)
 _WRITER, _WHOLE = "writer", ".whole"
 _BETWEEN_LOOKS_S = 5.0
+_LARGE = ("merged", "data")
+"""Folders that can be made again, and that nothing at home needs at first."""
 _State = dict[str, tuple[int, int]]
 
 
@@ -189,10 +189,6 @@ def _state(run: Path) -> _State:
 
 def _records_last(name: str) -> tuple[int, str]:
     return (1 + RECORDS.index(name), name) if name in RECORDS else (0, name)
-
-
-_LARGE = ("merged", "data")
-"""Folders that can be made again, and that nothing at home needs at first."""
 
 
 def fetch_home(root: str, path: Path, *, merged: bool) -> int:

@@ -1,25 +1,66 @@
-"""What every target's script does: uploads before it creates anything, and the command that the machine runs."""
+"""What every target's files have: uploads before anything is created, the machine's command, its size and cost."""
 
 from pathlib import Path
 
-from gemsmith.launch.provider import Command, Request, upload_wheel
+from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.errors import InputError
+from gemsmith.launch.provider import Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
+from gemsmith.system.version import __version__
+
+LOCKS = ("train.lock", "tpu.lock", "gcs.lock")
+WHEEL = f"gemsmith-{__version__}-py3-none-any.whl"
+GB = 10**9
+PROGRAM_BYTES = 16 * GB
+"""Python and its libraries, rows, a few images, and a layer at a time of what is loaded or merged; assumed."""
+WEIGHT_BYTES = 2
+"""A parameter, in bfloat16."""
+SAVED_BYTES = 12
+"""A trained parameter and its two moments, in float32."""
+ADAPTER_BYTES = 4
+_WORTH_SAYING_BYTES = GB // 10
 
 
-def upload_steps(request: Request) -> list[tuple[str, Command]]:
+def check_wheel(folder: Path) -> None:
+    """Raises InputError unless the folder has the wheel of this version, no other wheel, and the locks."""
+    make = "make build/python in Gemsmith's sources makes such a folder"
+    if not folder.is_dir():
+        raise InputError(f"--python {folder}: is no folder; {make}")
+    wheels = sorted(path.name for path in folder.glob("*.whl"))
+    if wheels != [WHEEL]:
+        found = f"has {', '.join(wheels)}" if wheels else "has no wheel"
+        raise InputError(f"--python {folder}: {found}; it must have {WHEEL} alone; {make}")
+    if missing := [name for name in LOCKS if not (folder / name).is_file()]:
+        raise InputError(f"--python {folder}: has no {missing[0]}; {make}")
+
+
+def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     """Reason and command of each copy to the bucket; the recipe last, since the machine begins with it."""
-    launched = f"{request.root}/launched"
-    copies = [
+    launched, python = f"{request.root}/launched", request.options.python
+    steps = [
         (f"What the recipe reads of this machine: {local}", _copy(local, remote))
         for local, remote in request.inputs.items()
     ]
-    images = [step for each in request.images for step in _image_steps(each, launched)]
-    return [
-        *copies,
-        *images,
-        *([upload_wheel(request.python, request.root)] if request.python else []),
-        ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml")),
-    ]
+    # Of what an upload that was cut short left there, only the missing files are sent again.
+    exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
+    for images in request.images:
+        packed = f"{PACKED}/{images.place}"
+        steps += [
+            (
+                f"{_describe(images)}, as a few files; each must still be what the list says.",
+                ("gemsmith", "launch", "pack", list_name(images), str(images.folder), packed),
+            ),
+            (
+                "Sends those that do not exist yet; then they are no longer needed here.",
+                ("gcloud", "storage", "rsync", *exactly, packed, f"{launched}/{packed}"),
+            ),
+            ("", ("rm", "-r", packed)),
+        ]
+    if python is not None:
+        files = [str(python / name) for name in (WHEEL, *LOCKS)]
+        wheel = ("gcloud", "storage", "cp", *files, f"{request.root}/python/")
+        steps.append(("Gemsmith's wheel and its locks, which uv installs there.", wheel))
+    return [*steps, ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml"))]
 
 
 def _copy(local: str, remote: str) -> Command:
@@ -27,50 +68,28 @@ def _copy(local: str, remote: str) -> Command:
     return ("gcloud", "storage", "cp", "--recursive", local, remote.rpartition("/")[0] + "/")
 
 
-def _image_steps(images: ImageShards, launched: str) -> list[tuple[str, Command]]:
-    packed = f"{PACKED}/{images.place}"
-    # Of what an upload that was cut short left there, only the missing files are sent again.
-    exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
-    return [
-        (
-            f"{_describe(images)}, as a few files; each must still be what the list says.",
-            ("gemsmith", "launch", "pack", list_name(images), str(images.folder), packed),
-        ),
-        (
-            "Sends those that do not exist yet; then they are no longer needed here.",
-            ("gcloud", "storage", "rsync", *exactly, packed, f"{launched}/{packed}"),
-        ),
-        ("", ("rm", "-r", packed)),
-    ]
-
-
 def list_name(images: ImageShards) -> str:
     """The rendered file that lists them."""
     return f"{images.place}.sha256"
 
 
-def rendered_lists(request: Request) -> dict[str, str]:
+def rendered_lists(request: LaunchRequest) -> dict[str, str]:
     """File name -> text of the lists of images, which every target's files have among them."""
     return {list_name(images): images.list_text for images in request.images}
 
 
-def upload_lines(request: Request) -> list[str]:
+def upload_lines(request: LaunchRequest) -> list[str]:
     """What of this machine goes to the bucket, a line each."""
-    files = [f"{local} ({say_bytes(_bytes_below(Path(local)))})" for local in request.inputs]
-    return [f"uploads {what}" for what in (*files, *map(_describe, request.images))]
+    lines = []
+    for local in map(Path, request.inputs):
+        files = local.rglob("*") if local.is_dir() else [local]
+        lines.append(f"uploads {local} ({say_bytes(sum(file.stat().st_size for file in files if file.is_file()))})")
+    return [*lines, *(f"uploads {_describe(images)}" for images in request.images)]
 
 
 def _describe(images: ImageShards) -> str:
-    count = len(images.sums)
-    return (
-        f"{count:,} image{'s' * (count > 1)} ({say_bytes(images.total_bytes)}) that {images.key} names, of "
-        f"{images.folder}"
-    )
-
-
-def _bytes_below(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    count, size = len(images.sums), say_bytes(images.total_bytes)
+    return f"{count:,} image{'s' * (count > 1)} ({size}) that {images.key} names, of {images.folder}"
 
 
 def say_bytes(count: int) -> str:
@@ -85,23 +104,52 @@ def say_bytes(count: int) -> str:
     return f"{count / 1000**power:.3g} {('', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
-def worker_command(request: Request, *, folder: str) -> Command:
+def worker_command(request: LaunchRequest, *, folder: str) -> Command:
     """What the machine runs: the stages, with the run directory kept in the bucket."""
     return (
-        *("gemsmith", "launch", "here", request.root, "--folder", f"{folder}/{request.name}"),
-        *("--stages", ",".join(request.stages)),
+        *("gemsmith", "launch", "here", request.root, "--folder", f"{folder}/{request.options.name}"),
+        *("--stages", ",".join(request.options.stages)),
     )
 
 
-def timed_command(request: Request, *, folder: str) -> Command:
+def timed_command(request: LaunchRequest, *, folder: str) -> Command:
     """The same with an end: TERM after the bill's time, which the command's start begins, and 2 minutes later KILL."""
     seconds = str(request.bill.timeout_s.value)
     return ("timeout", "--signal=TERM", "--kill-after=120", seconds, *worker_command(request, folder=folder))
 
 
-def cost_lines(request: Request) -> list[str]:
+def disk_bytes(request: LaunchRequest) -> dict[str, int]:
+    """What the machine holds beside the chip -> bytes."""
+    train, checkpoint, stages = request.recipe.train, request.recipe.checkpoint, request.options.stages
+    weights = WEIGHT_BYTES * request.parameters
+    held = {"the program": PROGRAM_BYTES}
+    if (images := sum(each.total_bytes for each in request.images)) >= _WORTH_SAYING_BYTES:
+        held["images"] = images
+    # From the hub, or copied from a bucket that the target does not mount.
+    if is_hub_id(checkpoint) or checkpoint.startswith("gs://"):
+        held["the base"] = weights
+    if "train" in stages:
+        # One more is being written while those to keep are there.
+        held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.trained_parameters
+    if "export" in stages:
+        held["merged weights"] = weights + ADAPTER_BYTES * request.trained_parameters
+    return held
+
+
+def format_footprint(held: dict[str, int]) -> str:
+    """The items and their sum, largest first.
+
+    >>> format_footprint({"a": 2_000_000_000, "b": 30_000_000_000})
+    '32 GB: b 30, a 2'
+    """
+    largest = sorted(held.items(), key=lambda item: -item[1])
+    return f"{sum(held.values()) / GB:.0f} GB: " + ", ".join(f"{what} {count / GB:.2g}" for what, count in largest)
+
+
+def cost_lines(request: LaunchRequest) -> list[str]:
     """What the launch is, and what it can cost, for the head of a file."""
-    bill, machines = request.bill, [each.machine.name for each in (request, *request.others)]
+    options, bill = request.options, request.bill
+    machines = [each.machine.name for each in (request, *request.others)]
     hours = float(bill.timeout_s.value) / 3600
     planned = (
         f"Estimated: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
@@ -109,11 +157,10 @@ def cost_lines(request: Request) -> list[str]:
         if bill.hours and bill.usd
         else "How long training takes is not known before the rows are read."
     )
-    kind = " spot" if request.spot else ""
     return [
-        f"{request.name}: {', '.join(request.stages)} of {request.recipe.model} on {' or '.join(machines)} in "
-        f"{request.zone or request.region}; {'up to ' * (len(machines) > 1)}{bill.usd_per_hour:.2f} USD/h{kind} "
-        f"({bill.price}).",
+        f"{options.name}: {', '.join(options.stages)} of {request.recipe.model} on {' or '.join(machines)} in "
+        f"{options.zone or options.region}; {'up to ' * (len(machines) > 1)}{bill.usd_per_hour:.2f} USD/h"
+        f"{' spot' if options.spot else ''} ({bill.price}).",
         planned,
         f"At most {bill.max_usd:,.2f} USD for the machine: {hours:.3g} h x {bill.attempts} "
         f"attempt{'s' * (bill.attempts > 1)}; {bill.uncounted}bucket, image and network come on top.",

@@ -3,7 +3,7 @@
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from gemsmith.errors import GemsmithError, InputError
 from gemsmith.launch.request import FOLDER
 from gemsmith.launch.shards import PACKED, unpack
-from gemsmith.launch.sync import LAUNCHED, RunSync
+from gemsmith.launch.sync import LAUNCHED, RUN, RunSync
 from gemsmith.runs.run import Run, open_source
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.locks import locked
@@ -23,6 +23,7 @@ RunStage = Callable[[Run, str], object]
 _AT_ONCE = 8
 """Objects that are fetched at the same time."""
 _READERS_OF_MERGED = {"verify", *SERVED}
+"""Stages for which the merged weights are fetched, which are as large as the model."""
 
 
 def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage, console: Console) -> Run:
@@ -37,14 +38,12 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
     mirror = RunSync(bucket, path)
     if first:
         mirror.acquire_lease()
-    mirror.fetch(without=_unneeded(bucket, stages))
+    there = bucket.names(RUN)
+    left = {stage for stage in stages if f"{RUN}{stage}.json" not in there}
+    mirror.fetch(without=() if _READERS_OF_MERGED & left else ("merged",))
     _say_attempt(console, path)
     with contextlib.chdir(launched), contextlib.ExitStack() as stack:
-
-        def claim(claimed: Path) -> None:
-            stack.enter_context(locked(claimed))
-
-        run = open_source(Path("recipe.yaml"), path, claim=claim)
+        run = open_source(Path("recipe.yaml"), path, claim=lambda claimed: stack.enter_context(locked(claimed)))
         for stage in stages:
             if first:
                 _run_mirrored(run, stage, run_stage, mirror, console)
@@ -86,13 +85,6 @@ def _fetch_launched(bucket: Bucket, folder: Path) -> None:
         [*threads.map(lambda name: bucket.download(name, folder / name.removeprefix(LAUNCHED)), mine)]
     for packed in sorted((folder / PACKED).glob("*")):
         unpack(packed, folder / FOLDER / packed.name)
-
-
-def _unneeded(bucket: Bucket, stages: Sequence[str]) -> Collection[str]:
-    """The merged weights, which are as large as the model, where no stage that is left reads them."""
-    there = bucket.names("run/")
-    left = [stage for stage in stages if f"run/{stage}.json" not in there]
-    return () if _READERS_OF_MERGED & {*left} else ("merged",)
 
 
 def _say_attempt(console: Console, path: Path) -> None:

@@ -1,7 +1,6 @@
 """The targets by the name that --on takes."""
 
 from gemsmith.launch.provider import Target
-from gemsmith.launch.providers import cloud_run, gke, tpu_vm
-from gemsmith.launch.providers import skypilot as sky
+from gemsmith.launch.providers import cloud_run, gke, skypilot, tpu_vm
 
-TARGETS: dict[str, Target] = {"cloud-run": cloud_run, "tpu-vm": tpu_vm, "gke": gke, "sky": sky}
+TARGETS: dict[str, Target] = {"cloud-run": cloud_run, "tpu-vm": tpu_vm, "gke": gke, "sky": skypilot}

@@ -11,23 +11,23 @@ Pods on their node's network get no Workload Identity and run as the node's acco
 
 import re
 import shlex
-from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.cost import is_googles
-from gemsmith.launch.provider import LABEL, Check, Command, LaunchRecord, Request, Resource, WithReason
-from gemsmith.launch.providers.gcloud import (
-    account_checks,
-    bucket_checks,
-    first_checks,
-    image_check,
-    image_roles,
-    missing_role,
+from gemsmith.launch.provider import (
+    LABEL,
+    ChosenOptions,
+    Command,
+    LaunchRecord,
+    LaunchRequest,
+    PreflightCheck,
+    Resource,
+    WithReason,
 )
-from gemsmith.launch.render import render_script, render_yaml
-from gemsmith.launch.request import disk_bytes, downloads_weights, format_footprint
-from gemsmith.launch.upload import cost_lines, timed_command, upload_steps
+from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, role_check
+from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.request import is_googles
+from gemsmith.launch.upload import cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = False
@@ -44,9 +44,6 @@ TOPOLOGIES = {
 }
 """Chip -> chips of a slice -> its shape."""
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
-_CLOUD = "cloud.google.com"
-_SPOT_NOTICE_S = 25
-"""All that a spot node leaves a pod."""
 
 
 def gives(machine: Machine) -> bool:
@@ -58,263 +55,187 @@ def gives(machine: Machine) -> bool:
     return joined and machine.chips // machine.slices in TOPOLOGIES.get(machine.chip.name, {})
 
 
-def check(request: Request) -> None:
+def check(request: LaunchRequest) -> None:
     """Raises InputError without a cluster."""
-    if request.cluster is None:
+    if request.options.cluster is None:
         raise InputError("--cluster: is missing; --on gke needs the name of a cluster of yours, in --region or --zone")
 
 
-def render(request: Request) -> dict[str, str]:
-    context = _context(request.project, request.zone or request.region, request.cluster)
-    login = ("gcloud", "container", "clusters", "get-credentials", request.cluster or "", *_where(request))
+def render(request: LaunchRequest) -> dict[str, str]:
+    heading, time = cost_lines(request), request.bill.timeout_s.reason
+    job_set = render_yaml(
+        "jobset.yaml",
+        request,
+        heading=heading,
+        machine=request.machine,
+        is_tpu=request.machine.chip.kind == "tpu",
+        on_hosts_network=_on_hosts_network(request),
+        nodes=_nodes(request),
+        account=ACCOUNT,
+        held=format_footprint(disk_bytes(request)),
+        folder=FOLDER,
+        command=timed_command(request, folder=FOLDER),
+        time=f"{time}; from the program's start, so that waiting for nodes does not count",
+    )
+    apply = _kubectl(request.options, "apply", "--filename", "jobset.yaml")
     submit = [
         *upload_steps(request),
-        ("Credentials of the cluster, into kubectl's own file.", login),
-        ("Creates the job set, or says that it is there as it is.", (*context, "apply", "--filename", "jobset.yaml")),
+        (
+            "Credentials of the cluster, into kubectl's own file.",
+            _cluster(request.options, "clusters", "get-credentials"),
+        ),
+        ("Creates the job set, or says that it is there as it is.", apply),
     ]
     return {
         "recipe.yaml": request.recipe_text,
-        "jobset.yaml": render_yaml(_job_set(request), heading=cost_lines(request)),
-        "submit.sh": render_script(submit, heading=cost_lines(request)),
+        "jobset.yaml": job_set,
+        "submit.sh": render_commands(submit, heading=heading),
     }
 
 
-def _job_set(request: Request) -> dict[str, Any]:
-    machine, labels = request.machine, dict[str, Any](request.labels)
-    if request.queue is not None:
-        labels["kueue.x-k8s.io/queue-name"] = WithReason(request.queue, "--queue; Kueue starts it when there is room")
-    metadata: dict[str, Any] = {"name": request.name, "labels": labels}
-    if machine.chip.kind == "tpu":
-        nodes = WithReason(f"{_CLOUD}/gke-nodepool", "a slice is one node pool, and has it to itself")
-        metadata["annotations"] = {"alpha.jobset.sigs.k8s.io/exclusive-topology": nodes}
-    job = {
-        "parallelism": WithReason(machine.hosts // machine.slices, "a pod a host"),
-        "completions": machine.hosts // machine.slices,
-        "completionMode": "Indexed",
-        "backoffLimit": WithReason(0, "the hosts of a slice start again together"),
-        "template": {"metadata": {"labels": dict(request.labels)}, "spec": _pod(request)},
-    }
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": metadata,
-        "spec": {
-            "failurePolicy": {
-                "maxRestarts": WithReason(
-                    request.bill.attempts - 1, "each goes on from the last saved step in the bucket"
-                )
-            },
-            "replicatedJobs": [{"name": "slice", "replicas": _replicas(machine), "template": {"spec": job}}],
-        },
-    }
-
-
-def _replicas(machine: Machine) -> int | WithReason:
-    return (
-        1
-        if machine.slices == 1
-        else WithReason(machine.slices, f"{machine.name}: a job a slice; all start again together")
-    )
-
-
-def _pod(request: Request) -> dict[str, Any]:
-    pod: dict[str, Any] = {
-        "restartPolicy": WithReason("Never", "the job set restarts"),
-        "terminationGracePeriodSeconds": WithReason(
-            _SPOT_NOTICE_S, "what a spot node leaves; the step under way is saved"
-        ),
-        "nodeSelector": _nodes(request),
-    }
-    account = request.service_account
-    if _on_hosts_network(request):
-        pod["hostNetwork"] = WithReason(True, f"hosts talk over it; so pods are their nodes' account, to be {account}")
-        pod["dnsPolicy"] = "ClusterFirstWithHostNet"
-    else:
-        pod["serviceAccountName"] = WithReason(ACCOUNT, f"Workload Identity makes it {account}")
-    if request.machine.chip.kind == "tpu":
-        pod["tolerations"] = [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}]
-    if request.spot:
-        spot = {"key": f"{_CLOUD}/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"}
-        pod["tolerations"] = [*pod.get("tolerations", []), spot]
-    held = format_footprint(disk_bytes(request, with_weights=downloads_weights(request)))
-    memory = WithReason("Memory", f"the run's folder, in the host's memory; held at most {held}")
-    return pod | {
-        "volumes": [{"name": "staging", "emptyDir": {"medium": memory}}],
-        "containers": [_container(request)],
-    }
-
-
-def _on_hosts_network(request: Request) -> bool:
+def _on_hosts_network(request: LaunchRequest) -> bool:
     return request.machine.chip.kind == "tpu" and request.machine.hosts > 1
 
 
-def _nodes(request: Request) -> dict[str, Any]:
-    machine = request.machine
-    spot = {f"{_CLOUD}/gke-spot": "true"} if request.spot else {}
-    if machine.chip.kind == "gpu":
-        return {f"{_CLOUD}/gke-accelerator": GPUS[machine.chip.name], **spot}
+def _nodes(request: LaunchRequest) -> dict[str, str | WithReason]:
+    """The labels of the nodes that the pods need."""
+    machine, chip = request.machine, request.machine.chip
+    spot: dict[str, str | WithReason] = {"cloud.google.com/gke-spot": "true"} if request.options.spot else {}
+    if chip.kind == "gpu":
+        return {"cloud.google.com/gke-accelerator": GPUS[chip.name], **spot}
     chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
-    topology = TOPOLOGIES[machine.chip.name][chips]
-    shape = WithReason(topology, f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}")
-    return {f"{_CLOUD}/gke-tpu-accelerator": TPUS[machine.chip.name], f"{_CLOUD}/gke-tpu-topology": shape, **spot}
-
-
-def _container(request: Request) -> dict[str, Any]:
-    command, machine = timed_command(request, folder=FOLDER), request.machine
-    time = f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count"
-    resource = "google.com/tpu" if machine.chip.kind == "tpu" else "nvidia.com/gpu"
-    environment: list[dict[str, Any]] = [
-        {"name": "HF_HOME", "value": f"{FOLDER}/hub"},
-        {"name": "GEMSMITH_CACHE", "value": f"{FOLDER}/cache"},
-    ]
-    if machine.chip.kind == "gpu":
-        driver = WithReason("/usr/local/nvidia/lib64", "where GKE mounts the driver, which the loader does not look at")
-        environment.append({"name": "LD_LIBRARY_PATH", "value": driver})
-    if request.secret is not None:
-        secret = {"secretKeyRef": {"name": request.secret, "key": "token"}}
-        environment.append({"name": "HF_TOKEN", "valueFrom": secret})
+    said = f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}"
     return {
-        "name": "gemsmith",
-        "image": request.image,
-        "command": list(command[:1]),
-        "args": [WithReason(word, time) if word == command[3] else word for word in command[1:]],
-        "env": environment,
-        "resources": {"limits": {resource: WithReason(machine.chips // machine.hosts, "all chips of the host")}},
-        "volumeMounts": [{"name": "staging", "mountPath": "/dev/shm"}],
+        "cloud.google.com/gke-tpu-accelerator": TPUS[chip.name],
+        "cloud.google.com/gke-tpu-topology": WithReason(TOPOLOGIES[chip.name][chips], said),
+        **spot,
     }
 
 
-def preflight(request: Request) -> list[Check]:
-    place = request.zone or request.region
-    context = _context(request.project, place, request.cluster)
-    login = f"gcloud container clusters get-credentials {request.cluster} {' '.join(_where(request))}"
+def preflight(request: LaunchRequest) -> list[PreflightCheck]:
+    options = request.options
     manifest = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
     nodes = ",".join(
         f"{key}={value.value if isinstance(value, WithReason) else value}" for key, value in _nodes(request).items()
     )
-    checks = [
+    on_hosts = _on_hosts_network(request)
+    return [
         *first_checks(request, apis=("container.googleapis.com", "storage.googleapis.com")),
-        Check(name="kubectl is here", command=("kubectl", "version", "--client"), remedy="install it with gcloud's"),
-        Check(name=f"cluster {request.cluster}", command=(*context, "get", "namespace", "default"), remedy=login),
-        Check(
+        PreflightCheck(
+            name="kubectl is here", command=("kubectl", "version", "--client"), remedy="install it with gcloud's"
+        ),
+        PreflightCheck(
+            name=f"cluster {options.cluster}",
+            command=_kubectl(options, "get", "namespace", "default"),
+            remedy=" ".join(_cluster(options, "clusters", "get-credentials")),
+        ),
+        PreflightCheck(
             name="JobSet is installed there",
-            command=(*context, "get", "crd", "jobsets.jobset.x-k8s.io"),
+            command=_kubectl(options, "get", "crd", "jobsets.jobset.x-k8s.io"),
             remedy=f"kubectl apply --server-side --filename {manifest}",
         ),
-        Check(
+        PreflightCheck(
             name=f"a node with {nodes}",
-            command=(*context, "get", "nodes", "--selector", nodes, "--output", "name"),
+            command=_kubectl(options, "get", "nodes", "--selector", nodes, "--output", "name"),
             remedy="fine where a pool scales up from none; else make a node pool of this kind",
             complaint=lambda output: None if output.strip() else "there is none now",
             needed=False,
         ),
-        *bucket_checks(request),
-        image_check(request),
-        *account_checks(request, roles=image_roles(request) if _on_hosts_network(request) else ()),
-        *([_node_account_check(request)] if _on_hosts_network(request) else _identity_checks(request, context)),
+        *common_checks(request, roles=image_roles(request) if on_hosts else ()),
+        *([_node_account_check(options)] if on_hosts else _identity_checks(options)),
+        *_checks_in_cluster(request),
     ]
-    return [*checks, *_further_checks(request, context)]
 
 
-def _identity_checks(request: Request, context: Command) -> list[Check]:
+def _identity_checks(options: ChosenOptions) -> list[PreflightCheck]:
     """Both halves of Workload Identity: who the Kubernetes service account is to be, and that it may."""
-    account, role, key = request.service_account, "roles/iam.workloadIdentityUser", "iam.gke.io/gcp-service-account"
-    member = f"serviceAccount:{request.project}.svc.id.goog[default/{ACCOUNT}]"
-    kubectl, escaped, asked = shlex.join(context), key.replace(".", "\\."), ("get", "serviceaccount", ACCOUNT)
-    policy = ("gcloud", "iam", "service-accounts", "get-iam-policy", account, "--project", request.project)
+    account, role, key = options.service_account, "roles/iam.workloadIdentityUser", "iam.gke.io/gcp-service-account"
+    member = f"serviceAccount:{options.project}.svc.id.goog[default/{ACCOUNT}]"
+    kubectl, escaped = shlex.join(_kubectl(options)), key.replace(".", "\\.")
     return [
-        Check(
+        PreflightCheck(
             name=f"Kubernetes service account {ACCOUNT} is {account}",
-            command=(*context, *asked, f"--output=jsonpath={{.metadata.annotations.{escaped}}}"),
+            command=_kubectl(
+                options, "get", "serviceaccount", ACCOUNT, f"--output=jsonpath={{.metadata.annotations.{escaped}}}"
+            ),
             remedy=f"{kubectl} create serviceaccount {ACCOUNT}; "
             f"{kubectl} annotate serviceaccount {ACCOUNT} {key}={account} --overwrite",
             complaint=lambda output: None if output.strip() == account else f"it is {output.strip() or 'nobody'} there",
         ),
-        Check(
-            name=f"{role} on {account}",
-            command=(*policy, "--format=json"),
-            remedy=f"gcloud iam service-accounts add-iam-policy-binding {account} --role {role} "
-            f"--member {shlex.quote(member)} --project {request.project}",
-            complaint=lambda output: missing_role(output, role, member),
-        ),
+        role_check(("iam", "service-accounts"), account, role, member, where=("--project", options.project)),
     ]
 
 
-def _node_account_check(request: Request) -> Check:
+def _node_account_check(options: ChosenOptions) -> PreflightCheck:
     """That there are nodes of the request's account, whose pods on the host's network are it."""
-    account, cluster = request.service_account, request.cluster or ""
+    account = options.service_account
     pools = "nodePools[].config.serviceAccount,autoscaling.autoprovisioningNodePoolDefaults.serviceAccount"
-    describe = ("gcloud", "container", "clusters", "describe", cluster, *_where(request))
-    make = f"gcloud container node-pools create {request.name} --cluster {cluster} {' '.join(_where(request))}"
-    return Check(
-        name=f"nodes of {cluster} run as {account}",
-        command=(*describe, f"--format=value({pools})"),
-        remedy=f"{make} --service-account {account} --scopes cloud-platform, with the slice's type, topology and nodes",
+    make = ("gcloud", "container", "node-pools", "create", options.name, "--cluster", options.cluster or "")
+    return PreflightCheck(
+        name=f"nodes of {options.cluster} run as {account}",
+        command=(*_cluster(options, "clusters", "describe"), f"--format=value({pools})"),
+        remedy=f"{' '.join((*make, *_where(options)))} --service-account {account} --scopes cloud-platform, with the "
+        "slice's type, topology and nodes",
         complaint=lambda output: None if account in re.split(r"[;\s]+", output) else "none of its node pools does",
     )
 
 
-def _further_checks(request: Request, context: Command) -> list[Check]:
-    checks = [
-        Check(
-            name=f"no other job set named {request.name}",
-            command=(*context, "get", "jobset", request.name, "--ignore-not-found", "--output", "name"),
-            remedy=f"choose another --name, or remove it: gemsmith launch clean {request.name}",
-            complaint=lambda output: "there is one" if output.strip() else None,
-        )
-    ]
-    if request.queue is not None:
+def _checks_in_cluster(request: LaunchRequest) -> list[PreflightCheck]:
+    options = request.options
+    job_set = _kubectl(options, "get", "jobset", options.name, "--ignore-not-found", "--output", "name")
+    checks = [name_check(request, "job set", job_set)]
+    if options.queue is not None:
         checks.append(
-            Check(
-                name=f"Kueue's local queue {request.queue}",
-                command=(*context, "get", "localqueue", request.queue),
+            PreflightCheck(
+                name=f"Kueue's local queue {options.queue}",
+                command=_kubectl(options, "get", "localqueue", options.queue),
                 remedy="name another with --queue, or leave it out",
             )
         )
-    if request.secret is not None:
+    if options.secret is not None:
+        create = f"kubectl create secret generic {options.secret} --from-file=token=FILE"
         checks.append(
-            Check(
-                name=f"secret {request.secret} in the cluster, the Hugging Face token",
-                command=(*context, "get", "secret", request.secret),
-                remedy=f"kubectl create secret generic {request.secret} --from-file=token=FILE, or name another",
+            PreflightCheck(
+                name=f"secret {options.secret} in the cluster, the Hugging Face token",
+                command=_kubectl(options, "get", "secret", options.secret),
+                remedy=f"{create}, or name another",
             )
         )
     return checks
 
 
 def status(record: LaunchRecord) -> Command:
-    return (*_record_context(record), "get", "jobset,pods", "--selector", f"{LABEL}={record.name}", "--output", "wide")
+    return _kubectl(record, "get", "jobset,pods", "--selector", f"{LABEL}={record.name}", "--output", "wide")
 
 
 def logs(record: LaunchRecord) -> Command:
-    selector = f"{LABEL}={record.name}"
-    return (*_record_context(record), "logs", "--selector", selector, "--tail=-1", "--prefix", "--max-log-requests=64")
+    ours = ("--selector", f"{LABEL}={record.name}")
+    return _kubectl(record, "logs", *ours, "--tail=-1", "--prefix", "--max-log-requests=64")
 
 
 def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    context = _record_context(record)
     return (
         Resource(
             kind="job set",
-            list=(*context, "get", "jobset", "--selector", f"{LABEL}={record.name}", "--output", "name"),
-            remove=(*context, "delete", "{}", "--wait=true"),
+            list=_kubectl(record, "get", "jobset", "--selector", f"{LABEL}={record.name}", "--output", "name"),
+            remove=_kubectl(record, "delete", "{}", "--wait=true"),
         ),
     )
 
 
-def created(record: LaunchRecord) -> tuple[Resource, ...]:
-    return running(record)
+created = running
 
 
-def _record_context(record: LaunchRecord) -> Command:
-    return _context(record.project, record.zone or record.region, record.cluster)
+def _where(options: ChosenOptions) -> Command:
+    place = ("--zone", options.zone) if options.zone else ("--region", options.region)
+    return (*place, "--project", options.project)
 
 
-def _where(request: Request) -> Command:
-    place = ("--zone", request.zone) if request.zone else ("--region", request.region)
-    return (*place, "--project", request.project)
+def _cluster(options: ChosenOptions, *words: str) -> Command:
+    return ("gcloud", "container", *words, options.cluster or "", *_where(options))
 
 
-def _context(project: str, place: str, cluster: str | None) -> Command:
-    """Kubectl for this cluster, whichever is the current one; the name is the one that gcloud gives it."""
-    return ("kubectl", "--context", f"gke_{project}_{place}_{cluster}")
+def _kubectl(options: ChosenOptions, *words: str) -> Command:
+    """Kubectl for this cluster, whichever is the current one; the context's name is the one that gcloud gives it."""
+    place = options.zone or options.region
+    return ("kubectl", "--context", f"gke_{options.project}_{place}_{options.cluster}", *words)

@@ -1,39 +1,35 @@
 """TPU VMs: a queued resource whose startup script runs the stages and then deletes the node.
 
-They run in a container, or in a Python of their own that uv makes from Gemsmith's wheel and locks.
-
-Google no longer develops this API and has no TPU7x in it; v5e, v5p and v6e still come by it.
+They run in a container, or in a Python of their own that uv makes from Gemsmith's wheel and locks. Google no longer
+develops this API and has no TPU7x in it; v5e, v5p and v6e still come by it.
 """
-
-import shlex
-from importlib import resources
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import LABEL, Check, Command, LaunchRecord, Request, Resource
-from gemsmith.launch.providers.gcloud import (
-    account_checks,
-    bucket_checks,
-    first_checks,
-    image_check,
-    image_roles,
-    secret_checks,
+from gemsmith.launch.provider import (
+    LABEL,
+    ChosenOptions,
+    Command,
+    LaunchRecord,
+    LaunchRequest,
+    PreflightCheck,
+    Resource,
 )
-from gemsmith.launch.render import comments, render_script
+from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, secret_checks
+from gemsmith.launch.render import render_commands, render_shell
 from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
-from gemsmith.system.characters import one_line
+from gemsmith.serve.command import RUNTIMES
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = False
 SUPPORTS_WHEEL = True
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
-RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
-"""Chip -> runtime image; with another chip's image the node boots, and ssh never answers."""
 UV, PYTHON = "0.13.9", "3.11"
 """What makes a Python on the node, and which."""
 WAITS = "24h"
 """For which a queued resource waits for a machine; nothing is paid meanwhile."""
+_NAMES = "--format=value(name.basename())"
 
 
 def gives(machine: Machine) -> bool:
@@ -46,9 +42,9 @@ def accelerator_type(machine: Machine) -> str:
     return numbers[machine.chip.name]
 
 
-def check(request: Request) -> None:
+def check(request: LaunchRequest) -> None:
     """Raises InputError without a zone."""
-    if request.zone is None:
+    if request.options.zone is None:
         there = ", ".join(price.region for price in request.machine.prices if price.provider == "gcp")
         raise InputError(
             f"--zone: is missing; {request.machine.name} has a price in {there}; zones that have it are listed by: "
@@ -56,99 +52,64 @@ def check(request: Request) -> None:
         )
 
 
-def render(request: Request) -> dict[str, str]:
+def render(request: LaunchRequest) -> dict[str, str]:
+    options, machine = request.options, request.machine
     create = (
-        *("gcloud", "compute", "tpus", "queued-resources", "create", request.name, *_place(request)),
-        *("--node-id", request.name, "--accelerator-type", accelerator_type(request.machine)),
-        *("--runtime-version", RUNTIMES[request.machine.chip.name], "--labels", f"{LABEL}={request.name}"),
-        *("--service-account", request.service_account),
+        *_tpus(options, "queued-resources", "create", options.name),
+        *("--node-id", options.name, "--accelerator-type", accelerator_type(machine)),
+        *("--runtime-version", RUNTIMES[machine.chip.name], "--labels", f"{LABEL}={options.name}"),
+        *("--service-account", options.service_account),
         *("--scopes", "https://www.googleapis.com/auth/cloud-platform"),
         *("--metadata-from-file", "startup-script=startup.sh", "--valid-until-duration", WAITS),
-        *(("--spot",) if request.spot else ()),
-        *(("--network", request.network) if request.network else ()),
-        *(("--subnetwork", request.subnet) if request.subnet else ()),
+        *(("--spot",) if options.spot else ()),
+        *(("--network", options.network) if options.network else ()),
+        *(("--subnetwork", options.subnet) if options.subnet else ()),
         *("--async", "--quiet"),
     )
-    chips, hosts = request.machine.chips, request.machine.hosts
+    chips, hosts = machine.chips, machine.hosts
     reason = (
         f"Waits {WAITS} for {chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}, unpaid until then.\n"
         "The script deletes the node when the stages have ended, have failed, or have taken too long."
     )
+    heading, command = cost_lines(request), worker_command(request, folder=FOLDER)
     return {
         "recipe.yaml": request.recipe_text,
-        "startup.sh": _startup(request),
-        "submit.sh": render_script([*upload_steps(request), (reason, create)], heading=cost_lines(request)),
+        "startup.sh": render_shell(
+            "startup.sh",
+            request,
+            heading=heading,
+            uv=UV,
+            python=PYTHON,
+            folder=FOLDER,
+            command=command,
+        ),
+        "submit.sh": render_commands([*upload_steps(request), (reason, create)], heading=heading),
     }
 
 
-def _startup(request: Request) -> str:
-    """The script that every host runs at every boot."""
-    timeout = request.bill.timeout_s
-    settings = [
-        ("NAME", request.name, "of the queued resource and its node"),
-        ("PROJECT", request.project, "--project"),
-        ("ZONE", request.zone or "", "--zone"),
-        ("ROOT", request.root, "--bucket, and the name"),
-        *_program(request),
-        ("TIMEOUT_S", str(timeout.value), timeout.reason),
-        ("SECRET", request.secret or "", "the Hugging Face token's in Secret Manager; empty: none is needed"),
-        ("STAGING", FOLDER, "the boot disk is smaller than the weights of a large model"),
-    ]
-    lines = ["#!/usr/bin/env bash", *comments(cost_lines(request))]
-    lines += [f"{name}={shlex.quote(value)}  # {one_line(reason)}" for name, value, reason in settings]
-    # A comma without quotes looks like a mistake in a list of bash.
-    command = " ".join(
-        f"'{part}'" if "," in part else shlex.quote(part) for part in worker_command(request, folder=FOLDER)
-    )
-    lines += [f"COMMAND=({command})", ""]
-    own = "startup_python.sh" if request.python else "startup_container.sh"
-    parts = [resources.files("gemsmith.launch.providers").joinpath(part) for part in ("startup.sh", own)]
-    return "\n".join(lines) + "".join(part.read_text(encoding="utf-8") for part in parts)
-
-
-def _program(request: Request) -> list[tuple[str, str, str]]:
-    """Settings of what the stages run in."""
-    if request.python is None:
-        return [("IMAGE", str(request.image.value), request.image.reason)]
-    return [
-        ("UV", UV, "brings the Python and installs into it"),
-        ("PYTHON", PYTHON, "as in docker/train-tpu.Dockerfile; the node has 3.10"),
-    ]
-
-
-def preflight(request: Request) -> list[Check]:
-    place, kind = _place(request), accelerator_type(request.machine)
-    runtime = RUNTIMES[request.machine.chip.name]
+def preflight(request: LaunchRequest) -> list[PreflightCheck]:
+    options, kind, runtime = request.options, accelerator_type(request.machine), RUNTIMES[request.machine.chip.name]
+    roles = ("roles/tpu.admin", *(() if options.python else image_roles(request)))
     return [
         *first_checks(request, apis=("tpu.googleapis.com", "storage.googleapis.com")),
-        *bucket_checks(request),
-        *([] if request.python else [image_check(request)]),
-        *account_checks(request, roles=("roles/tpu.admin", *(() if request.python else image_roles(request)))),
+        *common_checks(request, roles=roles),
         *secret_checks(request),
-        Check(
-            name=f"{kind} in {request.zone}",
-            command=("gcloud", "compute", "tpus", "accelerator-types", "describe", kind, *place),
+        PreflightCheck(
+            name=f"{kind} in {options.zone}",
+            command=_tpus(options, "accelerator-types", "describe", kind),
             remedy="choose another --zone; gcloud compute tpus locations list names them all",
         ),
-        Check(
-            name=f"runtime {runtime} in {request.zone}",
-            command=("gcloud", "compute", "tpus", "versions", "describe", runtime, *place),
+        PreflightCheck(
+            name=f"runtime {runtime} in {options.zone}",
+            command=_tpus(options, "versions", "describe", runtime),
             remedy="choose another --zone",
         ),
-        Check(
-            name=f"no other queued resource named {request.name}",
-            command=(
-                *("gcloud", "compute", "tpus", "queued-resources", "list", *place),
-                *(f"--filter=name:{request.name}", "--format=value(name.basename())"),
-            ),
-            remedy=f"choose another --name, or remove it: gemsmith launch clean {request.name}",
-            complaint=lambda output: "there is one" if request.name in output.split() else None,
-        ),
+        name_check(request, "queued resource", _queued_resources(options)),
     ]
 
 
 def status(record: LaunchRecord) -> Command:
-    return ("gcloud", "compute", "tpus", "queued-resources", "describe", record.name, *_record_place(record))
+    return _tpus(record, "queued-resources", "describe", record.name)
 
 
 def logs(record: LaunchRecord) -> Command:
@@ -157,35 +118,28 @@ def logs(record: LaunchRecord) -> Command:
 
 
 def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    place = _record_place(record)
     return (
         Resource(
             kind="queued resource",
-            list=(
-                *("gcloud", "compute", "tpus", "queued-resources", "list", *place),
-                *(f"--filter=name:{record.name}", "--format=value(name.basename())"),
-            ),
+            list=_queued_resources(record),
             # With --force its node goes, too; of a node alone the queued resource would stay.
-            remove=("gcloud", "compute", "tpus", "queued-resources", "delete", "{}", *place, "--force", "--quiet"),
+            remove=(*_tpus(record, "queued-resources", "delete", "{}"), "--force", "--quiet"),
         ),
         Resource(
             kind="node",
-            list=(
-                *("gcloud", "compute", "tpus", "tpu-vm", "list", *place),
-                *(f"--filter=labels.{LABEL}={record.name}", "--format=value(name.basename())"),
-            ),
-            remove=("gcloud", "compute", "tpus", "tpu-vm", "delete", "{}", *place, "--quiet"),
+            list=(*_tpus(record, "tpu-vm", "list"), f"--filter=labels.{LABEL}={record.name}", _NAMES),
+            remove=(*_tpus(record, "tpu-vm", "delete", "{}"), "--quiet"),
         ),
     )
 
 
-def created(record: LaunchRecord) -> tuple[Resource, ...]:
-    return running(record)
+created = running
 
 
-def _place(request: Request) -> Command:
-    return ("--project", request.project, "--zone", request.zone or "")
+def _tpus(options: ChosenOptions, *words: str) -> Command:
+    return ("gcloud", "compute", "tpus", *words, "--project", options.project, "--zone", options.zone or "")
 
 
-def _record_place(record: LaunchRecord) -> Command:
-    return ("--project", record.project, "--zone", record.zone or "")
+def _queued_resources(options: ChosenOptions) -> Command:
+    """Prints the launch's name where there is one of it."""
+    return (*_tpus(options, "queued-resources", "list"), f"--filter=name:{options.name}", _NAMES)

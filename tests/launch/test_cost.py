@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import load_catalog
-from gemsmith.launch.cost import default_region, estimate_cost, find_price
+from gemsmith.launch.request import default_region, estimate_cost, find_price
 from gemsmith.runs.plan_records import MachinePlan
 
 MACHINES = load_catalog().machines

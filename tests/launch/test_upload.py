@@ -1,4 +1,4 @@
-"""Which objects a real gcloud writes when it runs the uploads of submit.sh."""
+"""What is uploaded, said and run, and which objects a real gcloud writes when it runs the uploads of submit.sh."""
 
 import json
 import os
@@ -15,6 +15,7 @@ import pytest
 
 from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.submit import print_files
+from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, upload_steps, worker_command
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -88,3 +89,33 @@ def test_a_real_gcloud_puts_every_file_where_the_machine_looks_for_it(shipped, s
         *(f"{root}/inputs/checkpoint/{path}" for path in base),
         *(f"{root}/images/{path}" for path in packed),
     }
+
+
+def test_the_recipe_is_uploaded_after_what_it_reads(launched, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    commands = [command for _, command in upload_steps(launched(overrides=("data.train=rows.jsonl",)))]
+    assert commands[0][-2:] == (str(tmp_path / "rows.jsonl"), "gs://runs/team/big/launched/inputs/data-train/")
+    assert commands[-1][-2:] == ("recipe.yaml", "gs://runs/team/big/launched/")
+
+
+def test_the_greatest_bill_is_told_with_how_it_comes_about(launched):
+    request = launched(timeout_hours=2, retries=1)
+    assert "At most 16.48 USD for the machine: 2 h x 2 attempts" in cost_lines(request)[-1]
+    assert "Estimated: " in cost_lines(request)[1]
+
+
+def test_the_machine_gets_its_stages(launched):
+    assert worker_command(launched(stages="data,train"), folder="/x")[-3:] == ("/x/big", "--stages", "data,train")
+
+
+def test_merged_weights_and_saved_steps_are_what_a_large_model_holds(launched):
+    held = disk_bytes(launched(stages="plan,data,train,export"))
+    assert 61 < held["merged weights"] / GB < 66 and 20 < held["saved steps"] / GB < 25
+    assert "merged weights" not in disk_bytes(launched(stages="plan,data,train"))
+    assert "merged weights 63" in format_footprint(held)
+
+
+def test_a_base_in_a_mounted_bucket_is_not_copied(launched):
+    assert "the base" not in disk_bytes(launched())
+    assert "the base" in disk_bytes(launched("tpu-vm"))
+    assert "the base" in disk_bytes(launched(overrides=("checkpoint=google/gemma-4-31B-it",), stages="plan,data,train"))
