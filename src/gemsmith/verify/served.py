@@ -74,10 +74,10 @@ def check_served(
     served = ServedAdapter(folder=str(place.adapter.absolute()), rank=read.rank)
     with_lora = settings.model_copy(update={"adapter": served})
     log = place.logs / "vllm-adapter.log"
-    with running_server(base.folder, name=ADAPTER, settings=with_lora, log=log) as server:
-        plain, adapted = (_ask(server, name, prompts) for name in (base_name(ADAPTER), ADAPTER))
-    with running_server(place.merged, name=MERGED, settings=settings, log=place.logs / "vllm-merged.log") as server:
-        tuned = _ask(server, MERGED, prompts)
+    with running_server(base.folder, name="adapter", settings=with_lora, log=log) as server:
+        plain, adapted = (_ask(server, name, prompts) for name in (base_name("adapter"), "adapter"))
+    with running_server(place.merged, name="merged", settings=settings, log=place.logs / "vllm-merged.log") as server:
+        tuned = _ask(server, "merged", prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 

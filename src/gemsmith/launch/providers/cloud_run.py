@@ -182,7 +182,7 @@ def deploy_service(request: LaunchRequest) -> Deployment:
         images=serve.images or bool(request.images),
         image_tokens=data.image_tokens,
         kv_cache_dtype=serve.kv_cache_dtype,
-        image=serve.container_image,
+        container_image=serve.container_image,
     )
     weights = Weights(
         source=f"{folder}/run/merged",
