@@ -12,7 +12,7 @@ from gemsmith.cli.options import FOLDER, json_option, part, requires, set_option
 from gemsmith.system.characters import escape_control_chars_json
 
 
-@cli.command(name="import", short_help="Write a recipe that trains on from an adapter.")
+@cli.command(name="import", short_help="Write a recipe to train on from an adapter.")
 @click.argument("adapter", type=FOLDER)
 @click.option(
     "--base",
