@@ -5,7 +5,7 @@ import functools
 import importlib
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -159,12 +159,6 @@ def run_args(
     return decorate
 
 
-def _typed() -> dict[str, str]:
-    """Each parameter of the verb as it is typed, --set for overrides."""
-    params = click.get_current_context().command.params
-    return {str(each.name): each.opts[0] if each.opts[0].startswith("-") else "SOURCE" for each in params}
-
-
 def given_options() -> set[str]:
     """The parameters of the verb that its command line gives."""
     context = click.get_current_context()
@@ -177,29 +171,25 @@ def given_options() -> set[str]:
 
 def requires(option: str, *others: str) -> Callable[[Verb], Verb]:
     """Refuses each of the others without the option."""
-
-    def decorate(function: Verb) -> Verb:
-        @functools.wraps(function)
-        def verb(*arguments: Any, **options: Any) -> None:
-            typed, given = _typed(), given_options()
-            if option not in given and (odd := [typed[name] for name in others if name in given]):
-                raise InputError(f"{odd[0]}: goes with {typed[option]}; give it too, or leave {odd[0]} out")
-            function(*arguments, **options)
-
-        return verb
-
-    return decorate
+    return _refuse_together(
+        option, others, beside=False, message="{odd}: goes with {}; give it too, or leave {odd} out"
+    )
 
 
 def conflicts(option: str, *others: str) -> Callable[[Verb], Verb]:
     """Refuses each of the others beside the option."""
+    return _refuse_together(option, others, beside=True, message="{odd}: does not go with {}; leave one out")
 
+
+def _refuse_together(option: str, others: Sequence[str], *, beside: bool, message: str) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def verb(*arguments: Any, **options: Any) -> None:
-            typed, given = _typed(), given_options()
-            if option in given and (odd := [typed[name] for name in others if name in given]):
-                raise InputError(f"{odd[0]}: does not go with {typed[option]}; leave one out")
+            given, params = given_options(), click.get_current_context().command.params
+            typed = {each.name: each.opts[0] if isinstance(each, click.Option) else "SOURCE" for each in params}
+            odd = [typed[name] for name in others if name in given]
+            if odd and (option in given) is beside:
+                raise InputError(message.format(typed[option], odd=odd[0]))
             function(*arguments, **options)
 
         return verb

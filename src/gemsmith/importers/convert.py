@@ -67,13 +67,6 @@ class Ported:
         return [row for row in self.rows if row.status == "differs"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Project:
-    name: str
-    rules: Mapping[str, Rule]
-    defaults: Mapping[str, Any]
-
-
 def port(
     sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None
 ) -> Ported:
@@ -117,18 +110,18 @@ def _readings(
     files: Sequence[Settings], overrides: Sequence[str], devices: int | None, steps: int | None
 ) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
     projects = [_project(file) for file in files]
-    adapters = sum(project.name == peft.PROJECT for project in projects)
+    adapters = sum(name == peft.PROJECT for name, _, _ in projects)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     backend = given.get("train.backend")
     readings = []
-    for file, project in zip(files, projects, strict=True):
-        elsewhere = adapters > (project.name == peft.PROJECT)
+    for file, (name, rules, defaults) in zip(files, projects, strict=True):
+        elsewhere = adapters > (name == peft.PROJECT)
         left_out = trainer.LORA_DEFAULTS if elsewhere else {}
         config = SourceConfig(
             file=file.file,
-            project=project.name,
+            project=name,
             given=file.values,
-            defaults={key: value for key, value in project.defaults.items() if key not in left_out},
+            defaults={key: value for key, value in defaults.items() if key not in left_out},
             devices=devices,
             steps=steps,
             variant=_variant(files, given),
@@ -136,19 +129,19 @@ def _readings(
             adapter_elsewhere=elsewhere,
             backend=backend if backend in BACKENDS else Train.model_fields["backend"].default,
         )
-        readings.append((config, project.rules))
+        readings.append((config, rules))
     return readings
 
 
-def _project(file: Settings) -> _Project:
-    """Whose settings a file holds, by its keys. Raises RecipeError for those of no project known here."""
+def _project(file: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
+    """Whose settings a file holds, by its keys, with its rules and defaults. Raises RecipeError for no known project."""
     keys = {re.split(r"[.\[]", key)[0] for key in file.values}
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
-        return _Project(name=peft.PROJECT, rules=peft.RULES, defaults=peft.DEFAULTS)
+        return peft.PROJECT, peft.RULES, peft.DEFAULTS
     if "base_model" in keys:
-        return _Project(name=axolotl.PROJECT, rules=axolotl.RULES, defaults=axolotl.DEFAULTS)
+        return axolotl.PROJECT, axolotl.RULES, axolotl.DEFAULTS
     if keys & _FACTORY_KEYS:
-        return _Project(name=llama_factory.PROJECT, rules=llama_factory.RULES, defaults=llama_factory.DEFAULTS)
+        return llama_factory.PROJECT, llama_factory.RULES, llama_factory.DEFAULTS
     known = [key for key in keys if find_rule(key, trainer.RULES)]
     other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
@@ -161,11 +154,11 @@ def _project(file: Settings) -> _Project:
             f"{file.file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
         )
     if not keys & _SFT_KEYS:
-        return _Project(name=trainer.PROJECT, rules=trainer.RULES, defaults=trainer.DEFAULTS)
+        return trainer.PROJECT, trainer.RULES, trainer.DEFAULTS
     defaults = dict(trainer.SFT_DEFAULTS)
     if "model_name_or_path" in keys:
         defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(file.values.get("use_peft")) else {})
-    return _Project(name=trainer.SFT_PROJECT, rules=trainer.RULES, defaults=defaults)
+    return trainer.SFT_PROJECT, trainer.RULES, defaults
 
 
 def _variant(files: Sequence[Settings], given: Mapping[str, str]) -> Variant | None:

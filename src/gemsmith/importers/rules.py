@@ -78,7 +78,7 @@ def count_rule(setting: Setting) -> Row:
 def several_devices(setting: Setting) -> Row:
     """The row of a key that only several devices need: without their number global_batch_size would be too few."""
     config, parent = setting.config, setting.key.partition(".")[0] + "."
-    empty = (None, "", [], {}, False)
+    empty: tuple[object, ...] = (None, "", [], {}, False)
     # Of a section one row says so, the first that is on.
     section = [name for name, item in config.given.items() if name.startswith(parent) and item not in empty]
     is_counted = count_devices(config) is not None or "train.global_batch_size" in config.overridden
