@@ -134,7 +134,7 @@ def _readings(
 
 
 def _project(file: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
-    """Whose settings a file holds, by its keys, with its rules and defaults. Raises RecipeError for no known project."""
+    """Whose settings a file holds, with its rules and defaults. Raises RecipeError for those of no known project."""
     keys = {re.split(r"[.\[]", key)[0] for key in file.values}
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return peft.PROJECT, peft.RULES, peft.DEFAULTS
