@@ -14,6 +14,14 @@ def test_every_verb_is_there_and_has_help(gemsmith):
         assert f"  gemsmith {verb} " in out and "\\b" not in out, verb
 
 
+def test_every_summary_is_whole_at_80_columns(gemsmith):
+    for verbs, least in (((), 18), (("prepare",), 4)):
+        summaries = gemsmith(*verbs, "--help")[1].partition("Commands:\n")[2].splitlines()
+        assert len(summaries) >= least
+        assert not [line for line in summaries if line.endswith("...") or not line.endswith(".") or len(line) > 80]
+    assert all(len(command.short_help or "") <= 45 for command in cli.commands.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

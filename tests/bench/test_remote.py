@@ -69,7 +69,7 @@ def test_a_sweep_that_was_stopped_goes_on_beside_its_record(
     [
         (["--set", "serve.port=1"], "--set serve.port=1: has no effect on a server that runs already"),
         (["--set", "bench.rates=[1]"], "unknown key bench.rates"),
-        (["--force"], "--force, --unverified and --run are for a run"),
+        (["--force"], "--force: does not go with --url"),
         (["--out", "/no/such/folder/x.json"], "--out /no/such/folder/x.json: must be a file in a folder"),
         (["--model", "other"], "--model other: "),
     ],

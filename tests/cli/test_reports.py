@@ -101,7 +101,7 @@ def test_runs_are_put_beside_the_paper_in_every_form(gemsmith, demo_run, tmp_pat
         (["a", "gone"], "run directory gone: holds no recipe.yaml"),
         (["a", "a"], "a: is given twice"),
         (["a", "b", "--trained-on", "v9"], "--trained-on v9: the plan of a does not have it"),
-        (["--paper", "a", "--set", "seed=1"], "--run and --set: do not go with --paper"),
+        (["--paper", "a", "--set", "seed=1"], "--set: does not go with --paper"),
         (["--paper", "--trained-on", "cpu"], "--trained-on and --served-on: are for runs beside the paper"),
         (["--paper", "gone"], "run directory gone: holds no recipe.yaml"),
         (["--paper", "a", "--about", "sed"], "--about sed: no run says that (did you mean seed?)"),

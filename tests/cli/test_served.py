@@ -7,9 +7,9 @@ import pytest
     ("arguments", "message"),
     [
         (["eval", "--task", "verilog"], "--dataset"),
-        (["eval", "--force", "--answers", "x"], "are for a run: give SOURCE"),
-        (["eval", "runs/x", "--lm-eval-tasks", "tasks"], "--lm-eval-tasks: goes with --lm-eval TASK"),
-        (["eval", "runs/x", "--lm-eval", "arc", "--samples", "2"], "--lm-eval goes without the options of --task"),
+        (["eval", "--force", "--answers", "x"], "--force: goes with SOURCE"),
+        (["eval", "runs/x", "--lm-eval-tasks", "tasks"], "--lm-eval-tasks: goes with --lm-eval;"),
+        (["eval", "runs/x", "--lm-eval", "arc", "--samples", "2"], "--samples: does not go with --lm-eval"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(gemsmith, arguments, message):

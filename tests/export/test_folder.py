@@ -282,7 +282,7 @@ def test_a_read_only_disk_is_one_line(gemsmith, base, adapter, read_only):
         ),
         (["--base", "b", "--out", "o", "--adapter", "nothing"], "--adapter nothing: is not a folder"),
         (["--base", "b", "--out", "o", "--from-tunix", "nothing"], "--from-tunix nothing: is not a folder"),
-        (["runs/my", "--out", "o"], "--out: goes without SOURCE"),
+        (["runs/my", "--out", "o"], "--out: does not go with SOURCE"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(gemsmith, tmp_path, monkeypatch, arguments, message):

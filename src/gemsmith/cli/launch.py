@@ -22,7 +22,7 @@ class _Launch(click.Group):
         return super().parse_args(ctx, args)
 
 
-@cli.group(cls=_Launch, subcommand_metavar="RECIPE | COMMAND ...")
+@cli.group(cls=_Launch, subcommand_metavar="RECIPE | COMMAND ...", short_help="Run stages on a rented machine.")
 def launch() -> None:
     """Run a recipe's stages on Cloud Run, a TPU VM, Kubernetes or SkyPilot, and bring the results home.
 

@@ -1,7 +1,4 @@
-"""The command line's group, which verbs join.
-
-A command line as a process: its exit codes, its signals, and errors as one line.
-"""
+"""The command line: the group that verbs join, and its exit codes, signals, and errors as one line."""
 
 import io
 import os

@@ -6,13 +6,15 @@ import importlib
 import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from gemsmith.errors import MachineError
+from gemsmith.errors import InputError, MachineError
 from gemsmith.system.characters import escape_control_chars_json
 
 FOLDER = click.Path(path_type=Path)
@@ -52,28 +54,15 @@ _EXTRAS = {
 first."""
 
 
-def source_options(
-    function: Callable[..., None], *, required: bool = True, kind: Any = FOLDER, count: int = 1
-) -> Callable[..., None]:
-    """The arguments that every verb takes; some can do without a run, one takes more than paths, one several (-1)."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout."),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override a key of the recipe; may be repeated.",
-        ),
-        click.option(
-            "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
-        ),
-        click.argument("source", type=kind, required=required, nargs=count),
-    ):
-        function = option(function)
-    return _require_extras(function)
+Verb = Callable[..., None]
 
-
+run_option = click.option(
+    "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
+)
+set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout.")
 unverified_option = click.option(
     "--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
@@ -115,49 +104,94 @@ def require_extra() -> Iterator[None]:
         ) from None
 
 
-def _require_extras(function: Callable[..., None]) -> Callable[..., None]:
-    """The same verb, within `require_extra`."""
+@dataclass(frozen=True, kw_only=True)
+class RunArgs:
+    """What the verbs of stages take: SOURCE, --run, --set and --json, and --force where it is one."""
 
-    @functools.wraps(function)
-    def verb(*arguments: Any, **options: Any) -> None:
-        with require_extra():
+    source: Any
+    run_path: Path | None
+    overrides: tuple[str, ...]
+    as_json: bool
+    force: bool = False
+
+    def open_run(
+        self, *, force: str | None = None, trains: bool = False, lock: contextlib.ExitStack | None = None
+    ) -> Any:
+        """The run, its directory locked until the command ends, or until `lock` is closed."""
+        enter = lock.enter_context if lock else click.get_current_context().with_resource
+
+        def claim(folder: Path) -> None:
+            # Of the processes of one training, the first writes there for all.
+            if not (trains and part("train.stage").is_later_host()):
+                enter(part("system.locks").locked(folder))
+
+        opener = part("runs.run").open_source
+        return opener(Path(self.source), self.run_path, self.overrides, force=force, claim=claim)
+
+    def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
+        """The run and the stage's record."""
+        opened = self.open_run(force=name if self.force else None, trains=name == "train")
+        return opened, part("pipeline").run_stage(opened, name, force=self.force, **options)
+
+    def print_record(self, record: Any) -> None:
+        """Prints a record as JSON where --json asks for it."""
+        if self.as_json:
+            click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+
+
+def run_args(
+    *, required: bool = True, kind: Any = FOLDER, count: int = 1, force: bool = False
+) -> Callable[[Verb], Verb]:
+    """Gives a verb RunArgs; some can do without a run, one takes more than paths, one several (-1)."""
+
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def verb(**options: Any) -> None:
+            own = {name: options.pop(name) for name in RunArgs.__dataclass_fields__ if name in options}
+            with require_extra():
+                function(RunArgs(**own), **options)
+
+        if force:
+            verb = force_option(verb)
+        source = click.argument("source", type=kind, required=required, nargs=count)
+        return source(run_option(set_option(json_option(verb))))
+
+    return decorate
+
+
+def given_options() -> set[str]:
+    """The parameters of the verb that its command line gives."""
+    context = click.get_current_context()
+    return {
+        name
+        for name, value in context.params.items()
+        if value not in (None, ()) and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+
+
+def requires(option: str, *others: str) -> Callable[[Verb], Verb]:
+    """Refuses each of the others without the option."""
+    return _refuse_together(
+        option, others, beside=False, message="{odd}: goes with {}; give it too, or leave {odd} out"
+    )
+
+
+def conflicts(option: str, *others: str) -> Callable[[Verb], Verb]:
+    """Refuses each of the others beside the option."""
+    return _refuse_together(option, others, beside=True, message="{odd}: does not go with {}; leave one out")
+
+
+def _refuse_together(option: str, others: Sequence[str], *, beside: bool, message: str) -> Callable[[Verb], Verb]:
+    def decorate(function: Verb) -> Verb:
+        @functools.wraps(function)
+        def verb(*arguments: Any, **options: Any) -> None:
+            given, params = given_options(), click.get_current_context().command.params
+            typed = {each.name: each.opts[0] if isinstance(each, click.Option) else "SOURCE" for each in params}
+            odd = [typed[name] for name in others if name in given]
+            if odd and (option in given) is beside:
+                raise InputError(message.format(typed[option], odd=odd[0]))
             function(*arguments, **options)
 
-    return verb
+        return verb
 
-
-def open_source(
-    source: Path,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    *,
-    force: str | None = None,
-    trains: bool = False,
-    lock: contextlib.ExitStack | None = None,
-) -> Any:
-    """The run, its directory locked until the command ends, or until `lock` is closed."""
-    enter = lock.enter_context if lock else click.get_current_context().with_resource
-
-    def claim(folder: Path) -> None:
-        # Of the processes of one training, the first writes there for all.
-        if not (trains and part("train.stage").is_later_host()):
-            enter(part("system.locks").locked(folder))
-
-    return part("runs.run").open_source(source, run_path, overrides, force=force, claim=claim)
-
-
-def run_stage(
-    name: str,
-    source: Path,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    *,
-    as_json: bool,
-    force: bool,
-    **options: bool,
-) -> Any:
-    opened = open_source(source, run_path, overrides, force=name if force else None, trains=name == "train")
-    record = part("pipeline").run_stage(opened, name, force=force, **options)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
-    return opened
+    return decorate

@@ -1,20 +1,19 @@
 """The verb plan: what fits where, how long it takes and what it costs."""
 
-from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, open_source, part, source_options
+from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, part, requires, run_args
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
+from gemsmith.system.characters import escape_control_chars
 
 
-@cli.command()
-@partial(source_options, count=-1)
+@cli.command(short_help="Say what fits, how long it takes, its cost.")
+@run_args(count=-1)
 @click.option(
     "--on",
     metavar="MACHINES",
@@ -53,7 +52,22 @@ from gemsmith.system.characters import escape_control_chars, escape_control_char
     metavar="FILE",
     help="Where --calibrate writes; default: ~/.config/gemsmith/machines.yaml, which every plan reads.",
 )
-def plan(source: Sequence[Path], calibrate: bool, catalog: Path | None, **options: Any) -> None:
+@requires("calibrate", "catalog")
+@conflicts(
+    "calibrate",
+    *("run_path", "overrides", "as_json", "on", "by", "fix", "html", "serve", "compiles"),
+    *("compile_minutes", "compile_gb"),
+)
+@conflicts("on", "run_path")
+def plan(
+    args: RunArgs,
+    calibrate: bool,
+    catalog: Path | None,
+    compiles: bool,
+    compile_minutes: float,
+    compile_gb: float,
+    **options: Any,
+) -> None:
     """Say what fits on which machine, how long it takes and what it costs; by formula.
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
@@ -66,47 +80,34 @@ def plan(source: Sequence[Path], calibrate: bool, catalog: Path | None, **option
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
-        _calibrate(source, catalog, options)
+        file = catalog or part("hardware").own_catalog()
+        for found in part("plan.calibrate").calibrate(args.source, file):
+            click.echo(escape_control_chars(found.say()))
+        click.echo(escape_control_chars(f"{file} written"), err=True)
         return
-    if catalog is not None:
-        raise InputError("--catalog: goes with --calibrate; a recipe names its own in hardware.catalog")
-    if len(source) != 1:
-        raise InputError(f"SOURCE: {len(source)} were given; plan takes one, several only with --calibrate")
-    _plan(source[0], **options)
-
-
-def _plan(
-    source: Path,
-    *,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    on: str | None,
-    by: str | None,
-    fix: Path | None,
-    html: Path | None,
-    serve: bool,
-    compiles: bool,
-    compile_minutes: float,
-    compile_gb: float,
-) -> None:
-    stage = part("plan.stage")
+    if len(args.source) != 1:
+        raise InputError(f"SOURCE: {len(args.source)} were given; plan takes one, several only with --calibrate")
     limits = None
     if compiles:
         limits = part("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
+    _plan(replace(args, source=args.source[0]), limits, **options)
+
+
+def _plan(
+    args: RunArgs, limits: Any, *, on: str | None, by: str | None, fix: Path | None, html: Path | None, serve: bool
+) -> None:
+    stage, source = part("plan.stage"), args.source
     if fix is not None:
         stage.check_fix(fix)
     by = by or ("usd" if on is not None else None)
-    if on is not None and run_path is not None:
-        raise InputError("--run: does not go with --on, which writes nothing; give the run directory as SOURCE")
     if source.is_dir() and on is not None:
-        opened = part("runs.run").open_run_readonly(source, overrides, section="hardware")
+        opened = part("runs.run").open_run_readonly(source, args.overrides, section="hardware")
         recipe, record = opened.recipe, stage.plan_run(opened, on, by, limits)
-    elif source.is_dir() or run_path is not None:
-        opened = open_source(source, run_path, overrides)
+    elif source.is_dir() or args.run_path is not None:
+        opened = args.open_run()
         recipe, record = opened.recipe, stage.plan(opened, by, limits)
     else:
-        recipe = part("runs.resolve").resolve_file(source, overrides)[0]
+        recipe = part("runs.resolve").resolve_file(source, args.overrides)[0]
         record = stage.plan_only(recipe, on, by, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
@@ -114,20 +115,9 @@ def _plan(
     if html is not None:
         part("report.plan_page").write_plan(record, html, name=source.resolve().stem)
         click.echo(escape_control_chars(f"{html} written"), err=True)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+    if args.as_json:
+        args.print_record(record)
     elif serve:
         part("report.plan_table").print_serving(record)
     else:
         part("report.plan_table").print_plan(record)
-
-
-def _calibrate(folders: Sequence[Path], catalog: Path | None, options: dict[str, Any]) -> None:
-    with_defaults = ("compile_minutes", "compile_gb")
-    if given := [name for name, value in options.items() if value and name not in with_defaults]:
-        names = {"run_path": "run", "overrides": "set", "as_json": "json", "compiles": "compile"}
-        raise InputError(f"--{names.get(given[0], given[0])}: does not go with --calibrate, which plans nothing")
-    file = catalog or part("hardware").own_catalog()
-    for found in part("plan.calibrate").calibrate(folders, file):
-        click.echo(escape_control_chars(found.say()))
-    click.echo(escape_control_chars(f"{file} written"), err=True)

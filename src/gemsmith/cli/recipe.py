@@ -1,7 +1,4 @@
-"""Verbs beside the stages: recipes from other projects' files, the recipe's schema, the shell's completion.
-
-The verb that makes files of rows out of datasets that recipes name.
-"""
+"""Verbs beside the stages: recipes from other files, the recipe's schema, completion, files of rows to train on."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +8,11 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, part
+from gemsmith.cli.options import FOLDER, json_option, part, requires, set_option
 from gemsmith.system.characters import escape_control_chars_json
 
 
-@cli.command(name="import")
+@cli.command(name="import", short_help="Write a recipe to train on from an adapter.")
 @click.argument("adapter", type=FOLDER)
 @click.option(
     "--base",
@@ -38,7 +35,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
         click.echo(text, nl=False)
 
 
-@cli.command()
+@cli.command(short_help="Turn a GPU recipe into one of Gemsmith's.")
 @click.argument("sources", nargs=-1, required=True, type=FOLDER, metavar="SOURCE...")
 @click.option(
     "--out",
@@ -46,13 +43,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
     metavar="FILE",
     help="Where the recipe goes, the table then to stdout; must not be there yet.",
 )
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A key of the recipe, whatever SOURCE says; may be repeated.",
-)
+@set_option
 @click.option(
     "--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for global_batch_size."
 )
@@ -65,7 +56,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
 @click.option(
     "--allow-differences", is_flag=True, help="Write the recipe although it would train differently from SOURCE."
 )
-@click.option("--json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
+@click.option("--json", "print_json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
 def port(sources: Sequence[Path], **options: Any) -> None:
     """Turn a GPU recipe into one of Gemsmith's, with a table of what became of every key.
 
@@ -79,13 +70,13 @@ def port(sources: Sequence[Path], **options: Any) -> None:
     part("importers.convert").port_files(sources, **options)
 
 
-@cli.command()
+@cli.command(short_help="Print the recipe's JSON schema.")
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
     click.echo(json.dumps(part("recipe.schema").recipe_schema(), indent=2))
 
 
-@cli.command()
+@cli.command(short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of a shell.
@@ -101,10 +92,9 @@ def completion(shell: str) -> None:
 
 
 _out = click.option("--out", type=FOLDER, metavar="FILE", required=True, help="The JSONL of prompts and responses.")
-_json = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON on stdout.")
 
 
-@cli.group()
+@cli.group(short_help="Make files of rows out of public datasets.")
 def prepare() -> None:
     """Make files of rows to train on or to score, out of public datasets that you have fetched.
 
@@ -116,7 +106,7 @@ def prepare() -> None:
     """
 
 
-@prepare.command()
+@prepare.command(short_help="Verilog of CodeV-R1.")
 @click.argument("source", type=FOLDER)
 @_out
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Read the first N rows only.")
@@ -127,7 +117,8 @@ def prepare() -> None:
     help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.",
 )
 @click.option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
-@_json
+@json_option
+@requires("verilog_eval", "drop_contaminated")
 def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
     """Strip CodeV-R1's reasoning and keep its Verilog: rows of {"prompt", "response"}.
 
@@ -137,15 +128,13 @@ def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
     \b
     gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --verilog-eval FOLDER --drop-contaminated
     """
-    if options["drop_contaminated"] and options["verilog_eval"] is None:
-        raise click.UsageError("--drop-contaminated: needs --verilog-eval FOLDER, to compare with")
     _show(part("data.prepare.codev").prepare_codev(source, out, **options), as_json=as_json)
 
 
-@prepare.command(name="verilog-eval")
+@prepare.command(name="verilog-eval", short_help="Specifications of verilog-eval.")
 @click.argument("folder", type=FOLDER)
 @_out
-@_json
+@json_option
 def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
     """Write verilog-eval's specifications and reference modules as held-out rows.
 
@@ -157,11 +146,11 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
     _show(part("data.prepare.codev").prepare_verilog_eval(folder, out), as_json=as_json)
 
 
-@prepare.command(name="oxford-pets")
+@prepare.command(name="oxford-pets", short_help="Images of the Oxford-IIIT Pet data set.")
 @click.argument("folder", type=FOLDER)
 @_out
 @click.option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
-@_json
+@json_option
 def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
     """Write a row for each image of the Oxford-IIIT Pet data set: the image, all breeds to choose from, its own.
 
@@ -173,7 +162,7 @@ def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
     _show(part("data.prepare.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
 
 
-@prepare.command(name="fashion-mnist")
+@prepare.command(name="fashion-mnist", short_help="Images of Fashion-MNIST.")
 @click.argument("folder", type=FOLDER)
 @click.option("--out", type=FOLDER, metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
 @click.option(
@@ -182,7 +171,7 @@ def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
 @click.option(
     "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test images."
 )
-@_json
+@json_option
 def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None:
     """Write images of Fashion-MNIST as folders of images by class, which data.format image-folder reads.
 

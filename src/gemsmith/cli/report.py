@@ -8,14 +8,14 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, bucket_url, open_source, part
+from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, part
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
 _FORMS = ("html", "md", "csv", "json")
 
 
-@cli.command()
+@cli.command(short_help="Write the page of a run, or compare runs.")
 @click.argument("sources", nargs=-1, type=FOLDER, metavar="[SOURCE...]")
 @click.option("--run", "run_path", metavar="DIR", type=FOLDER, help="Of one SOURCE: the run directory.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Of one SOURCE: override a key.")
@@ -47,6 +47,7 @@ _FORMS = ("html", "md", "csv", "json")
 )
 @click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
 @click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs beside them.")
+@conflicts("paper", "run_path", "overrides")
 def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[str], **options: Any) -> None:
     """Write report.html of a run, or compare runs, from the records alone.
 
@@ -60,17 +61,19 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
     gemsmith report --paper
     gemsmith report --paper runs/my
     """
-    form = _form(options)
+    if len(forms := [name for name in _FORMS if options[name]]) > 1:
+        raise InputError(f"--{forms[0]} and --{forms[1]}: one form at a time; leave one out")
+    form = forms[0] if forms else None
     if options["paper"]:
-        if run_path or overrides:
-            raise InputError("--run and --set: do not go with --paper; give run directories as they are, or none")
         if (options["trained_on"] or options["served_on"]) and not sources:
             raise InputError("--trained-on and --served-on: are for runs beside the paper; give a run directory")
         _compare(sources, form, options)
     elif not sources:
         raise InputError("SOURCE: is missing; give a run directory, several to compare them, or --paper")
     elif len(sources) == 1:
-        _refuse_for_one(options)
+        for name in ("about", "hours", "trained_on", "served_on"):
+            if options[name]:
+                raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
         _report_one(sources[0], run_path, overrides, form, options["html"])
     else:
         if run_path or overrides:
@@ -78,7 +81,7 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
         _compare(sources, form, options)
 
 
-@cli.command()
+@cli.command(short_help="List runs: state, loss, speed and cost.")
 @click.argument("folder", type=FOLDER, default=Path("runs"))
 @click.option(
     "--sort",
@@ -109,26 +112,14 @@ def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: st
         listed.print_runs(found, folder)
 
 
-def _form(options: dict[str, Any]) -> str | None:
-    given = [name for name in _FORMS if options[name]]
-    if len(given) > 1:
-        raise InputError(f"--{given[0]} and --{given[1]}: one form at a time; leave one out")
-    return given[0] if given else None
-
-
-def _refuse_for_one(options: dict[str, Any]) -> None:
-    for name in ("about", "hours", "trained_on", "served_on"):
-        if options[name]:
-            raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
-
-
 def _report_one(
     source: Path, run_path: Path | None, overrides: Sequence[str], form: str | None, html: Path | None
 ) -> None:
     source, run_path = _fetched(source, run_path)
     if form in ("md", "csv"):
         raise InputError(f"--{form}: is for a comparison; give two run directories or more, or --html FILE")
-    opened = open_source(source, run_path, overrides)
+    args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
+    opened = args.open_run()
     if html is None:
         page = part("report.stage").report(opened)
     else:

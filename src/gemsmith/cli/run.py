@@ -1,29 +1,20 @@
-"""One function per stage: it reads its arguments, calls one function and prints."""
+"""The verbs of stages that need no server: run, data, train, export, verify."""
 
 import os
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import (
-    FOLDER,
-    force_option,
-    open_source,
-    part,
-    run_stage,
-    source_options,
-)
+from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, part, run_args
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
 
-@cli.command()
-@source_options
-def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool) -> None:
+@cli.command(short_help="Run every stage that is not complete.")
+@run_args()
+def run(args: RunArgs) -> None:
     """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
 
     SOURCE is a recipe (YAML) or a run directory. A run that was stopped goes on where it was.
@@ -32,28 +23,21 @@ def run(source: Path, run_path: Path | None, overrides: Sequence[str], as_json: 
     gemsmith run recipes/demo.yaml
     gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
     """
-    opened = open_source(source, run_path, overrides, trains=True)
-    pipeline = part("pipeline")
-    records = pipeline.run_stages(opened)
-    if as_json:
-        click.echo(
-            escape_control_chars_json(
-                "{" + ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records) + "}"
-            )
-        )
-        return
-    part("report.tables").print_summary(opened)
+    opened = args.open_run(trains=True)
+    records = part("pipeline").run_stages(opened)
+    if args.as_json:
+        stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
+        click.echo(escape_control_chars_json("{" + stages + "}"))
+    else:
+        part("report.tables").print_summary(opened)
 
 
-@cli.command()
-@source_options
-@force_option
+@cli.command(short_help="Read, render, mask and pack the rows.")
+@run_args(force=True)
 @click.option(
     "--show", type=click.IntRange(min=1), metavar="N", help="Print N packed rows with the trained tokens colored."
 )
-def data(
-    source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, show: int | None
-) -> None:
+def data(args: RunArgs, show: int | None) -> None:
     """Read, render, mask and pack the rows.
 
     SOURCE is a recipe (YAML) or a run directory.
@@ -61,30 +45,27 @@ def data(
     \b
     gemsmith data my.yaml --show 3
     """
-    if show is not None and not force and not overrides and (source / "recipe.yaml").exists():
-        opened = part("runs.run").open_run_readonly(source, section="data")
-        if part("runs.run").is_up_to_date(
-            opened, "data"
-        ):  # then nothing is written, so another process may be at work there
+    if show is None:
+        args.print_record(args.run_stage("data")[1])
+        return
+    runs = part("runs.run")
+    if not args.force and not args.overrides and (args.source / "recipe.yaml").exists():
+        opened = runs.open_run_readonly(args.source, section="data")
+        if runs.is_up_to_date(opened, "data"):  # then nothing is written, so another process may be at work there
             part("pipeline").run_stage(opened, "data")
             part("data.preview").show(opened, show)
             return
-    opened = run_stage("data", source, run_path, overrides, as_json=as_json and show is None, force=force)
-    if show is not None:
-        part("data.preview").show(opened, show)
+    part("data.preview").show(args.run_stage("data")[0], show)
 
 
-@cli.command()
-@source_options
-@force_option
+@cli.command(short_help="Train the adapter, or go on with it.")
+@run_args(force=True)
 @click.option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Of several hosts: how many.")
 @click.option(
     "--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0."
 )
-def train(
-    source: Path, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, **hosts: str | int | None
-) -> None:
+def train(args: RunArgs, **hosts: str | int | None) -> None:
     """Train the adapter; a run that was stopped goes on from its last checkpoint.
 
     SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0; what is there is deleted once the
@@ -96,12 +77,14 @@ def train(
     """
     names = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     os.environ.update({names[option]: str(value) for option, value in hosts.items() if value is not None})
-    run_stage("train", source, run_path, overrides, as_json=as_json, force=force)
+    args.print_record(args.run_stage("train")[1])
 
 
-@cli.command()
-@partial(source_options, required=False)
-@force_option
+_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "overwrite", "step", "rank", "alpha")
+
+
+@cli.command(short_help="Write adapter and merged weights.")
+@run_args(required=False, force=True)
 @click.option("--base", metavar="FOLDER", help="The base: a folder, a Hugging Face hub id, or gs://bucket/folder.")
 @click.option("--adapter", type=FOLDER, metavar="FOLDER", help="Any PEFT LoRA adapter of that base.")
 @click.option(
@@ -121,9 +104,8 @@ def train(
     "--rank", type=click.IntRange(min=1), metavar="R", help="With --from-tunix: what the rank must be; it is read."
 )
 @click.option("--alpha", type=float, metavar="A", help="With --from-tunix: alpha, as given to qwix.LoraProvider.")
-def export(
-    source: Path | None, run_path: Path | None, overrides: Sequence[str], as_json: bool, force: bool, **options: Any
-) -> None:
+@conflicts("source", *_OF_FOLDERS)
+def export(args: RunArgs, **options: Any) -> None:
     """Write the PEFT adapter and the merged safetensors.
 
     SOURCE is a recipe (YAML) or a run directory. Without it, --base and --out name folders, and --adapter or
@@ -134,37 +116,23 @@ def export(
     gemsmith export --base google/gemma-4-31B-it --adapter my-lora --out tuned
     gemsmith export --base gemma-4-31B-it --from-tunix checkpoints --alpha 64 --out tuned
     """
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    if source is not None:
-        if given:
-            raise InputError(
-                f"--{next(iter(given)).replace('_', '-')}: goes without SOURCE, for exports that need no run; leave "
-                "one out"
-            )
-        run_stage("export", source, run_path, overrides, as_json=as_json, force=force)
+    if args.source is not None:
+        args.print_record(args.run_stage("export")[1])
         return
-    record = part("export.stage").export_folder(of_a_run=bool(force or run_path or overrides), **given)
+    given = {name: options[name] for name in _OF_FOLDERS if name in given_options()}
+    of_a_run = bool(args.force or args.run_path or args.overrides)
+    record = part("export.stage").export_folder(of_a_run=of_a_run, **given)
     part("pipeline").print_notices(record)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+    args.print_record(record)
 
 
-@cli.command()
-@source_options
-@force_option
+@cli.command(short_help="Check the exported weights.")
+@run_args(force=True)
 @click.option(
     "--base", metavar="FOLDER", help="Of a folder that export wrote without a run: the base, where it has moved."
 )
 @click.option("--served", is_flag=True, help="Also ask vLLM: base, base with adapter, and merged weights, greedily.")
-def verify(
-    source: Path,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    force: bool,
-    base: str | None,
-    served: bool,
-) -> None:
+def verify(args: RunArgs, base: str | None, served: bool) -> None:
     """Check that the exported weights are exactly what training produced.
 
     SOURCE is a recipe (YAML) or a run directory; or a folder that gemsmith export --out wrote.
@@ -173,19 +141,18 @@ def verify(
     gemsmith verify runs/my --json
     gemsmith verify tuned --served
     """
+    source: Path = args.source
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
         record = part("verify.stage").verify_folder(source, base_source=base)
         part("pipeline").print_notices(record)
         if served:
             record = part("verify.served").check_served_folder(source, base_source=base)
+    elif base is not None:
+        raise InputError(
+            f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
+        )
     else:
-        if base is not None:
-            raise InputError(
-                f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
-            )
-        opened = run_stage("verify", source, run_path, overrides, as_json=as_json and not served, force=force)
-        if not served:
-            return
-        record = part("verify.served").check_served_run(opened)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+        opened, record = args.run_stage("verify")
+        if served:
+            record = part("verify.served").check_served_run(opened)
+    args.print_record(record)

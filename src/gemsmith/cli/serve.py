@@ -1,10 +1,9 @@
-"""The verbs of stages that need a server: serve, bench, eval.
-
-The verb `chat`.
-"""
+"""The verbs that need a server: serve, bench, eval, chat."""
 
 import contextlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,24 @@ from gemsmith.cli.main import cli
 from gemsmith.cli.options import (
     FOLDER,
     Number,
-    force_option,
-    open_source,
+    RunArgs,
+    conflicts,
+    given_options,
     part,
     require_extra,
-    run_stage,
-    source_options,
+    requires,
+    run_args,
     unverified_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars_json
 
 
-@cli.command()
-@partial(source_options, kind=str)
+@cli.command(short_help="Keep the tuned model up in vLLM.")
+@run_args(kind=str)
 @unverified_option
 @click.option("--on", "machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
 @click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
-def serve(
-    source: str,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    unverified: bool,
-    machine: str | None,
-    as_command: bool,
-) -> None:
+def serve(args: RunArgs, unverified: bool, machine: str | None, as_command: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
     SOURCE is a run directory or a recipe (YAML); or a checkpoint: a folder with config.json, or a Hugging Face hub id.
@@ -53,31 +44,30 @@ def serve(
     gemsmith serve runs/my --set serve.port=8000
     gemsmith serve recipes/verilog_31b.yaml --on v6e-8 --print
     """
-    anything = part("serve.targets")
+    targets, folder = part("serve.targets"), Path(args.source)
     if as_command:
-        anything.print_deployment(source, run_path, overrides, machine)
-    elif anything.is_checkpoint(source):
-        if as_json or run_path or unverified:
-            raise InputError(f"--json, --run and --unverified are for a run or a recipe, {source} is neither")
-        anything.serve_checkpoint(source, overrides, machine)
-    elif as_json:
+        targets.print_deployment(args.source, args.run_path, args.overrides, machine)
+    elif targets.is_checkpoint(args.source):
+        if args.as_json or args.run_path or unverified:
+            raise InputError(f"--json, --run and --unverified are for a run or a recipe, {args.source} is neither")
+        targets.serve_checkpoint(args.source, args.overrides, machine)
+    elif args.as_json:
         if machine is not None:
             raise InputError("--on: goes without --json; leave one out")
-        run_stage("serve", Path(source), run_path, overrides, as_json=True, force=True, unverified=unverified)
+        args.print_record(replace(args, force=True).run_stage("serve", unverified=unverified)[1])
     else:
         with contextlib.ExitStack() as lock:
-            if (Path(source) / "recipe.yaml").exists():
-                lock.enter_context(part("system.locks").locked(Path(source)))
-                opened = part("runs.run").open_run_readonly(Path(source), overrides, section="serve")
+            if (folder / "recipe.yaml").exists():
+                lock.enter_context(part("system.locks").locked(folder))
+                opened = part("runs.run").open_run_readonly(folder, args.overrides, section="serve")
             else:
-                opened = open_source(Path(source), run_path, overrides, force="serve", lock=lock)
+                opened = args.open_run(force="serve", lock=lock)
                 part("runs.run").commit_recipe(opened)
-            anything.serve_run(opened, machine, unverified=unverified, ready=lock.close)
+            targets.serve_run(opened, machine, unverified=unverified, ready=lock.close)
 
 
-@cli.command()
-@partial(source_options, required=False)
-@force_option
+@cli.command(short_help="Load-test the tuned model.")
+@run_args(required=False, force=True)
 @unverified_option
 @click.option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
 @click.option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
@@ -86,16 +76,9 @@ def serve(
     "--tokenizer", type=FOLDER, metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json."
 )
 @click.option("--out", type=FOLDER, metavar="FILE", help="With --url: where the record goes.")
-def bench(
-    source: Path | None,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    force: bool,
-    unverified: bool,
-    grid: str | None,
-    **server: Any,
-) -> None:
+@requires("url", "model", "tokenizer", "out")
+@conflicts("url", "force", "unverified", "run_path")
+def bench(args: RunArgs, unverified: bool, grid: str | None, **server: Any) -> None:
     """Load-test the tuned model: TTFT, TPOT, ITL and throughput under each load of a grid.
 
     SOURCE is a recipe (YAML) or a run directory. With --url it is left out, or says with its section bench what is
@@ -107,28 +90,24 @@ def bench(
     gemsmith bench runs/my --set bench.slo_ttft_ms=200 --force
     gemsmith bench --url http://127.0.0.1:8000 --tokenizer gemma-4-E2B-it --grid short --out bench.json
     """
-    overrides = [*overrides, *([f"bench.grid={grid}"] if grid else [])]
-    given = {name: value for name, value in server.items() if value is not None}
-    if "url" not in given:
-        if given:
-            raise InputError(
-                f"--{next(iter(given))}: goes with --url, which names a server; give it, or leave this out"
-            )
-        if source is None:
-            raise InputError("SOURCE is missing; give a recipe or a run directory, or --url of a server")
-        run_stage("bench", source, run_path, overrides, as_json=as_json, force=force, unverified=unverified)
-        return
-    if force or unverified or run_path:
-        raise InputError("--force, --unverified and --run are for a run; leave them out, or leave --url out")
-    record = part("bench.stage").bench_url(source, overrides, **given)
-    part("pipeline").print_notices(record)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+    if grid:
+        args = replace(args, overrides=(*args.overrides, f"bench.grid={grid}"))
+    if server["url"] is not None:
+        given = {name: value for name, value in server.items() if value is not None}
+        record = part("bench.stage").bench_url(args.source, args.overrides, **given)
+        part("pipeline").print_notices(record)
+    elif args.source is None:
+        raise InputError("SOURCE is missing; give a recipe or a run directory, or --url of a server")
+    else:
+        record = args.run_stage("bench", unverified=unverified)[1]
+    args.print_record(record)
 
 
-@cli.command(name="eval")
-@partial(source_options, required=False)
-@force_option
+_OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsafe answers".split()
+
+
+@cli.command(name="eval", short_help="Score base and tuned model.")
+@run_args(required=False, force=True)
 @unverified_option
 @click.option("--task", type=click.Choice(["verilog"]), help="A task to add to the run's; or, with --answers, alone.")
 @click.option(
@@ -153,17 +132,11 @@ def bench(
 )
 @click.option("--answers", type=FOLDER, metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
 @click.option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
+@requires("lm_eval", "lm_eval_tasks")
+@requires("source", "force", "unverified", "run_path", "overrides", "table", "lm_eval")
+@conflicts("lm_eval", *_OF_A_TASK, "table")
 def evaluate(
-    source: Path | None,
-    run_path: Path | None,
-    overrides: Sequence[str],
-    as_json: bool,
-    force: bool,
-    unverified: bool,
-    lm_eval: str | None,
-    lm_eval_tasks: Path | None,
-    table: bool,
-    **options: Any,
+    args: RunArgs, unverified: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
 ) -> None:
     """Score base and tuned model on the same questions through the served API, and say whether they differ.
 
@@ -177,32 +150,43 @@ def evaluate(
     gemsmith eval runs/my --lm-eval arc_easy,my_task --lm-eval-tasks my_tasks
     gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
     """
-    given = {name: value for name, value in options.items() if value not in (None, False)}
-    if lm_eval_tasks is not None and lm_eval is None:
-        raise InputError("--lm-eval-tasks: goes with --lm-eval TASK, which names the tasks to run")
-    if source is None:
-        if force or unverified or run_path or overrides or table or lm_eval:
-            raise InputError("--force, --unverified, --run, --set, --table, --lm-eval are for a run: give SOURCE")
+    given = {name: options[name] for name in _OF_A_TASK if name in given_options()}
+    if args.source is None:
         record = part("evals.offline").score_named(given)
-        if not as_json:
-            part("evals.offline").print_answers(record)
+        show = part("evals.offline").print_answers
     elif lm_eval is not None:
-        if given or table:
-            raise InputError("--lm-eval goes without the options of --task and without --table; leave them out")
-        record = _run_lm_eval(open_source(source, run_path, overrides), lm_eval, lm_eval_tasks, unverified=unverified)
-        if not as_json:
-            part("evals.lm_eval").print_lm_eval(record)
+        record = _run_lm_eval(args.open_run(), lm_eval, lm_eval_tasks, unverified=unverified)
+        show = part("evals.lm_eval").print_lm_eval
     else:
-        added = part("evals.added").add_task(source, overrides, given) if given else None
-        again = "eval" if force or added else None
-        opened = open_source(source, run_path, [*overrides, *([added] if added else [])], force=again)
-        record = part("pipeline").run_stage(opened, "eval", force=force, unverified=unverified)
+        added = [add_task(args.source, args.overrides, given)] if given else []
+        again = "eval" if args.force or added else None
+        opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
+        record = part("pipeline").run_stage(opened, "eval", force=args.force, unverified=unverified)
         if again:
             part("runs.run").commit_recipe(opened)
-        if not as_json:
-            part("evals.results").print_comparisons(record, table=table)
-    if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+        show = partial(part("evals.results").print_comparisons, table=table)
+    if args.as_json:
+        args.print_record(record)
+    else:
+        show(record)
+
+
+def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:
+    """The override of eval.tasks that adds a task, by its options' names, to those of a recipe or run directory.
+
+    One that is there is not added again. Raises InputError for options that are not for a run.
+    """
+    if "answers" in given:
+        raise InputError("--answers: goes without SOURCE, for answers that exist already; leave one out")
+    if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
+        raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
+    recipe = part("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
+    schema, dataset = part("recipe.schema"), part("system.files").expanduser(given["dataset"]).resolve()
+    tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | {"dataset": str(dataset)})]
+    dumped = [task.model_dump(exclude_none=True, exclude_defaults=True) for task in tasks]
+    if dumped[-1] in dumped[:-1]:
+        dumped.pop()
+    return f"eval.tasks={json.dumps(dumped)}"
 
 
 def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, unverified: bool) -> Any:
@@ -216,7 +200,7 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, unverified: bo
 OF_A_RUN = ("base", "tuned")
 
 
-@cli.command()
+@cli.command(short_help="Talk to the tuned model.")
 @click.argument("source", type=FOLDER, required=False)
 @click.option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
 @click.option("--url", metavar="URL", help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY.")
@@ -243,6 +227,7 @@ OF_A_RUN = ("base", "tuned")
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."
 )
 @unverified_option
+@conflicts("url", "overrides", "unverified")
 def chat(
     source: Path | None,
     url: str | None,
@@ -268,8 +253,6 @@ def chat(
         if (source is None) == (url is None):
             raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
         if url is not None:
-            if overrides or unverified:
-                raise InputError("--url goes without --set and --unverified")
             command.chat_with_url(url, models, sampling=sampling, **options)
             return
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))

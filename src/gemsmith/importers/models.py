@@ -1,7 +1,7 @@
 """The base model of a source as a checkpoint and variant of Gemma 4, and its target modules as kinds of projection."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of
 from gemsmith.arch.tensors import PREFIX, vision_tensors
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
-from gemsmith.importers.table import Row, Rule, SourceConfig, is_on, row
+from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, if_set, is_on
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.system.files import expanduser
 from gemsmith.system.patterns import compile_pattern, search
@@ -19,7 +19,6 @@ _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", r
 _QUANTISED = re.compile(
     r"(?<![a-z])(bnb|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat|[48]bit)(?![a-z])", re.IGNORECASE
 )
-_SUFFIX = "_proj"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +46,17 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         variant = name_variant(read_variant(read_config(folder)))
         return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
     if _QUANTISED.search(name):
+        size = _variant_of_size(name)
+        same = [hub_id for hub_id in size.hub_ids if hub_id.endswith("-it") == ("-it" in name.lower())] if size else []
+        plain = (same or ["google/gemma-4-31B-it"])[0]
         raise RecipeError(
-            f"{where} is {name!r}: quantized weights; give the plain ones, such as --set checkpoint={_plain_id(name)}"
+            f"{where} is {name!r}: quantized weights; give the plain ones, such as --set checkpoint={plain}"
         )
     if model is not None:
         return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
     if variant_of_id := variant_of_hub_id(name):
         return Base(checkpoint=name, variant=variant_of_id, why=variant_of_id.name)
-    if size := _SIZE.search(name):
-        found = VARIANTS[f"gemma4-{size[1].lower().replace('_', '-')}"]
+    if found := _variant_of_size(name):
         return Base(checkpoint=name, variant=found, model=found.name, why=f"{found.name} by its name")
     raise RecipeError(
         f"{where} is {name!r}: not known as a Gemma 4; --set model=gemma4-12b says that it is a copy of that one, "
@@ -63,138 +64,134 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     )
 
 
-def _plain_id(name: str) -> str:
+def _variant_of_size(name: str) -> Variant | None:
     size = _SIZE.search(name)
-    known = VARIANTS[f"gemma4-{size[1].lower().replace('_', '-')}"].hub_ids if size else ()
-    instructed = [hub_id for hub_id in known if hub_id.endswith("-it") == ("-it" in name.lower())]
-    return (instructed or ["google/gemma-4-31B-it"])[0]
+    return VARIANTS[f"gemma4-{size[1].lower().replace('_', '-')}"] if size else None
 
 
-def base_rule(key: str, value: Any, reading: SourceConfig) -> Row:
+@if_set
+def base_rule(setting: Setting) -> Row:
     """The row of the key that names the base model."""
+    config = setting.config
+    if "checkpoint" in config.overridden:
+        return setting.overridden("--set checkpoint names another")
+    model = config.variant.name if config.variant and "model" in config.overridden else None
+    base = find_base(setting.value, f"{config.file}: {setting.key}", model=model)
+    if base.model is not None and "model" not in config.overridden:
+        return setting.derived({"checkpoint": base.checkpoint, "model": base.model}, base.why)
+    return setting.mapped({"checkpoint": base.checkpoint}, base.why)
+
+
+def targets_rule(setting: Setting) -> Row:
+    """The row of target modules: a list of names, a regular expression of whole names, or a word for all of them."""
+    value = setting.value
     if value is None:
-        return row(reading, key, value, "none", "not set")
-    if "checkpoint" in reading.overridden:
-        return row(reading, key, value, "set", "--set checkpoint names another")
-    model = reading.variant.name if reading.variant and "model" in reading.overridden else None
-    base = find_base(value, f"{reading.file}: {key}", model=model)
-    if base.model is not None and "model" not in reading.overridden:
-        return row(reading, key, value, "derived", base.why, checkpoint=base.checkpoint, model=base.model)
-    return row(reading, key, value, "mapped", base.why, checkpoint=base.checkpoint)
-
-
-def targets_rule(key: str, value: Any, reading: SourceConfig) -> Row:
-    """The row of target modules.
-
-    They are a list of names, a regular expression of whole names, or a word for all linear layers.
-    """
-    if value is None:
-        return row(
-            reading, key, value, "derived", "PEFT's own for Gemma 4: q_proj and v_proj", lora__targets=["q", "v"]
-        )
-    # TRL reads a list of one as that one.
-    alone = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if isinstance(alone, str) and alone.lower() in ("all-linear", "all", "all_linear"):
-        return _all_linear(key, value, reading)
+        return setting.derived({"lora.targets": ["q", "v"]}, "PEFT's own for Gemma 4: q_proj and v_proj")
     names = value if isinstance(value, list) else [value]
+    # TRL reads a list of one as that one.
+    alone = names[0] if len(names) == 1 else None
+    if isinstance(alone, str) and alone.lower() in ("all-linear", "all", "all_linear"):
+        return _all_linear(setting)
+    where = f"{setting.config.file}: {setting.key}"
     if not all(isinstance(name, str) and name for name in names):
-        raise RecipeError(f"{reading.file}: {key} is {value!r}; it must be names of modules or one regular expression")
-    if len(names) == 1 and not re.fullmatch(r"[\w.]+", names[0]):
-        return _by_expression(key, names[0], reading, value)
-    return _by_names(key, names, reading, value)
+        raise RecipeError(f"{where} is {value!r}; it must be names of modules or one regular expression")
+    if alone is None or re.fullmatch(r"[\w.]+", alone):
+        return _by_names(setting, names)
+    try:
+        expression = compile_pattern(alone)
+        found, _ = _match(setting.config, lambda module: search(expression, module, whole=True) is not None)
+    except ValueError as error:
+        raise RecipeError(
+            f"{where} is {alone!r:.200}, which is not a regular expression that can be used ({error})"
+        ) from None
+    return _row_of_kinds(setting, found, [])
 
 
-def comma_targets(key: str, value: Any, reading: SourceConfig) -> Row:
+def comma_targets(setting: Setting) -> Row:
     """As targets_rule, of names with commas between them."""
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) and "," in value else value
-    return targets_rule(key, names, reading) if names is value else _by_names(key, names, reading, value)
+    if isinstance(setting.value, str) and "," in setting.value:
+        return _by_names(setting, [name.strip() for name in setting.value.split(",")])
+    return targets_rule(setting)
 
 
 def linear_switch(names_key: str) -> Rule:
     """The rule for a switch that targets all linear layers beside what `names_key` lists."""
 
-    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
-        if not is_on(value):
-            return row(reading, key, value, "none", f"{names_key} says which")
-        return _all_linear(key, value, reading)
+    def row_of(setting: Setting) -> Row:
+        return _all_linear(setting) if is_on(setting.value) else setting.ignored(f"{names_key} says which")
 
-    return rule
+    return row_of
 
 
-def images_rule(key: str, value: Any, reading: SourceConfig) -> Row:
+@if_set
+def images_rule(setting: Setting) -> Row:
     """The row of the key that says that rows may have images."""
-    if value is None:
-        return row(reading, key, value, "none", "not set")
-    if reading.variant and not vision_tensors(reading.variant):
-        return row(reading, key, value, "differs", f"images in the rows, and {reading.variant.name} takes text alone")
-    return row(
-        reading, key, value, "none", "rows may have images, and are trained on with them; with sound they are none"
-    )
+    variant = setting.config.variant
+    if variant and not vision_tensors(variant):
+        return setting.differs(f"images in the rows, and {variant.name} takes text alone")
+    return setting.ignored("rows may have images, and are trained on with them; with sound they are none")
 
 
-def encoders_rule(key: str, value: Any, reading: SourceConfig) -> Row:
+@if_set
+def encoders_rule(setting: Setting) -> Row:
     """The row of a key that keeps the encoders as they are; else which of their modules are trained, --set says."""
-    if value is None or is_on(value):
-        return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
-    if "lora.targets" in reading.overridden:
-        return row(reading, key, value, "set", "--set lora.targets says what is adapted")
-    why = "encoders are trained too; --set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
-    return row(reading, key, value, "differs", why)
-
-
-def experts_rule(key: str, value: Any, reading: SourceConfig) -> Row:
-    """The row of whether experts are quantized with the rest."""
-    has_experts = reading.variant is None or reading.variant.experts
-    if not has_experts or value is None or is_on(value) == BACKENDS[reading.backend].quantises_experts:
-        return row(reading, key, value, "none", "not set" if value is None else "what Gemsmith does anyway")
-    kept = "rounded with the rest" if BACKENDS[reading.backend].quantises_experts else "in bfloat16"
-    return row(reading, key, value, "differs", f"experts are {kept} with train.backend {reading.backend}")
-
-
-def _all_linear(key: str, value: Any, reading: SourceConfig) -> Row:
-    if BACKENDS[reading.backend].adapts_all_linear:
-        return row(reading, key, value, "derived", "every linear layer but the output's", lora__targets=[ALL_LINEAR])
-    kinds, variants = list(LORA_KINDS), [reading.variant] if reading.variant else list(VARIANTS.values())
-    linear = dict.fromkeys(tensor.role for one in variants for tensor in lora_targets(one, [ALL_LINEAR]))
-    # Adapters on what embeds images never change where rows are text.
-    embeds = (
-        [] if reading.value("processor_type") else [tensor.role for one in variants for tensor in vision_tensors(one)]
+    if is_on(setting.value):
+        return setting.ignored("what Gemsmith does anyway")
+    if "lora.targets" in setting.config.overridden:
+        return setting.overridden("--set lora.targets says what is adapted")
+    return setting.differs(
+        "encoders are trained too; --set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
     )
-    if others := [role for role in linear if role not in {*kinds, *embeds}]:
+
+
+@if_set
+def experts_rule(setting: Setting) -> Row:
+    """The row of whether experts are quantized with the rest."""
+    config = setting.config
+    quantizes = BACKENDS[config.backend].quantises_experts
+    if (config.variant and not config.variant.experts) or is_on(setting.value) == quantizes:
+        return setting.ignored("what Gemsmith does anyway")
+    kept = "rounded with the rest" if quantizes else "in bfloat16"
+    return setting.differs(f"experts are {kept} with train.backend {config.backend}")
+
+
+def _all_linear(setting: Setting) -> Row:
+    config = setting.config
+    if BACKENDS[config.backend].adapts_all_linear:
+        return setting.derived({"lora.targets": [ALL_LINEAR]}, "every linear layer but the output's")
+    kinds, variants = list(LORA_KINDS), [config.variant] if config.variant else list(VARIANTS.values())
+    adapted = set(kinds)
+    if not config.value("processor_type"):  # adapters on what embeds images never change where rows are text
+        adapted |= {tensor.role for one in variants for tensor in vision_tensors(one)}
+    linear = dict.fromkeys(tensor.role for one in variants for tensor in lora_targets(one, [ALL_LINEAR]))
+    if others := [role for role in linear if role not in adapted]:
         able = " or ".join(name for name, backend in BACKENDS.items() if backend.adapts_all_linear)
         why = f"all linear layers are more: {', '.join(others)} too; --set train.backend={able} adapts them all"
-        return row(reading, key, value, "differs", why, lora__targets=kinds)
-    return row(reading, key, value, "derived", "every linear layer of the text model", lora__targets=kinds)
+        return setting.differs(why, {"lora.targets": kinds})
+    return setting.derived({"lora.targets": kinds}, "every linear layer of the text model")
 
 
-def _by_names(key: str, names: Sequence[str], reading: SourceConfig, value: Any) -> Row:
-    found, every = _found(reading, lambda module: any(f".{module}".endswith(f".{name}") for name in names))
-    strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in _both_names(every))]
-    return _row_of_kinds(key, value, reading, found, strange)
+def _by_names(setting: Setting, names: Sequence[str]) -> Row:
+    found, modules = _match(setting.config, lambda module: f".{module}".endswith(tuple(f".{name}" for name in names)))
+    strange = [name for name in names if not any(f".{module}".endswith(f".{name}") for module in modules)]
+    return _row_of_kinds(setting, found, strange)
 
 
-def _by_expression(key: str, pattern: str, reading: SourceConfig, value: Any) -> Row:
-    try:
-        expression = compile_pattern(pattern)
-        found, _ = _found(reading, lambda module: search(expression, module, whole=True) is not None)
-    except ValueError as error:
-        raise RecipeError(
-            f"{reading.file}: {key} is {pattern!r:.200}, which is not a regular expression that can be used ({error})"
-        ) from None
-    return _row_of_kinds(key, value, reading, found, [])
-
-
-def _found(reading: SourceConfig, fits: Callable[[str], bool]) -> tuple[dict[str, float], list[str]]:
-    """The share of each kind's modules that fit, and all modules."""
-    variant = reading.variant or find_variant("gemma4-31b")
-    modules = {kind: [target.module for target in lora_targets(variant, [kind])] for kind in kinds_of(variant)}
-    found = {kind: _matched(names, fits) for kind, names in modules.items()}
-    if found.get(VISION, 1) < 1 and not reading.value("processor_type"):  # adapters that rows of text never change
+def _match(config: SourceConfig, fits: Callable[[str], bool]) -> tuple[dict[str, float], list[str]]:
+    """The share of each kind's modules that fit, and all modules, in the multimodal class and in the text-only one."""
+    variant = config.variant or find_variant("gemma4-31b")
+    found, every = {}, []
+    for kind in kinds_of(variant):
+        targets = [target.module for target in lora_targets(variant, [kind])]
+        names = [(module, "model." + module.removeprefix(PREFIX)) for module in targets]
+        found[kind] = sum(fits(full) or fits(short) for full, short in names) / len(names)
+        every += [name for both in names for name in both]
+    if found.get(VISION, 1) < 1 and not config.value("processor_type"):  # adapters that rows of text never change
         del found[VISION]
-    return found, [module for names in modules.values() for module in names]
+    return found, every
 
 
-def _row_of_kinds(key: str, value: Any, reading: SourceConfig, found: dict[str, float], strange: list[str]) -> Row:
+def _row_of_kinds(setting: Setting, found: dict[str, float], strange: list[str]) -> Row:
     kinds = [kind for kind in found if found[kind]]
     partial = [kind for kind in kinds if found[kind] < 1]
     problems = [f"{', '.join(strange)}: no adapter of Gemsmith's goes there"] if strange else []
@@ -202,20 +199,8 @@ def _row_of_kinds(key: str, value: Any, reading: SourceConfig, found: dict[str, 
         problems.append(f"{', '.join(partial)}: named in some layers only, where Gemsmith adapts every layer")
     if not kinds:
         problems.append("matches no projection of Gemma 4's text model")
+    sets = {"lora.targets": kinds} if kinds else {}
     if problems:
-        return row(reading, key, value, "differs", "; ".join(problems), **({"lora.targets": kinds} if kinds else {}))
-    same = value == [f"{kind}{_SUFFIX}" for kind in kinds]
-    return row(
-        reading, key, value, "mapped" if same else "derived", "matched against the model's modules", lora__targets=kinds
-    )
-
-
-def _matched(modules: Sequence[str], fits: Callable[[str], bool]) -> float:
-    """The share of the modules that fit, by either of their two names."""
-    hits = [any(fits(name) for name in _both_names([module])) for module in modules]
-    return sum(hits) / len(hits)
-
-
-def _both_names(modules: Iterable[str]) -> list[str]:
-    """Names in the multimodal class and in the text-only one."""
-    return [name for module in modules for name in (module, "model." + module.removeprefix(PREFIX))]
+        return setting.differs("; ".join(problems), sets)
+    same = setting.value == [f"{kind}_proj" for kind in kinds]
+    return setting.row("mapped" if same else "derived", "matched against the model's modules", sets)

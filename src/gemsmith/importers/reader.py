@@ -12,10 +12,9 @@ from gemsmith.system.json import read_json
 from gemsmith.system.yaml import parse_yaml
 
 FOLDER_FILES = (
-    "adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml", "sft_config.json",
-    "sft_config.yaml",
-    "trainer_state.json",
-)  # fmt: skip
+    *("adapter_config.json", "training_args.json", "training_args.yaml", "training_args.yml"),
+    *("sft_config.json", "sft_config.yaml", "trainer_state.json"),
+)
 STATE = "trainer_state.json"
 PICKLE = "training_args.bin"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
@@ -41,10 +40,14 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
     steps: int | None = None
     for file in [file for source in sources for file in _files(source)]:
         values = _read(file)
-        if file.name == STATE:
-            steps = _steps(file, values)
-        else:
+        if file.name != STATE:
             found.append(Settings(file=file.name, values=_flat(file, values)))
+            continue
+        steps = values.get("max_steps")
+        if not isinstance(steps, int) or steps < 1:
+            raise RecipeError(
+                f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
+            )
     if not found:
         raise RecipeError(
             f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
@@ -72,14 +75,10 @@ def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _flat(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     pairs = list(leaves(values))
-    flat = dict(pairs)
-    if len(flat) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise RecipeError(
-            f"{file}: {next(name for name in names if names.count(name) > 1)} is given twice, nested and dotted; keep "
-            "one"
-        )
-    return flat
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise RecipeError(f"{file}: {twice[0]} is given twice, nested and dotted; keep one")
+    return dict(pairs)
 
 
 def _files(source: Path) -> list[Path]:
@@ -87,14 +86,10 @@ def _files(source: Path) -> list[Path]:
         return [source]
     files = [source / name for name in FOLDER_FILES if (source / name).is_file()]
     if not files:
-        pickled = (
-            f"; {PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}"
-            if (source / PICKLE).exists()
-            else ""
-        )
-        raise RecipeError(
-            f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like{pickled or '; give a file'}"
-        )
+        remedy = "give a file"
+        if (source / PICKLE).exists():
+            remedy = f"{PICKLE} is there, but is a pickle, which runs code when it is read: {_TO_JSON}"
+        raise RecipeError(f"{source}: is a folder without {', '.join(FOLDER_FILES[:2])} or the like; {remedy}")
     return files
 
 
@@ -128,12 +123,3 @@ def _parse_json(file: Path) -> Any:
         raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
     except ValueError as error:
         raise RecipeError(f"{file}: is not JSON ({error})") from None
-
-
-def _steps(file: Path, state: Mapping[str, Any]) -> int:
-    steps = state.get("max_steps")
-    if not isinstance(steps, int) or steps < 1:
-        raise RecipeError(
-            f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
-        )
-    return steps

@@ -1,8 +1,6 @@
-"""One row for each key of a source, and the rules that make the rows.
+"""A setting of another project's file, the row that says what becomes of it, and the rules for single keys."""
 
-A rule takes (key, value, reading) and gives the row: what becomes of that key of that file.
-"""
-
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,121 +37,158 @@ class SourceConfig:
     project: str
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]
-    devices: int | None = None
-    steps: int | None = None
-    variant: Variant | None = None
-    overridden: frozenset[str] = frozenset()
-    adapter_elsewhere: bool = False
-    backend: str = "tunix"
+    devices: int | None
+    steps: int | None
+    variant: Variant | None
+    overridden: frozenset[str]
+    adapter_elsewhere: bool
+    backend: str
     """The train.backend that the recipe will have."""
 
     def value(self, key: str) -> Any:
         """What holds for a key: what the file gives, or the default. An explicit null is a null."""
         return self.given.get(key, self.defaults.get(key))
 
+    def is_on(self, key: str) -> bool:
+        """Whether a switch is on."""
+        return is_on(self.value(key))
 
-Rule = Callable[[str, Any, SourceConfig], Row]
+    def read(self, key: str, convert: Callable[[Any], Any]) -> Any:
+        """The converted value of a key. Raises RecipeError naming file and key where it is not of that kind."""
+        return self.converted(key, self.value(key), convert)
+
+    def converted(self, key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+        """The value, converted. Raises RecipeError as `read` does."""
+        try:
+            return convert(value)
+        except (TypeError, ValueError, OverflowError):
+            wanted = (convert.__doc__ or "").splitlines()[0].rstrip(".")
+            wanted = wanted[0].lower() + wanted[1:]
+            raise RecipeError(f"{self.file}: {key} is {value!r}; it must be {wanted}") from None
 
 
-def row(reading: SourceConfig, key: str, value: Any, status: Status, why: str, **sets: Any) -> Row:
-    """A row of the reading's file; `sets` names the recipe's keys with `__` for a dot: lora__rank=8."""
-    renamed = {name.replace("__", "."): value for name, value in sets.items()}
-    given = key in reading.given
-    if status == "mapped" and not given:
-        status, why = "derived", f"{reading.project}'s default" + (f"; {why}" if why else "")
-    return Row(file=reading.file, key=key, value=value, status=status, why=why, sets=renamed, given=given)
+@dataclass(frozen=True)
+class Setting:
+    """One key of a file with its value. Its methods make the row; `sets` holds dotted keys of the recipe."""
+
+    key: str
+    value: Any
+    config: SourceConfig
+
+    def read(self, convert: Callable[[Any], Any]) -> Any:
+        """The converted value. Raises RecipeError as SourceConfig.read does."""
+        return self.config.converted(self.key, self.value, convert)
+
+    def row(self, status: Status, why: str, sets: Mapping[str, Any] | None = None) -> Row:
+        """The row of that status; a default that maps is derived."""
+        given = self.key in self.config.given
+        if status == "mapped" and not given:
+            status, why = "derived", f"{self.config.project}'s default" + (f"; {why}" if why else "")
+        return Row(
+            file=self.config.file, key=self.key, value=self.value, status=status, why=why, sets=sets or {}, given=given
+        )
+
+    def mapped(self, sets: Mapping[str, Any], why: str = "") -> Row:
+        return self.row("mapped", why, sets)
+
+    def derived(self, sets: Mapping[str, Any], why: str) -> Row:
+        return self.row("derived", why, sets)
+
+    def ignored(self, why: str) -> Row:
+        return self.row("none", why)
+
+    def differs(self, why: str, sets: Mapping[str, Any] | None = None) -> Row:
+        return self.row("differs", why, sets)
+
+    def to_do(self, why: str, sets: Mapping[str, Any] | None = None) -> Row:
+        return self.row("to do", why, sets)
+
+    def overridden(self, why: str) -> Row:
+        return self.row("set", why)
 
 
-def to(recipe_key: str, convert: Callable[[Any], Any] = lambda value: value, why: str = "") -> Rule:
-    """The rule for a key that means the same in the recipe. Raises RecipeError where its value cannot be converted."""
+Rule = Callable[[Setting], Row]
 
-    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
-        if value is None:
-            return row(reading, key, value, "none", "not set")
-        return row(reading, key, value, "mapped", why, **{recipe_key: read_as(convert, key, value, reading)})
 
-    return or_default(rule)
+def if_set(rule: Rule) -> Rule:
+    """The rule, for a key whose null says nothing."""
+
+    @functools.wraps(rule)
+    def row_of(setting: Setting) -> Row:
+        return setting.ignored("not set") if setting.value is None else rule(setting)
+
+    return row_of
 
 
 def or_default(rule: Rule) -> Rule:
     """The rule, for a key whose null is the project's default, as it is where the key is left out."""
 
-    def with_default(key: str, value: Any, reading: SourceConfig) -> Row:
-        default = reading.defaults.get(key)
-        if value is not None or default is None:
-            return rule(key, value, reading)
-        found = rule(key, default, reading)
-        why = f"not set: {reading.project}'s default, {default}" + (f"; {found.why}" if found.why else "")
+    @functools.wraps(rule)
+    def row_of(setting: Setting) -> Row:
+        default = setting.config.defaults.get(setting.key)
+        if setting.value is not None or default is None:
+            return rule(setting)
+        found = rule(replace(setting, value=default))
+        why = f"not set: {setting.config.project}'s default, {default}" + (f"; {found.why}" if found.why else "")
         return replace(found, value=None, status="derived" if found.status == "mapped" else found.status, why=why)
 
-    return with_default
+    return row_of
 
 
-def idle(why: str) -> Rule:
+def maps_to(recipe_key: str, convert: Callable[[Any], Any], why: str = "") -> Rule:
+    """The rule for a key that means the same in the recipe. Raises RecipeError where its value cannot be converted."""
+
+    @or_default
+    @if_set
+    def row_of(setting: Setting) -> Row:
+        return setting.mapped({recipe_key: setting.read(convert)}, why)
+
+    return row_of
+
+
+def ignored(why: str) -> Rule:
     """The rule for a key that nothing learned depends on."""
-    return lambda key, value, reading: row(reading, key, value, "none", why)
+    return lambda setting: setting.ignored(why)
 
 
-def plain(*allowed: Any, otherwise: str) -> Rule:
-    """The rule for a key whose `allowed` values (and null) are what Gemsmith does anyway.
+def supports(*allowed: Any, otherwise: str) -> Rule:
+    """The rule for a key whose `allowed` values, and null, are what Gemsmith does anyway; any other differs."""
 
-    Any other value is not.
-    """
+    def row_of(setting: Setting) -> Row:
+        if setting.value is None or setting.value in ([], {}, ""):
+            return setting.ignored("not set")
+        if _is_one_of(setting.value, allowed):
+            return setting.ignored("what Gemsmith does anyway")
+        return setting.differs(otherwise)
 
-    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
-        if value is None or value in ([], {}, ""):
-            return row(reading, key, value, "none", "not set")
-        if any(_same(value, item) for item in allowed):
-            return row(reading, key, value, "none", "what Gemsmith does anyway")
-        return row(reading, key, value, "differs", otherwise)
-
-    return rule
+    return row_of
 
 
 def to_do(why: str) -> Rule:
     """The rule for a key that the user must see to before the recipe runs."""
-    return lambda key, value, reading: row(
-        reading, key, value, "none" if value is None else "to do", "not set" if value is None else why
-    )
+    return if_set(lambda setting: setting.to_do(why))
 
 
 def refuse(*allowed: Any, what: str) -> Rule:
-    """The rule for a key whose other values ask for something else than supervised fine-tuning.
+    """The rule for a key whose other values ask for something else than supervised fine-tuning: a RecipeError."""
 
-    Raises RecipeError for them.
-    """
+    def row_of(setting: Setting) -> Row:
+        if setting.value is None or _is_one_of(setting.value, allowed):
+            return setting.ignored("supervised fine-tuning, as Gemsmith does")
+        raise RecipeError(
+            f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; Gemsmith does supervised fine-tuning "
+            "only"
+        )
 
-    def rule(key: str, value: Any, reading: SourceConfig) -> Row:
-        if value is None or any(_same(value, item) for item in allowed):
-            return row(reading, key, value, "none", "supervised fine-tuning, as Gemsmith does")
-        raise RecipeError(f"{reading.file}: {key} is {value!r}: {what}; Gemsmith does supervised fine-tuning only")
-
-    return rule
+    return row_of
 
 
-def unknown(key: str, value: Any, reading: SourceConfig) -> Row:
-    """The row of a key that no rule knows.
-
-    Nobody here can say that training does not depend on it, unless it is not set.
-    """
-    if value is None:
-        return row(reading, key, value, "none", "not set")
-    return row(
-        reading,
-        key,
-        value,
-        "differs",
-        f"not known here as a key of {reading.project}; if nothing depends on it, take it out",
+@if_set
+def unknown(setting: Setting) -> Row:
+    """The row of a key that no rule knows: nobody here can say that training does not depend on it."""
+    return setting.differs(
+        f"not known here as a key of {setting.config.project}; if nothing depends on it, take it out"
     )
-
-
-def read_as(convert: Callable[[Any], Any], key: str, value: Any, reading: SourceConfig) -> Any:
-    """The converted value. Raises RecipeError naming file and key where it is not of that kind."""
-    try:
-        return convert(value)
-    except (TypeError, ValueError, OverflowError):
-        wanted = (convert.__doc__ or "another kind of value").splitlines()[0].rstrip(".")
-        raise RecipeError(f"{reading.file}: {key} is {value!r}; it must be {wanted[0].lower()}{wanted[1:]}") from None
 
 
 def number(value: Any) -> float:
@@ -161,6 +196,14 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not math.isfinite(result := float(value)):
         raise ValueError
     return result
+
+
+def number_or_none(value: Any) -> float | None:
+    """The number, or None for what is not one."""
+    try:
+        return number(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def whole(value: Any) -> int:
@@ -193,6 +236,7 @@ def is_on(value: Any) -> bool:
     return (value.lower() if isinstance(value, str) else value) not in (None, False, 0, "", "false", "no", "off")
 
 
-def _same(value: Any, item: Any) -> bool:
-    # 0 == False in Python, but a file that says 0.0 where the default is False means the same, and 1 for True too.
-    return bool(value == item) or (isinstance(value, str) and isinstance(item, str) and value.lower() == item.lower())
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    # 0 == False in Python: a file that says 0.0 where the default is False means the same, and 1 for True too.
+    named = [item.lower() for item in allowed if isinstance(item, str)]
+    return value in allowed or (isinstance(value, str) and value.lower() in named)

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from gemsmith.cli.serve import add_task
 from gemsmith.errors import InputError, RecipeError
-from gemsmith.evals.added import add_task
 from gemsmith.recipe.load import load_recipe
 
 
