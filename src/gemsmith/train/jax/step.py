@@ -126,7 +126,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         after = (nnx.state(model, nnx.LoRAParam), nnx.state(optimizer))
         trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
-        return trained, moments, metrics | _count_tokens(rows) | {"targets": count.astype(jnp.int32)}
+        return trained, moments, metrics | _count_tokens(rows, count)
 
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
@@ -187,8 +187,9 @@ def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> SoftTokens:
     return model.embed_images(images, length=rows["tokens"].shape[1])
 
 
-def _count_tokens(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    counts = {"real_tokens": jnp.sum(rows["segments"] > 0, dtype=jnp.int32)}
+def _count_tokens(rows: dict[str, jax.Array], targets: jax.Array) -> dict[str, jax.Array]:
+    real_tokens = jnp.sum(rows["segments"] > 0, dtype=jnp.int32)
+    counts = {"real_tokens": real_tokens, "targets": targets.astype(jnp.int32)}
     if "places" in rows:
         used = rows["places"] < rows["tokens"].shape[1]  # (B, N, S)
         counts["images"] = jnp.sum(jnp.any(used, axis=-1), dtype=jnp.int32)
