@@ -24,6 +24,7 @@ from gemsmith.launch.shards import ImageShards, find_images
 from gemsmith.launch.upload import check_wheel
 from gemsmith.plan import plan_only
 from gemsmith.recipe.backends import BACKENDS
+from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan
@@ -38,7 +39,6 @@ BEFORE_AND_AFTER_S = 2 * 3600
 SLACK = 1.5
 """On the plan's upper estimate."""
 GCP = "gcp"
-_KEYS = ("checkpoint", "data.train", "data.eval", "data.template", "train.init_adapter", "hardware.catalog")
 _ROWS = ("data.train", "data.eval")
 _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
@@ -69,7 +69,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
-    for key in _KEYS:
+    for key in PATHS:
         value = attrgetter(key)(recipe)
         if not isinstance(value, str):
             continue

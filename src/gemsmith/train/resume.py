@@ -15,6 +15,7 @@ from typing import Any
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.finite import refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
+from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import DataRecord, TrainStep
 from gemsmith.runs.run import Run, incompatible_changes, read_record, stage_keys
@@ -25,8 +26,6 @@ from gemsmith.train.schedule import learning_rate
 
 # Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
 _UNHEARD_S = 2.0
-# Keys that name places of one machine, so that they may differ.
-_OF_ONE_MACHINE = ("checkpoint", "data.train", "data.template", "train.init_adapter")
 
 
 def check_consistency(
@@ -36,7 +35,7 @@ def check_consistency(
 
     `gather` gives, in order, what each process called it with; `kinds`: what one of them is called, and several.
     """
-    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in _OF_ONE_MACHINE}
+    keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in PATHS}
     for name, value in {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, **same}.items():
         digests = gather(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest())
         number = next((number for number, other in enumerate(digests) if other != digests[0]), None)
