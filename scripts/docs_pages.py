@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.analysis.published import read_published, reanalyze
-from gemsmith.recipe.keys import KEYS
-from gemsmith.recipe.schema import recipe_schema
+from gemsmith.recipe.keys import KEYS, recipe_schema
 from gemsmith.report.tables import markdown_of
 from gemsmith.runs.stages import STAGES, reads
 from readme_table import make_table

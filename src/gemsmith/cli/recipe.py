@@ -73,7 +73,7 @@ def port(sources: Sequence[Path], **options: Any) -> None:
 @cli.command(short_help="Print the recipe's JSON schema.")
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
-    click.echo(json.dumps(part("recipe.schema").recipe_schema(), indent=2))
+    click.echo(json.dumps(part("recipe.keys").recipe_schema(), indent=2))
 
 
 @cli.command(short_help="Print the completion script of a shell.")

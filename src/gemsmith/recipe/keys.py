@@ -37,3 +37,8 @@ def value_at(values: Any, key: str) -> Any:
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else getattr(values, part, None)
     return values
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema that editors check a recipe with."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}

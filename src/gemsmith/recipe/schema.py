@@ -450,8 +450,3 @@ def eval_tasks(recipe: Recipe) -> tuple[EvalTask, ...]:
 def longest_answer(recipe: Recipe) -> int:
     """The most tokens that eval asks for in one answer; 0 where there is no eval."""
     return max((task.max_tokens or recipe.eval.max_tokens for task in eval_tasks(recipe)), default=0)
-
-
-def recipe_schema() -> dict[str, Any]:
-    """The JSON schema that editors check a recipe with."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
