@@ -7,8 +7,9 @@ import pytest
 from pydantic import BaseModel
 
 from gemsmith.errors import RecipeError
+from gemsmith.recipe.keys import recipe_schema
 from gemsmith.recipe.load import build_recipe, default_values, dump_recipe
-from gemsmith.recipe.schema import Recipe, eval_tasks, longest_answer, recipe_schema
+from gemsmith.recipe.schema import Recipe, eval_tasks, longest_answer
 from gemsmith.runs.run import stage_keys
 from gemsmith.system.yaml import parse_yaml
 

@@ -26,7 +26,7 @@ else:  # the names of the tasks that there are, or a Python file of the user's o
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
-# YAML 1.1, which PyYAML reads, takes a bare off for false.
+# YAML 1.1 takes a bare off for false.
 AutoOrOff = Annotated[OptimizationSwitch, BeforeValidator(lambda value: "off" if value is False else value)]
 
 
@@ -397,9 +397,7 @@ class Hardware(Section):
     machines: tuple[str, ...] = Field(
         ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalog.", strict=False
     )
-    catalog: InputPath[str | None] = Field(
-        None, description="A YAML of chips and machines that replaces or adds to the shipped one."
-    )
+    catalog: InputPath[str | None] = Field(None, description="A YAML that replaces or adds to the shipped catalog.")
 
 
 class Recipe(Section):
