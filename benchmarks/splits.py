@@ -104,7 +104,7 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
 
 
 def names_of(variant: Any, path: tuple[Any, ...]) -> list[str]:
-    """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> [model.language_model.layers.3.mlp.up_proj.A, …]"""
+    """Names, as of ("layers", 3, "mlp", "up_proj", "kernel_lora_a"): model.language_model.layers.3.mlp.up_proj.A."""
     from gemsmith.models import hf_names_of
 
     return [name.removesuffix("weight") + path[-1][-1].upper() for name in hf_names_of(variant, (*path[:-1], "kernel"))]

@@ -95,7 +95,7 @@ class TensorPlace:
 
 
 def numpy_dtype(dtype: str) -> "np.dtype":
-    """The numpy dtype of safetensors' `BF16`, `F32`, …"""
+    """The numpy dtype of safetensors' `BF16`, `F32` and others."""
     import ml_dtypes
     import numpy as np
 

@@ -300,7 +300,7 @@ class ControlTokens:
     """bool by id; the last is False, and stands for all ids above."""
 
     def among(self, ids: np.ndarray) -> np.ndarray:
-        """[2, 105, 9, 9, 106] → [2, 105, 106]"""
+        """The marked ones of the ids: of [2, 105, 9, 9, 106] they are [2, 105, 106]."""
         return ids[self.marks.take(ids, mode="clip")]
 
 

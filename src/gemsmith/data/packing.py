@@ -53,7 +53,7 @@ class Rows:
         return {name: getattr(self, name) for name in ARRAYS}
 
     def take(self, places: Sequence[int | None]) -> "Rows":
-        """[[a], [b], [c]], places [2, 0, None] → [[c], [a], [0]]"""
+        """What stands at the places: of [[a], [b], [c]], places [2, 0, None] give [[c], [a], [0]]."""
         images = tuple(() if place is None else self.images[place] for place in places) if self.images else ()
         arrays = {}
         for name, array in self.arrays().items():

@@ -355,7 +355,7 @@ def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.nda
 
 
 def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
-    """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]"""
+    """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]."""
     joined = np.concatenate(ids)
     trained, begin = np.zeros(len(joined), bool), 0
     for piece, part in zip(pieces, ids, strict=True):

@@ -213,7 +213,7 @@ def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
 
 
 def describe_scores(found: ModelResult, label: str) -> str:
-    """eval: tuned: 75.0% right (…), or eval: verilog: tuned: pass@1 64.1% [57.0%, 71.0%], pass@5 …"""
+    """As in `eval: tuned: 75.0% right (…)`, or `eval: verilog: tuned: pass@1 64.1% [57.0%, 71.0%], pass@5 …`."""
     score = found.score
     cut = f", {score.cut} cut at the limit of tokens" if score.cut else ""
     failed = f", no answer to {sum(score.failed.values())}" if score.failed else ""
@@ -242,7 +242,7 @@ def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:
 
 
 def describe_labels(found: LabelsResult) -> str:
-    """macro-F1 0.31 → 0.82 (+0.51, 95 % +0.40 to +0.60) over 10 labels; no label: 40.0% → 0.0% of the answers"""
+    """macro-F1 0.31 → 0.82 (+0.51, 95 % +0.40 to +0.60) over 10 labels; no label: 40.0% → 0.0% of answers."""
     base, tuned, change = found.base, found.tuned, found.macro_f1_difference
     return (
         f"macro-F1 {base.macro_f1.value:.2f} → {tuned.macro_f1.value:.2f} ({change.value:+.2f}, 95 % {change.low:+.2f} "

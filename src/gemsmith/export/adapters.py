@@ -1,4 +1,6 @@
-"""The adapter in a run's saved step, of either backend. Orbax has stacks of layers, transposed:
+"""The adapter in a run's saved step, of either backend.
+
+Orbax has stacks of layers, transposed:
 
 training:       kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)
 PEFT and here:  A (R, in), B (out, R), W + scale * B A
@@ -186,7 +188,9 @@ def _take_leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 
 def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
-    """HF modules, one for each layer of the stack, and side of a LoRA leaf; its path in the 31B:
+    """HF modules, one for each layer of the stack, and side of a LoRA leaf.
+
+    Its path in the 31B:
 
     layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
 

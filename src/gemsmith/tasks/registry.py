@@ -88,17 +88,17 @@ def find_source(name: str) -> Benchmark:
 
 
 def describe_made() -> str:
-    """`verilog` makes …"""
+    """As in: `verilog` makes …."""
     return "; ".join(f"`{task.rows}` {task.makes}" for task in TASKS if task.rows)
 
 
 def describe_scorers() -> str:
-    """`exact` ignores …; `verilog-exact` normalizes …"""
+    """As in: `exact` ignores …; `verilog-exact` normalizes …."""
     return "; ".join(f"`{task.scorer}` {task.scores}" for task in TASKS if task.scorer)
 
 
 def describe_sources() -> str:
-    """`verilog` asks for …"""
+    """As in: `verilog` asks for …."""
     return "; ".join(f"`{task.questions}` {task.asks}" for task in TASKS if task.questions)
 
 

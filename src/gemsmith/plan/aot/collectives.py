@@ -62,7 +62,7 @@ def _mesh_group(axes: str, devices: str, chosen: str) -> tuple[int, ...]:
 
 
 def read_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
-    """source_target_pairs={{0,1},{1,0}} -> ((0, 1), (1, 0))"""
+    """The pairs of source_target_pairs={{0,1},{1,0}} as ((0, 1), (1, 0))."""
     found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", found[1] if found else ""))
 
