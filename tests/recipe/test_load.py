@@ -33,6 +33,8 @@ def with_value(key: str, value: object) -> dict:
         ("data.pakcing", "data.pakcing (did you mean packing?)"),
         ("lorra", "unknown key lorra (did you mean lora?)"),
         ("train.mesh.fdsp", "train.mesh.fdsp (did you mean fsdp?)"),
+        ("train.learning_rate", "unknown key train.learning_rate (did you mean optimizer.learning_rate?)"),
+        ("optimizer.lr", "unknown key optimizer.lr (did you mean optimizer.learning_rate?)"),
         ("nothing_like_it", "unknown key nothing_like_it; allowed there: model, checkpoint"),
     ],
 )

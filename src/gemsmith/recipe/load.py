@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import check_recipe
+from gemsmith.recipe.keys import KEYS
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser, regular_file
@@ -185,6 +186,20 @@ _IN_YAML = {
 """What pydantic says in Python's words."""
 
 
+_OTHER_NAMES = {
+    "lr": "optimizer.learning_rate",
+    "r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "target_modules": "lora.targets",
+    "num_train_epochs": "train.epochs",
+    "batch_size": "train.global_batch_size",
+    "gradient_checkpointing": "train.remat",
+    "max_seq_length": "data.max_length",
+}
+"""What other trainers call a key -> the key."""
+
+
 def _first_problem(error: ValidationError) -> str:
     """The most telling of pydantic's complaints, in our words."""
     problems = error.errors(include_url=False)
@@ -193,7 +208,10 @@ def _first_problem(error: ValidationError) -> str:
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
-        return f"unknown key {key}{suggest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
+        meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
+        near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
+        return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
     key = ".".join(
         part
         for part in place
