@@ -24,14 +24,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_parameters.full_attention.rope_type": ("proportional",),
     "rope_parameters.full_attention.factor": (None, 1.0),
 }
-_COUNTS: tuple[str, ...] = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
+_COUNTS = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "sliding_window", "vocab_size", "max_position_embeddings"),
 )
-_COUNTS += ("head_dim", "sliding_window", "vocab_size", "max_position_embeddings")
 _COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
 

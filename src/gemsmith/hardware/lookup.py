@@ -5,7 +5,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.catalog import Catalog, Chip, Machine
@@ -27,9 +27,10 @@ def find_machine(catalog: Catalog, name: str, key: str = "hardware.machines") ->
         raise RecipeError(f"{key}: {name!r} was given; only TPUs have several slices, name one {several[0].name}")
     if found is None:
         known = catalog.machines
+        near = difflib.get_close_matches(_plain(name), [*known, *catalog.chips], n=3, cutoff=0.6)
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise RecipeError(
-            f"{key}: {name!r} is not in the catalog{_near(name, [*known, *catalog.chips])}; allowed: "
-            f"{', '.join(known)}; add others in hardware.catalog"
+            f"{key}: {name!r} is not in the catalog{meant}; allowed: {', '.join(known)}; add others in hardware.catalog"
         )
     if found.slices > 1 and found.chip.dcn_bytes_per_s is None:
         raise RecipeError(f"hardware.catalog: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
@@ -105,8 +106,3 @@ def _chip_and_count(catalog: Catalog, text: str) -> tuple[Chip | None, int | Non
 
 def _chip(catalog: Catalog, text: str) -> Chip | None:
     return next((chip for chip in catalog.chips.values() if text == chip.name.lower() or text in chip.also), None)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(_plain(name), list(known), n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""

@@ -2,12 +2,9 @@
 
 XLA's compiler for TPUs comes with libtpu and needs no TPU. One process compiles one step: libtpu reads its environment
 once, and CPU seconds and peak memory are the process's.
-
-A training step compiled in a process of its own, within limits of time and memory.
-
-One process compiles one step: libtpu reads its environment once, and CPU seconds and peak memory are the process's.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -157,7 +154,8 @@ def compile_for(
     try:
         compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
-        raise MachineError(f"XLA: {_first_lines(error)}") from None
+        lines = (line.strip() for line in str(error).splitlines()[:3])
+        raise MachineError(f"XLA: {' '.join(filter(None, lines))[:500]}") from None
     compile_cpu_s = _cpu_s() - begin
     # Before the texts are printed, which is not part of compiling.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -199,10 +197,6 @@ def model_flops(work: StepCost) -> float:
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:500]
 
 
 _POLL_S = 0.2
@@ -252,18 +246,14 @@ def _watch(child: "subprocess.Popen[bytes]", *, limit_s: float | None, limit_byt
     while child.poll() is None:
         if limit_s is not None and time.monotonic() - begin > limit_s:
             raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
-        if limit_bytes is not None and (held := _held_bytes(child.pid)) > limit_bytes:
+        held = 0
+        with contextlib.suppress(OSError, IndexError):  # it has just ended
+            held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        if limit_bytes is not None and held > limit_bytes:
             raise MachineError(
                 f"compiling held {held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f} that it may, and was stopped"
             )
         time.sleep(_POLL_S)
-
-
-def _held_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):  # it has just ended
-        return 0
 
 
 def main(folder: Path) -> None:

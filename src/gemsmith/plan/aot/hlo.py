@@ -211,7 +211,14 @@ def _instruction(line: str) -> Instruction:
     return Instruction(
         name=name[2],
         opcode=line[end + 1 : begin],
-        arrays=tuple(_array(found) for found in _ARRAY.finditer(kind)),
+        arrays=tuple(
+            Array(
+                dtype=found[1],
+                shape=tuple(int(size.removeprefix("<=")) for size in found[2].split(",") if size),
+                layout=found[3] or "",
+            )
+            for found in _ARRAY.finditer(kind)
+        ),
         operands=tuple(_OPERAND.findall(argument)),
         argument=argument,
         attributes=line[close + 1 :],
@@ -226,11 +233,6 @@ def _closing(line: str, begin: int) -> int:
         if depth == 0:
             return found.start()
     raise AssertionError(f"no closing parenthesis: {line[:80]}")
-
-
-def _array(found: re.Match[str]) -> Array:
-    shape = tuple(int(size.removeprefix("<=")) for size in found[2].split(",") if size)
-    return Array(dtype=found[1], shape=shape, layout=found[3] or "")
 
 
 def matmul_flops(instruction: Instruction, home: Computation) -> float:
@@ -356,7 +358,10 @@ def kernel_flops(call: Instruction, home: Computation) -> float | None:
     if call.name.startswith("splash_"):
         return _splash(call, home)
     if call.name.startswith(("gmm", "tgmm")):
-        return _grouped(call, home)
+        # Each of m rows meets one group's matrix, so 2 m k n whatever the groups.
+        left, right = [array.shape for array in used if array.dtype[0] in "bf"][:2]
+        width = call.arrays[0].shape[-1] if call.name.startswith("gmm") else right[-1]
+        return 2.0 * prod(left) * width
     return None
 
 
@@ -391,14 +396,3 @@ def _block(call: Instruction, name: str) -> int:
     found = re.search(rf'\\"{name}\\": (\d+)', call.attributes)
     assert found, f"{call.name} does not say {name}"
     return int(found[1])
-
-
-def _grouped(call: Instruction, home: Computation) -> float:
-    """A grouped matmul: each of m rows meets one group's matrix, so 2 m k n whatever the groups."""
-    left, right = [
-        array for name in call.operands for array in home.instructions[name].arrays if array.dtype[0] in "bf"
-    ][:2]
-    out = call.arrays[0].shape
-    if call.name.startswith("gmm"):
-        return 2.0 * prod(left.shape) * out[-1]
-    return 2.0 * prod(left.shape) * right.shape[-1]
