@@ -250,6 +250,7 @@ def bench_record(run: Run, lengths: Sequence[int], rates: Sequence[float], faile
                     ttft_ms=percentiles(35 + length / 40 + 1.9 * busy**1.6, 0.35 + busy / 60),
                     tpot_ms=percentiles(13 + 0.55 * busy, 0.12 + busy / 200),
                     itl_ms=percentiles(12.5 + 0.6 * busy, 0.3 + busy / 120),
+                    e2e_ms=percentiles(256 * (13 + 0.55 * busy), 0.3 + busy / 120),
                     output_tokens_per_s=256 * rate / (1 + busy / 11),
                     requests_per_s=rate / (1 + busy / 11),
                 )

@@ -175,9 +175,9 @@ def is_up_to_date(run: Run, stage: str) -> bool:
         raise
     except RunError:
         return False
-    return getattr(record, "passed", True) and record.origin.inputs_sha256 == inputs_sha256(run, stage) | _own_sources(
-        record, run, stage
-    )
+    # Beside these a record has what the stage hashed as it ran.
+    now, then = inputs_sha256(run, stage), record.origin.inputs_sha256
+    return getattr(record, "passed", True) and all(then.get(name) == value for name, value in now.items())
 
 
 def has_outputs(run: Run, stage: str) -> bool:
@@ -264,12 +264,6 @@ def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
 
 def _next_recipe_file(run: Run) -> Path:
     return run.path / ".recipe.yaml.next"
-
-
-def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
-    """What the stage itself added to inputs_sha256: files that it hashed when it ran."""
-    known = inputs_sha256(run, stage)
-    return {name: value for name, value in record.origin.inputs_sha256.items() if name not in known}
 
 
 def _readers(run: Run, key: str, force: str | None) -> list[str]:
