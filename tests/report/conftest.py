@@ -18,10 +18,10 @@ from gemsmith.runs.eval_records import Difference, EvalRecord, ModelResult, Scor
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
     Check,
+    Computer,
     DataRecord,
     ExportRecord,
     FileSum,
-    Machine,
     Origin,
     Record,
     ServeRecord,
@@ -67,7 +67,7 @@ def origin(run: Run, stage: str) -> Origin:
         duration_s=SECONDS[stage],
         gemsmith="0.1.0",
         versions=VERSIONS.get(stage, {"python": "3.11.2"}),
-        machine=Machine(system="Linux 6.1.0", processor="x86_64", cores=2, memory_bytes=8 * 2**30),
+        machine=Computer(system="Linux 6.1.0", processor="x86_64", cores=2, memory_bytes=8 * 2**30),
         seed=run.recipe.seed,
         inputs_sha256=inputs_sha256(run, stage),
     )

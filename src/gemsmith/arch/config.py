@@ -332,8 +332,7 @@ def _check_layers(text: dict[str, Any], variant: Variant) -> None:
     if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
         raise CheckpointError(
             f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
-            "before them is "
-            f"{alone[0]}, whose keys and values they could share"
+            f"before them is {alone[0]}, whose keys and values they could share"
         )
 
 

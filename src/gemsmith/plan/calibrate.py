@@ -18,8 +18,7 @@ from gemsmith.recipe.backends import Remat
 from gemsmith.recipe.schema import Mesh, Recipe
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import host_info
-from gemsmith.runs.records import Machine as Computer
-from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.records import Computer, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, find_run, read_record
 from gemsmith.system.files import write_text

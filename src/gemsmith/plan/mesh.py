@@ -118,8 +118,7 @@ def _weigh(
         lower = "" if remat == "layer" else ", train.remat: layer"
         problems.append(
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} "
-            "% can be used; "
-            f"fewer train.global_batch_size{lower} or a larger machine need less"
+            f"% can be used; fewer train.global_batch_size{lower} or a larger machine need less"
         )
     return Choice(
         mesh=mesh,

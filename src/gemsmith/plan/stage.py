@@ -36,25 +36,20 @@ from gemsmith.runs.run import Run, is_up_to_date, make_origin, read_record, writ
 from gemsmith.system.files import sha256_file, write_text
 
 
-def _recomputed(recipe: Recipe) -> str:
-    remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
-    sentences = {
-        "auto": "of every layer as much is saved for the backward pass as fits",
-        "none": "every activation is saved",
-        "layer": "every layer is recomputed in the backward pass",
-    }
-    return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
-
-
 def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
     """What the numbers of a plan rest on, a sentence each."""
     at_once = "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
+    remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
+    recomputed = {
+        "auto": "of every layer as much is saved for the backward pass as fits",
+        "none": "every activation is saved",
+        "layer": "every layer is recomputed in the backward pass",
+    }.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
     sentences = [
         "Everything here is estimated by formula; nothing was measured on these machines, unless a machine says so.",
-        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {at_once}; {_recomputed(recipe)}.",
+        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {at_once}; {recomputed}.",
         f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
-        f"({QUERY_BLOCKS['cpu']} on CPU) are "
-        "compared with the keys in their reach.",
+        f"({QUERY_BLOCKS['cpu']} on CPU) are compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
         "Each replica, so each slice, has all base weights and adapters, split over its devices.",
@@ -63,8 +58,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "
         f"{LOAD_BYTES_PER_S[0] / 1e9:g} GB/s (assumed), then compilation (by train.backend tunix as long as the first "
-        "step of the 31B in arXiv 2605.25645); "
-        "checkpoints and waiting for a machine are left out.",
+        "step of the 31B in arXiv 2605.25645); checkpoints and waiting for a machine are left out.",
         f"Spot: never taken away, to once in {PREEMPTION_HOURS:g} hours (assumed), each time losing a start and half "
         f"of the {recipe.train.save_steps} steps between checkpoints.",
         "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",

@@ -95,8 +95,7 @@ def check_cells(recipe: Recipe, variant: Variant) -> None:
         raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
     raise RecipeError(
         f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
-        f"{name}; "
-        f"lower one of them{otherwise}"
+        f"{name}; lower one of them{otherwise}"
     )
 
 
@@ -315,8 +314,7 @@ def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
     if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
         raise RecipeError(
             f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "
-            f"{train.global_batch_size}; "
-            "set one of them"
+            f"{train.global_batch_size}; set one of them"
         )
     if train.global_batch_size != rows:
         yield ResolvedValue("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")

@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.recipe.load import (
-    differing_keys,
-    dump_recipe,
-    flatten,
-    load_recipe,
-    read_reasons,
-    task_files,
-)
+from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
@@ -99,7 +92,11 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)
         _refuse_another_recipe(run, there, force)
-        derived = _joined_reasons(run, there, derived)
+        # A value that was there without a reason and is the same gets none.
+        earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
+        given, said = dict(flatten(there.model_dump(mode="json"))), {item.key for item in earlier}
+        new = (item for item in derived if item.key in said or given.get(item.key) != item.plain_value)
+        derived = [*earlier, *new]
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
@@ -277,13 +274,6 @@ def _resolve_again(path: Path, overrides: Sequence[str], force: str | None) -> t
     return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
 
 
-def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[ResolvedValue]) -> list[ResolvedValue]:
-    """The reasons in the run's recipe and the new ones; none for a value that was there without and is the same."""
-    earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
-    there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
-    return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]
-
-
 def _depends_on(stage: str, other: str) -> bool:
     return stage == other or any(_depends_on(upstream, other) for upstream in STAGES[stage].upstream)
 
@@ -310,6 +300,5 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: str | None) -> None:
         if readers := _readers(run, key, force):
             raise RunError(
                 f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
-                f"{json.dumps(new)} here, "
-                f"and {readers[0]} has used it; name another directory with --run"
+                f"{json.dumps(new)} here, and {readers[0]} has used it; name another directory with --run"
             )

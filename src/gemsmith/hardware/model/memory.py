@@ -164,16 +164,13 @@ def _saved(work: StepCost, mesh: Mesh) -> float:
     if work.images:
         saved += images_per_device(work, mesh) * work.images.patches * work.images.saved_width * work.dtype_bytes
         features = rows_per_device(work, mesh) * work.images.images * work.images.soft_tokens * variant.embed_dim
-        saved += features * work.dtype_bytes + _block_padding(work, mesh)
+        saved += features * work.dtype_bytes
+        if work.remat == "none" or ATTENDED in work.remat:
+            # What attention puts out for the padding of rows to whole blocks.
+            heads = work.blocked_sliding_layers * variant.heads * variant.head_dim / mesh.tp
+            padding = work.block_length - work.length
+            saved += rows_per_device(work, mesh) * padding * heads * work.dtype_bytes
     return saved
-
-
-def _block_padding(work: StepCost, mesh: Mesh) -> float:
-    """What attention puts out for the padding of rows to whole blocks, where that is saved."""
-    if work.remat != "none" and ATTENDED not in work.remat:
-        return 0.0
-    heads = work.blocked_sliding_layers * work.variant.heads * work.variant.head_dim / mesh.tp
-    return rows_per_device(work, mesh) * (work.block_length - work.length) * heads * work.dtype_bytes
 
 
 def _layer_workspace(work: StepCost, mesh: Mesh) -> Workspace:

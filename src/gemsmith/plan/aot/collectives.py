@@ -109,7 +109,7 @@ class Transfer:
 
 
 @dataclass
-class Clock:
+class EngineClock:
     """The time of one computation's run, and what is on its way. An engine takes one transfer after the other."""
 
     now: float = 0.0

@@ -45,7 +45,7 @@ _ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledStep:
+class CompiledProgram:
     """One compiled training step. Bytes are of one chip."""
 
     text: str
@@ -94,7 +94,7 @@ def open_topology(name: str) -> Any:
 
 def compile_step(
     recipe: Recipe, *, topology: str, options: Mapping[str, Any], images: ImageWork | None = None
-) -> CompiledStep:
+) -> CompiledProgram:
     """The step that `gemsmith train` runs for a recipe, its rows with room for so many images, compiled for a slice.
 
     Raises InputError for what cannot be laid out on it or does not fit.
@@ -146,7 +146,7 @@ def compile_for(
     coordinates: Any = (),
     trace_cpu_s: float = 0.0,
     remat: str | tuple[str, ...] = "none",
-) -> CompiledStep:
+) -> CompiledProgram:
     """A lowered step compiled with XLA's flags. Raises MachineError with XLA's numbers where it does not fit."""
     import jax
 
@@ -160,7 +160,7 @@ def compile_for(
     # Before the texts are printed, which is not part of compiling.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     memory = compiled.memory_analysis()
-    return CompiledStep(
+    return CompiledProgram(
         text=compiled.as_text(),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
@@ -213,7 +213,7 @@ def compile_in_child(
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:
-    """The facts of gemsmith.plan.aot.compile.CompiledStep but its text, which is in folder/step.hlo.
+    """The facts of gemsmith.plan.aot.compile.CompiledProgram but its text, which is in folder/step.hlo.
 
     `options`: XLA's flags; None: those that `gemsmith train` sets. `images`: what every row has room for. Raises
     MachineError with XLA's own words where it refuses the step, and where a limit is reached.

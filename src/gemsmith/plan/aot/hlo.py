@@ -1,6 +1,6 @@
-"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs of matmuls.
+"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs.
 
-FLOPs of the Mosaic kernels that JAX ships, from their names, block sizes and shapes in compiled text.
+FLOPs of the Mosaic kernels that JAX ships are read from their names, block sizes and shapes.
 """
 
 import json
@@ -13,10 +13,8 @@ from typing import Any
 
 from gemsmith.errors import InputError
 
-HBM, HOST = (
-    0,
-    5,
-)  # memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags
+# Memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags.
+HBM, HOST = 0, 5
 _BYTES = {"pred": 1, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"\s+(ROOT )?%(\S+) = ")

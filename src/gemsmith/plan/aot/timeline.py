@@ -18,8 +18,8 @@ from math import prod
 from gemsmith.errors import InputError
 from gemsmith.hardware import Chip
 from gemsmith.plan.aot.collectives import (
-    Clock,
     Coordinates,
+    EngineClock,
     Transfer,
     hops_of,
     links_of,
@@ -166,14 +166,14 @@ class _Walker:
 
     def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
         """Seconds of one run of a computation; its operations are noted as run `times` times."""
-        clock = Clock(outside=outside)
+        clock = EngineClock(outside=outside)
         for each in home.instructions.values():
             self._step(each, home, times, clock)
         for key in list(clock.pending):
             self._finish(key, clock)
         return clock.now
 
-    def _step(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+    def _step(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
             clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
@@ -212,7 +212,7 @@ class _Walker:
         return seconds
 
     def _compute(
-        self, each: Instruction, home: Computation, times: int, clock: Clock, passes_on: Container[str] = ()
+        self, each: Instruction, home: Computation, times: int, clock: EngineClock, passes_on: Container[str] = ()
     ) -> None:
         read = traffic_of(each, home, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
@@ -232,7 +232,7 @@ class _Walker:
         clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
         self._note(each, kind, times, seconds, seconds, flops=flops, moved=read)
 
-    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
         """A copy or slice between memories that runs beside the core."""
         inside = next((one for one in self.module.inside(each) if _collective(one)), None)
         if inside:
@@ -266,7 +266,7 @@ class _Walker:
         return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
     def _with_collective(
-        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: Clock
+        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: EngineClock
     ) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
@@ -300,7 +300,7 @@ class _Walker:
         each: Instruction,
         home: Computation,
         times: int,
-        clock: Clock,
+        clock: EngineClock,
         *,
         waits: bool,
         scatters: bool = False,
@@ -337,11 +337,11 @@ class _Walker:
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
         return moved * hops / (link * links_of(group, self.coordinates)), moved
 
-    def _finish_all(self, key: str, clock: Clock) -> None:
+    def _finish_all(self, key: str, clock: EngineClock) -> None:
         for engine in ("collective", "copy", "host"):
             self._finish(f"{engine} {key}", clock)
 
-    def _finish(self, key: str, clock: Clock) -> None:
+    def _finish(self, key: str, clock: EngineClock) -> None:
         if key in clock.pending:
             noted = self.operations[place := clock.pending[key].place]
             self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)
