@@ -53,10 +53,8 @@ def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:
 
 def check_lengths(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for rows or served texts that are longer than the model reads."""
-    for key, given in (
-        ("data.max_length", recipe.data.max_length),
-        ("serve.max_model_len", recipe.serve.max_model_len or 0),
-    ):
+    for key in ("data.max_length", "serve.max_model_len"):
+        given = value_at(recipe, key) or 0
         if given > variant.context:
             raise RecipeError(
                 f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set "

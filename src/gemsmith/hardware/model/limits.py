@@ -28,11 +28,8 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
     """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
-    rows, length, micro_batches = (
-        recipe.train.global_batch_size,
-        recipe.data.max_length,
-        recipe.train.gradient_accumulation_steps,
-    )
+    rows, length = recipe.train.global_batch_size, recipe.data.max_length
+    micro_batches = recipe.train.gradient_accumulation_steps
     over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
         product = f"{f'micro_batches {micro_batches} × ' if micro_batches > 1 else ''}replica × fsdp = {over_rows}"

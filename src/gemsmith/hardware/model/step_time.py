@@ -149,12 +149,8 @@ def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
-    # Written as they are dequantized, and read again.
-    weights += (
-        2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
-        if work.dequantizes
-        else 0.0
-    )
+    if work.dequantizes:  # written, and read again
+        weights += 2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
     activations = 2 * passes * tokens * numbers * work.dtype_bytes

@@ -312,11 +312,8 @@ def _carried(name: str, condition: Computation, start: Instruction, home: Comput
 def _number(instruction: Instruction, home: Computation) -> int | None:
     while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         instruction = home.instructions[instruction.operands[0]]
-    return (
-        int(instruction.argument)
-        if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
-        else None
-    )
+    is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
+    return int(instruction.argument) if is_number else None
 
 
 def _step(counter: str, condition: Computation, body: Computation, module: Module) -> int | None:
