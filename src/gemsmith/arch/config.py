@@ -206,7 +206,14 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
     try:
         _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
         _check_values(text)
-        _check_counts(text)
+        experts = bool(text.get("enable_moe_block"))
+        given = [key for key in _COUNTS_OR_NONE if text.get(key)]
+        for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if experts else ()), *given):
+            _count(text, key)
+        if experts and text["top_k_experts"] > text["num_experts"]:
+            raise CheckpointError(
+                f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
+            )
         variant = replace(_from_text_config(text, name=name, model_type=text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
@@ -296,18 +303,6 @@ def _check_values(text: dict[str, Any]) -> None:
             value = value.get(part, allowed[0]) if isinstance(value, dict) else allowed[0]
         if value not in allowed:
             raise CheckpointError(f"config.json has {key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}")
-
-
-def _check_counts(text: dict[str, Any]) -> None:
-    for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if text.get("enable_moe_block") else ())):
-        _count(text, key)
-    for key in _COUNTS_OR_NONE:
-        if text.get(key):
-            _count(text, key)
-    if text.get("enable_moe_block") and text["top_k_experts"] > text["num_experts"]:
-        raise CheckpointError(
-            f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
-        )
 
 
 def _count(text: dict[str, Any], key: str) -> int:

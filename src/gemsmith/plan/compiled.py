@@ -133,10 +133,8 @@ def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
-    print(
-        escape_control_chars(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."),
-        file=sys.stderr,
-    )
+    note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
+    print(escape_control_chars(note), file=sys.stderr)
     try:
         step = _compile(recipe, machine, images, limits)
     except MachineError as error:
