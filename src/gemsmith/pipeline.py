@@ -44,7 +44,10 @@ def run_stages(run: Run) -> list[Record]:
             records = _run_each(run, servers, stages, console)
         except GemsmithError:
             if run.record_file("train").exists():
-                _report_what_there_is(run, console)
+                try:
+                    console.print(f"report   of what there is: {_write_report(run)}")
+                except (GemsmithError, OSError) as error:
+                    console.print(f"report   not written: {error}")
             raise
     if len(records) == len(stages):
         _write_report(run)
@@ -71,14 +74,6 @@ def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Cons
     if "eval" not in stages:
         console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
     return records
-
-
-def _report_what_there_is(run: Run, console: Console) -> None:
-    """Writes the report of a run that has failed, whose error is still to be told."""
-    try:
-        console.print(f"report   of what there is: {_write_report(run)}")
-    except (GemsmithError, OSError) as error:
-        console.print(f"report   not written: {error}")
 
 
 def _write_report(run: Run) -> Path:

@@ -26,6 +26,7 @@ def cell(speed: float, *, tokens: int = 64) -> BenchCell:
         ttft_ms=NONE,
         tpot_ms=NONE,
         itl_ms=NONE,
+        e2e_ms=NONE,
         output_tokens_per_s=speed,
         requests_per_s=1,
     )

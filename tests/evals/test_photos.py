@@ -113,15 +113,6 @@ def test_what_makes_the_questions_makes_the_evaluation_again(
     assert (stage_keys(build_recipe(values), "eval") != stage_keys(run.recipe, "eval")) == stale
 
 
-def test_evaluations_of_earlier_versions_stay_complete() -> None:
-    """Of text, the keys that make the questions have their defaults."""
-    values = {"checkpoint": "x", "data": {"train": "x", "eval": "y"}}
-    keys = stage_keys(build_recipe(values), "eval")
-    assert [key for key in keys if key.startswith("data.")] == ["data.eval"]
-    other = build_recipe(values | {"data": values["data"] | {"format": "messages"}})
-    assert stage_keys(other, "eval")["data.format"] == "messages"
-
-
 def test_a_held_out_image_that_cannot_be_used_is_an_error_before_a_server_starts(
     photo_run: Callable[..., Run],
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gemsmith.plan.counts import count_real_tokens, count_steps
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.runs.records import DataRecord, Machine, Origin
+from gemsmith.runs.records import Computer, DataRecord, Origin
 
 ROOT = Path(__file__).parents[2]
 
@@ -15,7 +15,7 @@ def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section
 
 
 def data_record(steps):
-    machine = Machine(system="s", processor="p", cores=1, memory_bytes=1)
+    machine = Computer(system="s", processor="p", cores=1, memory_bytes=1)
     origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, inputs_sha256={})
     counts = {"rows": 9, "packed_rows": 7, "tokens": 1, "supervised_tokens": 1, "steps": steps}
     rest = {

@@ -18,10 +18,10 @@ from gemsmith.runs.eval_records import Difference, EvalRecord, ModelResult, Scor
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
     Check,
+    Computer,
     DataRecord,
     ExportRecord,
     FileSum,
-    Machine,
     Origin,
     Record,
     ServeRecord,
@@ -67,7 +67,7 @@ def origin(run: Run, stage: str) -> Origin:
         duration_s=SECONDS[stage],
         gemsmith="0.1.0",
         versions=VERSIONS.get(stage, {"python": "3.11.2"}),
-        machine=Machine(system="Linux 6.1.0", processor="x86_64", cores=2, memory_bytes=8 * 2**30),
+        machine=Computer(system="Linux 6.1.0", processor="x86_64", cores=2, memory_bytes=8 * 2**30),
         seed=run.recipe.seed,
         inputs_sha256=inputs_sha256(run, stage),
     )
@@ -250,6 +250,7 @@ def bench_record(run: Run, lengths: Sequence[int], rates: Sequence[float], faile
                     ttft_ms=percentiles(35 + length / 40 + 1.9 * busy**1.6, 0.35 + busy / 60),
                     tpot_ms=percentiles(13 + 0.55 * busy, 0.12 + busy / 200),
                     itl_ms=percentiles(12.5 + 0.6 * busy, 0.3 + busy / 120),
+                    e2e_ms=percentiles(256 * (13 + 0.55 * busy), 0.3 + busy / 120),
                     output_tokens_per_s=256 * rate / (1 + busy / 11),
                     requests_per_s=rate / (1 + busy / 11),
                 )

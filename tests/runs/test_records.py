@@ -5,14 +5,14 @@ import json
 import pytest
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.runs.records import SCHEMA_VERSION, Machine, Origin, ServeRecord, TrainStep, read_record_file
+from gemsmith.runs.records import SCHEMA_VERSION, Computer, Origin, ServeRecord, TrainStep, read_record_file
 
 ORIGIN = Origin(
     started="2026-01-01T00:00:00+00:00",
     duration_s=1.5,
     gemsmith="0",
     versions={"jax": "0"},
-    machine=Machine(system="s", processor="p", cores=1, memory_bytes=1),
+    machine=Computer(system="s", processor="p", cores=1, memory_bytes=1),
     seed=0,
     inputs_sha256={},
 )

@@ -18,7 +18,7 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
 from gemsmith.runs.eval_records import EvalRecord, Score, TaskResult
 from gemsmith.runs.plan_records import PlanRecord
-from gemsmith.runs.records import DataRecord, Machine, Part, Record, ServerFacts, TrainRecord
+from gemsmith.runs.records import Computer, DataRecord, Part, Record, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
 
@@ -404,10 +404,10 @@ def _score(task: str, name: str, score: Score, by_question: dict[str, float]) ->
     )
 
 
-def machine_words(machine: Machine) -> str:
+def machine_words(machine: Computer) -> str:
     """A machine on one line.
 
-    >>> machine_words(Machine(system="Linux 6", processor="x86_64", cores=2, memory_bytes=2**33))
+    >>> machine_words(Computer(system="Linux 6", processor="x86_64", cores=2, memory_bytes=2**33))
     '2 cores of x86_64, 8 GiB, Linux 6'
     """
     kinds = {kind: machine.accelerators.count(kind) for kind in dict.fromkeys(machine.accelerators)}

@@ -24,14 +24,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_parameters.full_attention.rope_type": ("proportional",),
     "rope_parameters.full_attention.factor": (None, 1.0),
 }
-_COUNTS: tuple[str, ...] = (
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
+_COUNTS = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "sliding_window", "vocab_size", "max_position_embeddings"),
 )
-_COUNTS += ("head_dim", "sliding_window", "vocab_size", "max_position_embeddings")
 _COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
 _COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
 
@@ -210,7 +206,14 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
     try:
         _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
         _check_values(text)
-        _check_counts(text)
+        experts = bool(text.get("enable_moe_block"))
+        given = [key for key in _COUNTS_OR_NONE if text.get(key)]
+        for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if experts else ()), *given):
+            _count(text, key)
+        if experts and text["top_k_experts"] > text["num_experts"]:
+            raise CheckpointError(
+                f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
+            )
         variant = replace(_from_text_config(text, name=name, model_type=text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
@@ -302,18 +305,6 @@ def _check_values(text: dict[str, Any]) -> None:
             raise CheckpointError(f"config.json has {key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}")
 
 
-def _check_counts(text: dict[str, Any]) -> None:
-    for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if text.get("enable_moe_block") else ())):
-        _count(text, key)
-    for key in _COUNTS_OR_NONE:
-        if text.get(key):
-            _count(text, key)
-    if text.get("enable_moe_block") and text["top_k_experts"] > text["num_experts"]:
-        raise CheckpointError(
-            f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
-        )
-
-
 def _count(text: dict[str, Any], key: str) -> int:
     value = text[key]
     if not isinstance(value, int) or value < 1:
@@ -336,8 +327,7 @@ def _check_layers(text: dict[str, Any], variant: Variant) -> None:
     if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
         raise CheckpointError(
             f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
-            "before them is "
-            f"{alone[0]}, whose keys and values they could share"
+            f"before them is {alone[0]}, whose keys and values they could share"
         )
 
 

@@ -1,7 +1,4 @@
-"""Which matrices get an adapter, by the kinds that lora.targets names.
-
-How a base of 4 or 8 bits a weight is held: which tensors, in what blocks, and in how many bytes.
-"""
+"""Which matrices get an adapter, by the kinds that lora.targets names, and how a base of 4 or 8 bits is held."""
 
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
-"""Every weight of a Gemma 4 text model: its name in the checkpoint, shape and role.
+"""Every weight of a Gemma 4, of text and of images: its name in the checkpoint, shape and role.
 
-Parameter counts, memory, LoRA targets (targets.py), loading, export and verification all derive from this one list.
-
-Every tensor that a Gemma 4 turns images into soft tokens with: its name in the checkpoint, shape and role.
+Parameter counts, memory, LoRA targets, loading, export and verification all derive from these lists.
 """
 
 import math
@@ -52,7 +50,14 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     another's.
     """
     tensors = [Tensor(name=f"{PREFIX}embed_tokens.weight", shape=(variant.vocabulary, variant.embed_dim), role="embed")]
-    tensors += _per_layer_input_tensors(variant)
+    if variant.per_layer_input:
+        width = variant.layers * variant.per_layer_input
+        rows = [
+            ("embed_tokens_per_layer", (variant.vocabulary, width), "per_layer_embed"),
+            ("per_layer_model_projection", (width, variant.embed_dim), "per_layer_projection"),
+            ("per_layer_projection_norm", (variant.per_layer_input,), "norm"),
+        ]
+        tensors += [Tensor(name=f"{PREFIX}{name}.weight", shape=shape, role=role) for name, shape, role in rows]
     for layer in range(variant.layers):
         tensors += _layer_tensors(variant, layer)
     tensors.append(Tensor(name=f"{PREFIX}norm.weight", shape=(variant.embed_dim,), role="norm"))
@@ -61,23 +66,6 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
 
 def parameter_count(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.size for tensor in tensors)
-
-
-def _per_layer_input_tensors(variant: Variant) -> list[Tensor]:
-    if not variant.per_layer_input:
-        return []
-    width = variant.layers * variant.per_layer_input
-    return [
-        Tensor(
-            name=f"{PREFIX}embed_tokens_per_layer.weight", shape=(variant.vocabulary, width), role="per_layer_embed"
-        ),
-        Tensor(
-            name=f"{PREFIX}per_layer_model_projection.weight",
-            shape=(width, variant.embed_dim),
-            role="per_layer_projection",
-        ),
-        Tensor(name=f"{PREFIX}per_layer_projection_norm.weight", shape=(variant.per_layer_input,), role="norm"),
-    ]
 
 
 def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:

@@ -4,6 +4,8 @@ Source: the published config.json files, as read on 2026-08-21. To add a variant
 tests/arch.
 """
 
+from typing import Any
+
 from gemsmith.arch.config import Variant
 from gemsmith.arch.vision_config import PatchProjection, VisionTower
 from gemsmith.errors import RecipeError, suggest
@@ -92,6 +94,13 @@ _31B = Variant(
 
 # Each tiny variant keeps the irregular parts of its kind: K = V, kv sharing and per-layer inputs, experts, the 12B's
 # own classes.
+_TINY: dict[str, Any] = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 64,
+    "vocabulary": 1024,
+    "context": 2048,
+}
 _TINY_31B = Variant(
     name="tiny-31b",
     layers=6,
@@ -101,13 +110,9 @@ _TINY_31B = Variant(
     heads=4,
     kv_heads=2,
     global_kv_heads=1,
-    head_dim=32,
-    global_head_dim=64,
-    sliding_window=64,
     attention_k_eq_v=True,
     bidirectional_images=True,
-    vocabulary=1024,
-    context=2048,
+    **_TINY,
 )
 _TINY_E2B = Variant(
     name="tiny-e2b",
@@ -118,14 +123,10 @@ _TINY_E2B = Variant(
     heads=4,
     kv_heads=1,
     global_kv_heads=1,
-    head_dim=32,
-    global_head_dim=64,
-    sliding_window=64,
     per_layer_input=16,
     kv_shared_layers=2,
     wide_shared_mlp=True,
-    vocabulary=1024,
-    context=2048,
+    **_TINY,
 )
 _TINY_26B_A4B = Variant(
     name="tiny-26b-a4b",
@@ -136,16 +137,12 @@ _TINY_26B_A4B = Variant(
     heads=4,
     kv_heads=2,
     global_kv_heads=1,
-    head_dim=32,
-    global_head_dim=64,
-    sliding_window=64,
     attention_k_eq_v=True,
     experts=8,
     experts_per_token=2,
     expert_ffn=32,
     bidirectional_images=True,
-    vocabulary=1024,
-    context=2048,
+    **_TINY,
 )
 _TINY_12B = Variant(
     name="tiny-12b",
@@ -156,14 +153,10 @@ _TINY_12B = Variant(
     heads=4,
     kv_heads=2,
     global_kv_heads=1,
-    head_dim=32,
-    global_head_dim=64,
-    sliding_window=64,
     attention_k_eq_v=True,
     bidirectional_images=True,
     model_type="gemma4_unified",
-    vocabulary=1024,
-    context=2048,
+    **_TINY,
 )
 
 VARIANTS: dict[str, Variant] = {

@@ -137,7 +137,13 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
     if not isinstance(given, dict):
         raise CheckpointError(f"config.json has vision_config = {given!r}; it must hold the keys of the vision model")
     if config.get("model_type") == "gemma4_unified":
-        return _projection_of(_DEFAULTS | _PROJECTION_DEFAULTS | given)
+        given = _DEFAULTS | _PROJECTION_DEFAULTS | given
+        width, outputs = _count(given, "mm_embed_dim"), given["output_proj_dims"]
+        if outputs != width:
+            raise CheckpointError(
+                f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
+            )
+        return PatchProjection(embed_dim=width, positions=_count(given, "mm_posemb_size"), **_shared(given))
     return _tower_of(_DEFAULTS | _TOWER_DEFAULTS | given)
 
 
@@ -165,15 +171,6 @@ def _tower_of(given: dict[str, Any]) -> VisionTower:
         rope_theta=float(rope.get("rope_theta", VisionTower.rope_theta)),
         **_shared(given),
     )
-
-
-def _projection_of(given: dict[str, Any]) -> PatchProjection:
-    width, outputs = _count(given, "mm_embed_dim"), given["output_proj_dims"]
-    if outputs != width:
-        raise CheckpointError(
-            f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
-        )
-    return PatchProjection(embed_dim=width, positions=_count(given, "mm_posemb_size"), **_shared(given))
 
 
 def _shared(given: dict[str, Any]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
         warnings.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
     behind = []
     for cell in cells:
-        if cell.request_rate == BURST or cell.max_concurrency is not None or cell.e2e_ms is None or not cell.completed:
+        if cell.request_rate == BURST or cell.max_concurrency is not None or not cell.completed:
             continue
         # They are answered over the time in which they come and that of one more request.
         expected_s = asked_of(cell) / cell.request_rate + cell.e2e_ms.p50 / 1000

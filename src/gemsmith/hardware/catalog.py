@@ -1,7 +1,4 @@
-"""The catalog of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it.
-
-What a price of the catalog comes to, and how far it can be trusted.
-"""
+"""The catalog of chips and machines: a dated data file that ships with Gemsmith, and a user's own merged over it."""
 
 import math
 import os
@@ -175,7 +172,13 @@ def load_catalog(path: Path | str | None = None) -> Catalog:
     for file in own_files(path):
         for section, own in read_rows(file).items():
             for name, row in own.items():
-                _refuse_without_source(row, f"hardware.catalog {file}: {section}.{name}")
+                # A changed number must not pass under the shipped row's source; prices and measurements have theirs.
+                numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED, *SERVED))
+                if numbers and not {"source", "date"} <= set(row):
+                    raise RecipeError(
+                        f"hardware.catalog {file}: {section}.{name}: must say source and date, since it gives "
+                        f"{', '.join(numbers)}"
+                    )
                 rows[section][name] = {**rows[section].get(name, {}), **row}
                 origin[section, name] = file
 
@@ -216,32 +219,20 @@ def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     return rows
 
 
-def _refuse_without_source(row: Mapping[str, Any], where: str) -> None:
-    """A changed number must not pass under the shipped row's source. Prices and what was measured carry their own."""
-    numbers = sorted(str(key) for key in row if key not in ("prices", *MEASURED, *SERVED))
-    if numbers and not {"source", "date"} <= set(row):
-        raise RecipeError(f"{where}: must say source and date, since it gives {', '.join(numbers)}")
-
-
 def _chip(name: str, row: Mapping[str, Any], where: str) -> Chip:
     row = dict(row)
     if row.get("kind") not in KINDS:
         raise RecipeError(f"{where}.kind: {row.get('kind')!r} was given; allowed: {', '.join(KINDS)}")
     if row["kind"] == "cpu":
-        row = _complete_cpu(row)
+        if row.get("hbm_bytes") is None:
+            row["hbm_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        for key in ("flops_per_s", "hbm_bytes_per_s"):  # of one core
+            if isinstance(row.get(key), float):
+                row[key] *= os.cpu_count() or 1
     chip = _build(Chip, {"name": name, **row}, where)
     if not 0 < chip.efficiency_low <= chip.efficiency_high <= 1:
         raise RecipeError(f"{where}: efficiency_low and efficiency_high must be in order, above 0 and at most 1")
     return chip
-
-
-def _complete_cpu(row: dict[str, Any]) -> dict[str, Any]:
-    if row.get("hbm_bytes") is None:
-        row["hbm_bytes"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for key in ("flops_per_s", "hbm_bytes_per_s"):
-        if isinstance(row.get(key), float):
-            row[key] *= os.cpu_count() or 1
-    return row
 
 
 def _machine(name: str, row: Mapping[str, Any], chips: Mapping[str, Chip], where: str) -> Machine:
@@ -294,7 +285,11 @@ def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     if kind == tuple[str, ...]:
-        return _names(value, where)
+        if isinstance(value, tuple):  # built before, as prices are
+            return value
+        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+            raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
+        return tuple(name.lower() for name in value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if kind in (float, float | None) and number:
         if not math.isfinite(value) or value < 0 or (value == 0 and "usd" not in where):
@@ -319,14 +314,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if kind is str and not value.strip():
         raise RecipeError(f"{where}: {value!r} was given; must say something")
     return value
-
-
-def _names(value: Any, where: str) -> Any:
-    if isinstance(value, tuple):  # built before, as prices are
-        return value
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
-    return tuple(name.lower() for name in value)
 
 
 OLD_DAYS = 90

@@ -5,11 +5,13 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.catalog import Catalog, Chip, Machine
 
+RowT = TypeVar("RowT", Chip, Machine)
 _MAKERS = re.compile(r"^(?:nvidia|google|gcp|aws|azure|cloud-tpu|tpu)-(?=[a-z])|^tpu(?=v\d)")
 _COUNT_FIRST = re.compile(r"(\d+)-?x?-?([a-z].*)")
 _SLICES = re.compile(r"([1-9]\d*)-?x-?([a-z0-9].*)")
@@ -27,9 +29,10 @@ def find_machine(catalog: Catalog, name: str, key: str = "hardware.machines") ->
         raise RecipeError(f"{key}: {name!r} was given; only TPUs have several slices, name one {several[0].name}")
     if found is None:
         known = catalog.machines
+        near = difflib.get_close_matches(_plain(name), [*known, *catalog.chips], n=3, cutoff=0.6)
+        meant = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise RecipeError(
-            f"{key}: {name!r} is not in the catalog{_near(name, [*known, *catalog.chips])}; allowed: "
-            f"{', '.join(known)}; add others in hardware.catalog"
+            f"{key}: {name!r} is not in the catalog{meant}; allowed: {', '.join(known)}; add others in hardware.catalog"
         )
     if found.slices > 1 and found.chip.dcn_bytes_per_s is None:
         raise RecipeError(f"hardware.catalog: chips.{found.chip.name}.dcn_bytes_per_s is missing; {name!r} needs it")
@@ -41,7 +44,7 @@ def match_machine(catalog: Catalog, name: str) -> Machine | None:
     if name in catalog.machines:
         return catalog.machines[name]
     text = _plain(name)
-    if machine := _named(catalog, text):
+    if machine := _called(catalog.machines, text):
         return machine
     chip, count = _chip_and_count(catalog, text)
     machines = [machine for machine in catalog.machines.values() if chip is not None and machine.chip == chip]
@@ -58,13 +61,8 @@ def _several(catalog: Catalog, name: str) -> tuple[Machine, int] | None:
     match = _SLICES.fullmatch(_plain(name))
     if match is None:
         return None
-    machine = _named(catalog, _MAKERS.sub("", match[2]))
+    machine = _called(catalog.machines, _MAKERS.sub("", match[2]))
     return None if machine is None else (machine, int(match[1]))
-
-
-def _named(catalog: Catalog, text: str) -> Machine | None:
-    machines = catalog.machines.values()
-    return next((machine for machine in machines if text == machine.name.lower() or text in machine.also), None)
 
 
 def machines_with(catalog: Catalog, devices: Sequence[str], planned: Sequence[str] = ()) -> list[Machine]:
@@ -86,6 +84,10 @@ def machines_with(catalog: Catalog, devices: Sequence[str], planned: Sequence[st
     return []
 
 
+def _called(rows: Mapping[str, RowT], text: str) -> RowT | None:
+    return next((row for row in rows.values() if text == row.name.lower() or text in row.also), None)
+
+
 def _plain(name: str) -> str:
     text = re.sub(r"[\s_]+", "-", name.strip().lower().replace("×", "x").replace("*", "x"))
     return _MAKERS.sub("", text)
@@ -93,20 +95,11 @@ def _plain(name: str) -> str:
 
 def _chip_and_count(catalog: Catalog, text: str) -> tuple[Chip | None, int | None]:
     """The chip that is named, and how many of it; of a TPU no count is understood, since some names count cores."""
-    if chip := _chip(catalog, text):
+    if chip := _called(catalog.chips, text):
         return chip, None
     for pattern, chip_at, count_at in ((_COUNT_FIRST, 2, 1), (_COUNT_LAST, 1, 2)):
         match = pattern.fullmatch(text)
-        chip = _chip(catalog, _MAKERS.sub("", match[chip_at])) if match else None
+        chip = _called(catalog.chips, _MAKERS.sub("", match[chip_at])) if match else None
         if match and chip and chip.kind == "gpu":
             return chip, int(match[count_at])
     return None, None
-
-
-def _chip(catalog: Catalog, text: str) -> Chip | None:
-    return next((chip for chip in catalog.chips.values() if text == chip.name.lower() or text in chip.also), None)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(_plain(name), list(known), n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""

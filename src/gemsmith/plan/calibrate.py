@@ -18,8 +18,7 @@ from gemsmith.recipe.backends import Remat
 from gemsmith.recipe.schema import Mesh, Recipe
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import host_info
-from gemsmith.runs.records import Machine as Computer
-from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.records import Computer, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, find_run, read_record
 from gemsmith.system.files import write_text
@@ -89,7 +88,17 @@ def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     for folder in folders:
         for said in _measured(folder):
             reached.setdefault((said.machine, said.stage), []).append(said)
-    found = [_calibration(runs) for runs in reached.values()]
+    found = []
+    for runs in reached.values():
+        every = {what: [share for run in runs for share in run.shares[what]] for what in runs[0].shares}
+        found.append(
+            Calibration(
+                machine=runs[0].machine,
+                shares={what: (round(min(shares), 4), round(max(shares), 4)) for what, shares in every.items()},
+                source="; ".join(run.source for run in runs),
+                date=max(run.date for run in runs),
+            )
+        )
     rows = {section: named for section, named in (read_rows(file) if file.exists() else {}).items() if named}
     for each in found:
         machines = rows.setdefault("machines", {})
@@ -97,16 +106,6 @@ def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, yaml.safe_dump(rows, sort_keys=False, width=120))
     return found
-
-
-def _calibration(runs: Sequence[Measured]) -> Calibration:
-    every = {what: [share for run in runs for share in run.shares[what]] for what in runs[0].shares}
-    return Calibration(
-        machine=runs[0].machine,
-        shares={what: (round(min(shares), 4), round(max(shares), 4)) for what, shares in every.items()},
-        source="; ".join(run.source for run in runs),
-        date=max(run.date for run in runs),
-    )
 
 
 def _measured(folder: Path) -> list[Measured]:
@@ -171,7 +170,8 @@ def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Me
     for machine in _machines(run, _served_on(run, record, train), "was load-tested"):
         shares = read_shares(run.path, run.recipe, record, machine)
         model = recipe_variant(run.recipe).name
-        source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {_vllm(record)})"
+        vllm = (record.server and record.server.version) or record.endpoint.get("vllm", "of no known version")
+        source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
         found.append(
             Measured(
                 machine=machine.name,
@@ -196,11 +196,6 @@ def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Comp
         f"--calibrate {run.path}: bench.json does not tell which accelerators served, and train.json is of no training "
         "with accelerators on the same computer; calibrate with a run that was trained where it was load-tested"
     )
-
-
-def _vllm(record: BenchRecord) -> str:
-    version = record.server.version if record.server else None
-    return version or record.endpoint.get("vllm", "of no known version")
 
 
 def _machines(run: Run, there: Computer, what: str) -> list[Machine]:

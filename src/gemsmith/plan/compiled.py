@@ -13,7 +13,7 @@ from typing import Any
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork
-from gemsmith.plan.cost import rounded
+from gemsmith.plan.cost import rounded, rounded_range
 from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.recipe.keys import KEYS
 from gemsmith.recipe.load import with_values
@@ -100,7 +100,7 @@ def compile_chosen(
     step = compile_step(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images)
     if step is None:
         return None
-    formula_step_s = (rounded(choice.time.low_s), rounded(choice.time.high_s))
+    formula_step_s = rounded_range((choice.time.low_s, choice.time.high_s))
     return step.model_copy(update={"formula_bytes": choice.hbm_bytes_per_chip, "formula_step_s": formula_step_s})
 
 
@@ -133,10 +133,8 @@ def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits
         return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         pass
-    print(
-        escape_control_chars(f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."),
-        file=sys.stderr,
-    )
+    note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
+    print(escape_control_chars(note), file=sys.stderr)
     try:
         step = _compile(recipe, machine, images, limits)
     except MachineError as error:
@@ -174,7 +172,7 @@ def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits:
         peak_bytes=facts["peak_bytes"],
         argument_bytes=facts["argument_bytes"],
         remat=facts["remat"],
-        step_s=(rounded(costs.step_low_s), rounded(max(costs.step_serial_s, SLOWEST * costs.step_high_s))),
+        step_s=rounded_range((costs.step_low_s, max(costs.step_serial_s, SLOWEST * costs.step_high_s))),
         program_s={
             "collectives_hidden": rounded(costs.step_low_s),
             "as_scheduled": rounded(costs.step_high_s),

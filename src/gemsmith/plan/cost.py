@@ -36,28 +36,26 @@ def cost_of(
     """What `steps` steps cost, `tokens` real tokens each."""
     startup = startup_s(machine, train.backend, checkpoint_bytes)
     start_s = (sum(low for low, _ in startup.values()), sum(high for _, high in startup.values()))
-    hours = (
-        rounded((start_s[0] + steps * time.low_s) / 3600),
-        rounded((start_s[1] + steps * time.high_s) / 3600),
-    )
+    hours = rounded_range(((start_s[0] + steps * time.low_s) / 3600, (start_s[1] + steps * time.high_s) / 3600))
     price = on_demand(machine)
     usd = None if price is None else _dollars(price, price.usd_per_hour, hours)
-    tokens_m = None if not tokens else steps * tokens / 1e6
+    millions = None if not tokens else steps * tokens / 1e6
     return Cost(
-        startup_s={name: (rounded(low), rounded(high)) for name, (low, high) in startup.items()},
+        startup_s={name: rounded_range(seconds) for name, seconds in startup.items()},
         hours=hours,
         usd=usd,
         usd_spot=_spot_usd(machine, hours, lost_s=start_s[1] + train.save_steps * time.high_s / 2),
-        usd_per_million_tokens=None if usd is None or not tokens_m else _each(usd, 1 / tokens_m),
+        usd_per_million_tokens=None
+        if usd is None or not millions
+        else rounded_range((usd[0] * (1 / millions), usd[1] * (1 / millions))),
     )
 
 
 def startup_s(machine: Machine, backend: str, checkpoint_bytes: float) -> dict[str, Range]:
     """Seconds before the first step, by what takes them; every host reads the whole checkpoint."""
-    compile_s = COMPILE_S["cpu" if machine.chip.kind == "cpu" else backend]
     return {
         "load": (checkpoint_bytes / LOAD_BYTES_PER_S[0], checkpoint_bytes / LOAD_BYTES_PER_S[1]),
-        "compile": compile_s,
+        "compile": COMPILE_S["cpu" if machine.chip.kind == "cpu" else backend],
     }
 
 
@@ -89,6 +87,10 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def rounded_range(values: Range) -> Range:
+    return rounded(values[0]), rounded(values[1])
+
+
 def _spot_usd(machine: Machine, hours: Range, *, lost_s: float) -> Range | None:
     """Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again."""
     price, lost_hours = cheapest_spot(machine), lost_s / 3600
@@ -100,8 +102,4 @@ def _spot_usd(machine: Machine, hours: Range, *, lost_s: float) -> Range | None:
 
 def _dollars(price: Price, rate: float | None, hours: Range) -> Range:
     assert rate is not None
-    return rounded(rate * billed_hours(price, hours[0])), rounded(rate * billed_hours(price, hours[1]))
-
-
-def _each(values: Range, factor: float) -> Range:
-    return rounded(values[0] * factor), rounded(values[1] * factor)
+    return rounded_range((rate * billed_hours(price, hours[0]), rate * billed_hours(price, hours[1])))

@@ -1,11 +1,9 @@
-"""How many optimizer steps a recipe takes, as far as that can be told, and how it was told.
+"""How many steps a recipe takes and how many images its rows have room for, as far as that can be told, and how."""
 
-How many images a row has room for, as far as that can be told before training, and how it was told.
-"""
-
+import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +42,15 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
             data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
         )
     source = recipe.data.train
-    return _from_made(recipe, source) if isinstance(source, GeneratedData) else _from_file(recipe, source)
+    if isinstance(source, GeneratedData):
+        return _from_made(recipe, source)
+    path = expanduser(source)
+    if path.suffix != ".jsonl":
+        return _unknown(f"the rows of data.train {source} are counted by the data stage")
+    try:
+        return _from_jsonl(recipe, path)
+    except OSError:
+        return _unknown(f"data.train {source} is not there yet, or no file that can be read")
 
 
 class RealTokens(NamedTuple):
@@ -78,16 +84,6 @@ def _from_made(recipe: Recipe, made: GeneratedData) -> StepCount:
     rows = find_generator(made.task).generate_rows(min(made.rows, SAMPLE_ROWS), made.split, recipe.seed)
     lines = [json.dumps(row).encode() for row in rows]
     return _packed(recipe, lines, sum(map(len, lines)) / len(lines) * made.rows, made.rows, how)
-
-
-def _from_file(recipe: Recipe, source: str) -> StepCount:
-    path = expanduser(source)
-    if path.suffix != ".jsonl":
-        return _unknown(f"the rows of data.train {source} are counted by the data stage")
-    try:
-        return _from_jsonl(recipe, path)
-    except OSError:
-        return _unknown(f"data.train {source} is not there yet, or no file that can be read")
 
 
 def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
@@ -165,7 +161,12 @@ def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = Non
         in_prompt = -(-data.images // max(1, data.rows))
     else:
         in_prompt, how = _in_prompt(recipe)
-        count = _room(recipe, variant.vision.patches_per_token, in_prompt) if in_prompt else 0
+        count, image_tokens = in_prompt, recipe.data.image_tokens
+        if in_prompt:  # those of the fullest row
+            if recipe.data.packing:
+                count = max(count, recipe.data.max_length // (image_tokens + _TEXT_TOKENS))
+            patches = image_tokens * variant.vision.patches_per_token
+            count = max(1, min(count, recipe.data.max_patches // patches))
     if not count:
         return ImageCount(None, () if data is not None or not how else (how,))
     soft_tokens = bucket_of(recipe.data.image_tokens)
@@ -187,32 +188,18 @@ def _in_prompt(recipe: Recipe) -> tuple[int, str]:
     return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts images."
 
 
-def _room(recipe: Recipe, patches_per_token: int, in_prompt: int) -> int:
-    """Images of the fullest row."""
-    soft_tokens = recipe.data.image_tokens
-    if recipe.data.packing:
-        in_prompt = max(in_prompt, recipe.data.max_length // (soft_tokens + _TEXT_TOKENS))
-    return max(1, min(in_prompt, recipe.data.max_patches // (soft_tokens * patches_per_token)))
-
-
 def _seen(file: Path) -> int | None:
     """The most images of one of the first rows of a JSONL file; None where it cannot be read here."""
     if file.suffix != ".jsonl" or not file.is_file():
         return None
     with file.open("rb") as lines:
         sample = lines.read(SAMPLE_BYTES).rpartition(b"\n")[0].splitlines()
-    return max((_images(row) for row in _rows(sample)), default=0)
-
-
-def _rows(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    """Those that can be read: what is wrong with others the data stage says."""
-    for line in lines:
-        try:
+    most = 0
+    for line in sample:
+        with contextlib.suppress(ValueError):  # the data stage says what is wrong with a row
             row = parse_json(line.decode())
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            yield row
+            most = max(most, _images(row)) if isinstance(row, dict) else most
+    return most
 
 
 def _images(row: dict[str, Any]) -> int:

@@ -44,8 +44,8 @@ def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callab
             continue
         for rows in _halved(recipe.train.global_batch_size):
             fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
-            if not _fits_at_best(fewest, work_in, machine):
-                continue
+            if _choose(fewest, work_in, machine).hbm_bytes_per_chip > USABLE_SHARE * machine.chip.hbm_bytes:
+                continue  # too large with everything that saves memory, so not worth trying with less
             for changed in _changes(recipe, dtype, rows):
                 if fix := _try(recipe, changed, variant, machine, work_in):
                     return fix
@@ -70,28 +70,18 @@ def _try(
 ) -> Fix | None:
     """The fix, where the changed recipe is one that can be trained, fits the machine and is not the one it was."""
     choice = _choose(changed, work_in, machine)
-    if choice.problems or not _trains(changed, variant):
+    if choice.problems:
+        return None
+    try:
+        check_recipe(changed)
+        check_training(changed, variant)
+    except RecipeError:
         return None
     if choice.mesh.tp > 1 and changed.train.mesh == "auto":  # which training does not choose by itself
         changed = with_values(changed, [ResolvedValue("train.mesh", choice.mesh, "")])
     before, after = (each.train.model_dump(mode="json") for each in (recipe, changed))
     changes = {key: after[name] for key in KEYS if after[name := key.removeprefix("train.")] != before[name]}
     return Fix(recipe=changed, changes=changes, choice=choice) if changes else None
-
-
-def _trains(recipe: Recipe, variant: Variant) -> bool:
-    try:
-        check_recipe(recipe)
-        check_training(recipe, variant)
-    except RecipeError:
-        return False
-    return True
-
-
-def _fits_at_best(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine) -> bool:
-    """Whether the memory is enough with everything that saves it, which spares trying it with less."""
-    held = _choose(recipe, work_in, machine).hbm_bytes_per_chip
-    return held <= USABLE_SHARE * machine.chip.hbm_bytes
 
 
 def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine) -> Choice:

@@ -1,7 +1,7 @@
 """The plan of one machine: what it holds, whether it fits, how long it takes, what it costs, what would make it fit."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
@@ -11,7 +11,7 @@ from gemsmith.hardware import Machine, doubts_of
 from gemsmith.hardware.model import StepCost, memory_breakdown, memory_of, on_chips
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
 from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
-from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded
+from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded_range
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
 from gemsmith.recipe.schema import Recipe
@@ -58,6 +58,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
     parts, price = _parts(work, choice, machine), on_demand(machine)
+    spans = ", ".join(f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
     exceeded_by = None if fits else _exceeded_by(parts, machine)
     return MachinePlan(
         name=machine.name,
@@ -67,7 +68,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         hbm_limit_bytes_per_chip=machine.chip.hbm_bytes,
         parts=parts,
         exceeded_by=exceeded_by,
-        step_s=(rounded(choice.time.low_s), rounded(choice.time.high_s)),
+        step_s=rounded_range((choice.time.low_s, choice.time.high_s)),
         measured=_measured(machine),
         startup_s=cost.startup_s,
         hours=cost.hours if fits else None,
@@ -82,14 +83,10 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         fix=None if fix is None else _fixed_plan(asked, fix, machine),
         notes=(
             *choice.problems,
-            *(() if fits else (_exceeded_note(parts, exceeded_by),)),
-            *(() if compiled is None else (compiled_note(compiled),)),
-            *_rows_note(work),
-            *_images_note(work, choice, machine),
-            *_remat_note(choice, recipe),
-            *_mesh_note(choice, recipe),
-            *_slices_note(choice, machine),
-            *(_start_note(cost),) * fits,
+            *([] if fits else [_largest_parts(parts, exceeded_by)]),
+            *([] if compiled is None else [compiled_note(compiled)]),
+            *_training_notes(work, choice, recipe, machine),
+            *([f"start, estimated: {spans}"] if fits else []),
             _price_note(machine, cost.usd_spot if fits else None, asked.today),
             _speed_note(machine),
         ),
@@ -117,7 +114,7 @@ def _fixed_plan(asked: Asked, fix: Fix, machine: Machine) -> PlanFix:
         changes=fix.changes,
         mesh=fix.choice.mesh.model_dump(),
         hbm_bytes_per_chip=fix.choice.hbm_bytes_per_chip,
-        step_s=(rounded(fix.choice.time.low_s), rounded(fix.choice.time.high_s)),
+        step_s=rounded_range((fix.choice.time.low_s, fix.choice.time.high_s)),
         hours=cost.hours,
         usd=cost.usd,
         usd_per_million_tokens=cost.usd_per_million_tokens,
@@ -144,7 +141,7 @@ def _exceeded_by(parts: Mapping[str, int], machine: Machine) -> str | None:
     return None
 
 
-def _exceeded_note(parts: Mapping[str, int], exceeded_by: str | None) -> str:
+def _largest_parts(parts: Mapping[str, int], exceeded_by: str | None) -> str:
     largest = sorted((name for name in parts if name != RUNTIME), key=lambda name: -parts[name])[:3]
     sizes = ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in largest)
     return f"the largest parts, in GiB a chip: {sizes}" + (f"; {exceeded_by} exceed it" if exceeded_by else "")
@@ -152,27 +149,39 @@ def _exceeded_note(parts: Mapping[str, int], exceeded_by: str | None) -> str:
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """The keys and their values as one writes them, axes of the mesh that split nothing left out."""
-    return ", ".join(f"{key}: {_in_yaml(value)}" for key, value in changes.items())
+    words = []
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            axes = (f"{axis}: {size}" for axis, size in value.items() if size > 1 or axis == "fsdp")
+            words.append(f"{key}: {{{', '.join(axes)}}}")
+        else:
+            words.append(f"{key}: {value}")
+    return ", ".join(words)
 
 
-def _in_yaml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{axis}: {size}" for axis, size in value.items() if size > 1 or axis == "fsdp") + "}"
-    return str(value)
+def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Machine) -> Iterator[str]:
+    """What training does there that the recipe does not say."""
+    if work.one_by_one and work.rows > 1:
+        yield "rows are trained one after the other there, with or without train.gradient_accumulation_steps"
+    if work.images is not None and not choice.problems:
+        yield _images_note(work, choice, machine)
+    if recipe.train.remat == "auto" and not choice.problems:
+        saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat))
+        yield f"train.remat auto: {saved or ', '.join(choice.remat)} saved for the backward pass"
+    if recipe.train.mesh == "auto" and choice.mesh.tp > 1 and not choice.problems:
+        # Training's own choice, which never takes tp, is slower or does not fit.
+        sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
+        yield f"{SET_MESH} {{{sizes}}} to get this; auto trains with tp 1: slower, or too large"
+    if machine.slices > 1 and machine.chip.dcn_bytes_per_s:
+        host = 8 * machine.chip.dcn_bytes_per_s * machine.chips / machine.hosts / 1e9
+        yield (
+            f"{machine.slices} slices, each with whole weights; the adapters' gradients between them, by formula: "
+            f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalog's dcn_bytes_per_s"
+        )
 
 
-def _rows_note(work: StepCost) -> tuple[str, ...]:
-    return (
-        ("rows are trained one after the other there, with or without train.gradient_accumulation_steps",)
-        if work.one_by_one and work.rows > 1
-        else ()
-    )
-
-
-def _images_note(work: StepCost, choice: Choice, machine: Machine) -> tuple[str, ...]:
+def _images_note(work: StepCost, choice: Choice, machine: Machine) -> str:
     """What rows with images cost more than as long ones of text, by formula."""
-    if work.images is None or choice.problems:
-        return ()
     seen = replace(work, remat=choice.remat)
     text = replace(seen, images=None)
     one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
@@ -182,40 +191,8 @@ def _images_note(work: StepCost, choice: Choice, machine: Machine) -> tuple[str,
     seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s"
     return (
         f"images, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
-        "peak",
+        "peak"
     )
-
-
-def _remat_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What training saves there, where the recipe leaves it to the machine."""
-    if recipe.train.remat != "auto" or choice.problems:
-        return ()
-    saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat), ", ".join(choice.remat))
-    return (f"train.remat auto: {saved} saved for the backward pass",)
-
-
-def _mesh_note(choice: Choice, recipe: Recipe) -> tuple[str, ...]:
-    """What to write into the recipe, where training's own choice, which never takes tp, is slower or does not fit."""
-    if recipe.train.mesh != "auto" or choice.mesh.tp == 1 or choice.problems:
-        return ()
-    sizes = ", ".join(f"{axis}: {size}" for axis, size in choice.mesh.model_dump().items() if size > 1)
-    return (f"{SET_MESH} {{{sizes}}} to get this; auto trains with tp 1: slower, or too large",)
-
-
-def _slices_note(choice: Choice, machine: Machine) -> tuple[str, ...]:
-    """What goes between slices, and how long it takes."""
-    if machine.slices == 1 or not machine.chip.dcn_bytes_per_s:
-        return ()
-    host = 8 * machine.chip.dcn_bytes_per_s * machine.chips / machine.hosts / 1e9
-    return (
-        f"{machine.slices} slices, each with whole weights; the adapters' gradients between them, by formula: "
-        f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalog's dcn_bytes_per_s",
-    )
-
-
-def _start_note(cost: Cost) -> str:
-    spans = (f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
-    return f"start, estimated: {', '.join(spans)}"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:

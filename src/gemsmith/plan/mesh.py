@@ -59,9 +59,16 @@ def choose_mesh(
         return replace(choice, problems=(*_missing_in_trl(work, machine, mesh), *choice.problems))
     if wanted != "auto":
         return _weigh(work, machine, wanted, remat)
-    slices, devices = machine.slices, machine.devices // machine.slices
-    meshes = [_rows_first(work, slices, devices // tp, tp) for tp in allowed_tp(work.variant) if devices % tp == 0]
-    choices = [_weigh(work, machine, mesh, remat) for mesh in meshes]
+    # As training's auto does: replica over slices, fsdp over as many of a slice's devices as divide its rows, the rest
+    # over each row's positions.
+    rows = max(1, work.rows // work.micro_batches // machine.slices)
+    choices = []
+    for tp in allowed_tp(work.variant):
+        devices, rest = divmod(machine.devices // machine.slices, tp)
+        if rest == 0:
+            fsdp = math.gcd(rows, devices)
+            mesh = Mesh(replica=machine.slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
+            choices.append(_weigh(work, machine, mesh, remat))
     usable = [choice for choice in choices if not choice.problems]
     if usable:
         return min(usable, key=lambda choice: choice.time.low_s + choice.time.high_s)
@@ -76,15 +83,6 @@ def _missing_in_trl(work: StepCost, machine: Machine, mesh: Mesh) -> Iterator[st
         yield f"train.mesh: train.backend trl splits by {' and '.join(backend.mesh_axes)} only"
     if work.dequantizes and mesh.replica * mesh.fsdp > 1 and not backend.splits_quantized:
         yield "train.dtype: with train.backend trl a quantized base trains on one device"
-
-
-def _rows_first(work: StepCost, slices: int, devices: int, tp: int) -> Mesh:
-    """As training's auto does.
-
-    Replica over slices, fsdp over as many of a slice's devices as divide its rows, the rest over each row's positions.
-    """
-    fsdp = math.gcd(max(1, work.rows // work.micro_batches // slices), devices)
-    return Mesh(replica=slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
 
 
 def _weigh(
@@ -120,8 +118,7 @@ def _weigh(
         lower = "" if remat == "layer" else ", train.remat: layer"
         problems.append(
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} "
-            "% can be used; "
-            f"fewer train.global_batch_size{lower} or a larger machine need less"
+            f"% can be used; fewer train.global_batch_size{lower} or a larger machine need less"
         )
     return Choice(
         mesh=mesh,

@@ -1,11 +1,12 @@
-"""What serving the tuned model takes on a machine by formula: what fits, how fast it is at most load, what it costs.
+"""Serving the tuned model on a machine by formula: what fits, how fast it is at full load, and what it costs.
 
-What load tests measured on a machine say of serving there: shares of the roofline that its formulas are of.
+Load tests measured on the machine take the place of the assumed shares of the roofline.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RunError
@@ -13,7 +14,7 @@ from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.hardware.model.serving import Roofline, Served, decode_step, kv_bytes, prefill
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN
-from gemsmith.plan.cost import on_demand, rounded
+from gemsmith.plan.cost import on_demand, rounded_range
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
@@ -61,6 +62,12 @@ def plan_lengths(
 ) -> ServingPlan:
     """Of prompts and answers of such lengths, with as many requests at once as there is room for, `most` if given."""
     input_tokens = max(input_tokens, images * recipe.data.image_tokens)
+    asked: dict[str, Any] = {
+        "machine": machine.name,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "images": images,
+    }
     serve, context = recipe.serve, input_tokens + output_tokens
     settings = ServeSettings(
         dtype=serve.dtype,
@@ -70,51 +77,62 @@ def plan_lengths(
         arguments=serve.arguments,
     )
     try:
-        split = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
+        layout = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:
-        return ServingPlan(
-            machine=machine.name,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            images=images,
-            fits=False,
-            why=str(error),
-        )
-    warnings = tpu_warnings(machine, variant, settings, split.weight_dtype, in_image=True, is_folder=True)
+        return ServingPlan(**asked, fits=False, why=str(error))
+    warnings = tpu_warnings(machine, variant, settings, layout.weight_dtype, in_image=True, is_folder=True)
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
-    served = Served(variant=variant, machine=machine, tp=split.tp, weight_dtype=split.weight_dtype, kv_dtype=kv_dtype)
-    seen = _seen(recipe, variant, images) if images else None
-    one = kv_bytes(variant, split.tp, kv_dtype, context)
-    room = _room_bytes(machine, split)
-    copies = min(split.copies, most or split.copies)  # that have something to do
-    each = max(1, min(int(room / one), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
-    speed = output_tokens_per_s(
-        served, requests=each, input_tokens=input_tokens, output_tokens=output_tokens, images=seen
-    )
-    together = (speed[0] * copies, speed[1] * copies)
-    price = on_demand(machine)
-    dollars = None if price is None or price.usd_per_hour is None else price.usd_per_hour / 3600 * 1e6
-    chip = machine.chip
+    served = Served(variant=variant, machine=machine, tp=layout.tp, weight_dtype=layout.weight_dtype, kv_dtype=kv_dtype)
     return ServingPlan(
-        machine=machine.name,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        images=images,
+        **asked,
         fits=True,
         warnings=tuple(warning.why for warning in warnings),
         measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
-        weight_dtype=split.weight_dtype,
-        tensor_parallel=split.tp,
-        copies=split.copies,
-        weights_bytes_per_chip=round(split.memory.weights * chip.devices),
-        kv_room_bytes_per_chip=round(room * chip.devices),
-        kv_bytes_per_request=round(one * chip.devices),
-        requests=each * copies,
-        prefill_s=_rounded(prefill_s(served, input_tokens, seen)),
-        decode_step_s=_rounded(decode_s(served, requests=each, context=input_tokens + output_tokens / 2)),
-        output_tokens_per_s=_rounded(together),
-        usd_per_million_tokens=None if dollars is None else _rounded((dollars / together[1], dollars / together[0])),
+        weight_dtype=layout.weight_dtype,
+        tensor_parallel=layout.tp,
+        copies=layout.copies,
+        **_full_load(recipe, served, layout, input_tokens, output_tokens, images=images, most=most),
     )
+
+
+def _full_load(
+    recipe: Recipe,
+    served: Served,
+    layout: Layout,
+    input_tokens: int,
+    output_tokens: int,
+    *,
+    images: int,
+    most: int | None,
+) -> dict[str, Any]:
+    """Memory, times and dollars with as many requests at once as there is room for: fields of ServingPlan."""
+    variant, machine, chip = served.variant, served.machine, served.machine.chip
+    prompt_images = None
+    if images:  # which are only walked forward
+        whole = images_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens)
+        prompt_images = replace(whole, adapters=0)
+    kv_per_request = kv_bytes(variant, served.tp, served.kv_dtype, input_tokens + output_tokens)
+    kv_room: float = CPU_KV_BYTES
+    if chip.kind != "cpu":
+        kv_room = UTILISATION * chip.hbm_bytes / chip.devices - layout.memory.weights - layout.memory.workspace
+    copies = min(layout.copies, most or layout.copies)  # that have something to do
+    requests = max(1, min(int(kv_room / kv_per_request), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
+    low, high = output_tokens_per_s(
+        served, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens, images=prompt_images
+    )
+    low, high = low * copies, high * copies
+    price = on_demand(machine)
+    usd = None if price is None or price.usd_per_hour is None else price.usd_per_hour / 3600 * 1e6
+    return {
+        "weights_bytes_per_chip": round(layout.memory.weights * chip.devices),
+        "kv_room_bytes_per_chip": round(kv_room * chip.devices),
+        "kv_bytes_per_request": round(kv_per_request * chip.devices),
+        "requests": requests * copies,
+        "prefill_s": rounded_range(prefill_s(served, input_tokens, prompt_images)),
+        "decode_step_s": rounded_range(decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)),
+        "output_tokens_per_s": rounded_range((low, high)),
+        "usd_per_million_tokens": None if usd is None else rounded_range((usd / high, usd / low)),
+    }
 
 
 def output_tokens_per_s(
@@ -153,7 +171,7 @@ def prefill_s(served: Served, tokens: int, images: ImageWork | None = None) -> R
             roofline.hbm_s,
             roofline.interconnect_s,
         ),
-        _slowest(roofline, chip.efficiency_low),
+        max(roofline.matmul_s / chip.efficiency_low, roofline.hbm_s) + roofline.interconnect_s,
     )
 
 
@@ -165,27 +183,6 @@ def least_s(roofline: Roofline) -> float:
 def _measured(roofline: Roofline, low: float, high: float) -> Range:
     """MEASURED_WITHIN around the shares of the roofline that were measured."""
     return least_s(roofline) / high / MEASURED_WITHIN, least_s(roofline) / low * MEASURED_WITHIN
-
-
-def _seen(recipe: Recipe, variant: Variant, images: int) -> ImageWork:
-    """A prompt's images, which are only walked forward."""
-    return replace(images_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens), adapters=0)
-
-
-def _slowest(roofline: Roofline, share: float) -> float:
-    return max(roofline.matmul_s / share, roofline.hbm_s) + roofline.interconnect_s
-
-
-def _room_bytes(machine: Machine, split: Layout) -> float:
-    """For keys and values on one device, beside the weights and one forward pass."""
-    if machine.chip.kind == "cpu":
-        return CPU_KV_BYTES
-    limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
-    return limit - split.memory.weights - split.memory.workspace
-
-
-def _rounded(values: Range) -> Range:
-    return rounded(values[0]), rounded(values[1])
 
 
 STREAMED_MS = 0.1
@@ -224,11 +221,7 @@ def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: 
     output_tokens * decode_step, as plans have it, so that its latency tells decode_step where the prompt's is known.
     Requests under way are their latencies over the cell's time.
     """
-    told = [
-        cell
-        for cell in cells
-        if cell.completed and not cell.probe and cell.e2e_ms is not None and cell.tpot_ms.p50 >= STREAMED_MS
-    ]
+    told = [cell for cell in cells if cell.completed and not cell.probe and cell.tpot_ms.p50 >= STREAMED_MS]
     alone = {
         cell.input_tokens: cell.ttft_ms.p50 / 1000
         for cell in sorted(told, key=under_way, reverse=True)
@@ -237,7 +230,7 @@ def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: 
     decodes = []
     for cell in told:
         requests, prompt_s = max(1.0, under_way(cell) / copies), alone.get(cell.input_tokens)
-        if prompt_s is None or cell.e2e_ms is None:
+        if prompt_s is None:
             continue
         step_s = (cell.e2e_ms.mean / 1000 - requests * prompt_s) / cell.output_tokens
         if step_s > 0:
@@ -270,4 +263,4 @@ def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machi
 
 def under_way(cell: BenchCell) -> float:
     """Requests on average: all their latencies over the time (Little 1961)."""
-    return cell.completed * cell.e2e_ms.mean / 1000 / cell.duration_s if cell.e2e_ms and cell.duration_s else 0.0
+    return cell.completed * cell.e2e_ms.mean / 1000 / cell.duration_s if cell.duration_s else 0.0

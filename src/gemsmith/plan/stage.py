@@ -1,11 +1,8 @@
-"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others.
-
-What the numbers of a plan rest on, in sentences.
-"""
+"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others."""
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -13,7 +10,7 @@ from typing import Literal
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError
 from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
-from gemsmith.hardware.model import ImageWork, StepCost, step_cost
+from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
@@ -39,29 +36,20 @@ from gemsmith.runs.run import Run, is_up_to_date, make_origin, read_record, writ
 from gemsmith.system.files import sha256_file, write_text
 
 
-def _at_once(work: StepCost) -> str:
-    return "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
-
-
-def _recomputed(recipe: Recipe) -> str:
+def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
+    """What the numbers of a plan rest on, a sentence each."""
+    at_once = "all at once" if work.micro_batches == 1 else f"in {work.micro_batches} micro-batches"
     remat = "layer" if (recipe.train.backend, recipe.train.remat) == ("trl", "auto") else recipe.train.remat
-    sentences = {
+    recomputed = {
         "auto": "of every layer as much is saved for the backward pass as fits",
         "none": "every activation is saved",
         "layer": "every layer is recomputed in the backward pass",
-    }
-    return sentences.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
-
-
-def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
-    """What the numbers of a plan rest on, a sentence each."""
+    }.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
     sentences = [
         "Everything here is estimated by formula; nothing was measured on these machines, unless a machine says so.",
-        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {_at_once(work)}; "
-        f"{_recomputed(recipe)}.",
+        f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {at_once}; {recomputed}.",
         f"Attention is the splash kernel on TPU; elsewhere blocks of {OTHER_QUERY_BLOCK} queries "
-        f"({QUERY_BLOCKS['cpu']} on CPU) are "
-        "compared with the keys in their reach.",
+        f"({QUERY_BLOCKS['cpu']} on CPU) are compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
         "Each replica, so each slice, has all base weights and adapters, split over its devices.",
@@ -70,8 +58,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "
         f"{LOAD_BYTES_PER_S[0] / 1e9:g} GB/s (assumed), then compilation (by train.backend tunix as long as the first "
-        "step of the 31B in arXiv 2605.25645); "
-        "checkpoints and waiting for a machine are left out.",
+        "step of the 31B in arXiv 2605.25645); checkpoints and waiting for a machine are left out.",
         f"Spot: never taken away, to once in {PREEMPTION_HOURS:g} hours (assumed), each time losing a start and half "
         f"of the {recipe.train.save_steps} steps between checkpoints.",
         "Starting a kernel costs nothing here, so the steps of tiny models are longer than said.",
@@ -134,10 +121,15 @@ def plan_recipe(
         machines = _find_machines(recipe, catalog, None)
     tokens = tokens or count_real_tokens(recipe)
     counted = images or count_images(recipe, variant)
+
+    @functools.cache
+    def work_in(dtype: str) -> StepCost:
+        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
+
     asked = Asked(
         recipe=recipe,
         variant=variant,
-        work_in=_works(recipe, variant, counted.images),
+        work_in=work_in,
         steps=steps.steps or PRICED_STEPS,
         tokens=tokens.per_step,
         today=datetime.now(UTC).date(),
@@ -157,16 +149,6 @@ def plan_recipe(
         serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt)),
         assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
     )
-
-
-def _works(recipe: Recipe, variant: Variant, images: ImageWork | None) -> Callable[[str], StepCost]:
-    """The work of a step with the base in a dtype, reckoned once for each."""
-
-    @functools.cache
-    def work_in(dtype: str) -> StepCost:
-        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=images)
-
-    return work_in
 
 
 def ranked(record: PlanRecord, by: By) -> PlanRecord:
@@ -222,7 +204,13 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limi
     for file in own_files(recipe.hardware.catalog):
         sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
     machines = _find_machines(recipe, catalog, on)
-    compile_step = None if limits is None else _compiler(recipe, machines, limits)
+    if limits is not None and not any(compiles_for(recipe, machine) for machine in machines):
+        names = ", ".join(machine.name for machine in machines)
+        raise InputError(
+            f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
+            "the catalog that have a topology, such as v5p-8, with --on, and train.backend tunix"
+        )
+    compile_step = None if limits is None else compiler(limits)
     origin = make_origin(run, "plan", clock, sources=sources)
     variant = recipe_variant(recipe)
     record = plan_recipe(
@@ -237,17 +225,6 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limi
     )
     record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
     return record if by is None else ranked(record, by)
-
-
-def _compiler(recipe: Recipe, machines: Sequence[Machine], limits: Limits) -> Compile:
-    """Raises InputError where no machine is one that steps are compiled for."""
-    if not any(compiles_for(recipe, machine) for machine in machines):
-        names = ", ".join(machine.name for machine in machines)
-        raise InputError(
-            f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
-            "the catalog that have a topology, such as v5p-8, with --on, and train.backend tunix"
-        )
-    return compiler(limits)
 
 
 def _find_machines(recipe: Recipe, catalog: Catalog, on: str | None) -> list[Machine]:

@@ -42,8 +42,6 @@ OTHER_QUERY_BLOCK = 512
 LOOPS = 8
 """Blocks of queries that read equally many keys share one loop. More loops read fewer keys in vain and take longer to
 compile."""
-
-
 NAMES = "a list of results"
 
 
@@ -124,8 +122,6 @@ class Optimizations:
 
 
 PLAIN = Optimizations(heads_kernel=False, chains=False, in_turn=False, isolates_matmuls=False, splits_vocabulary=False)
-
-
 TUNED = Optimizations()
 
 

@@ -1,12 +1,11 @@
 """Which keys of a recipe exclude each other."""
 
 import json
-from typing import Any
 
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
-from gemsmith.recipe.schema import Bench, Data, EvalTask, GeneratedData, Optimizer, Recipe, Train
+from gemsmith.recipe.schema import Bench, Data, GeneratedData, Recipe, Train
 from gemsmith.tasks import SOURCES, find_source
 
 
@@ -14,11 +13,15 @@ def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
     _check_image_folder(recipe.data)
     _check_bench_images(recipe)
-    _check_warmup(recipe.optimizer)
+    steps, ratio = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio
+    if steps is not None and ratio is not None:
+        raise RecipeError(
+            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
+            "other null"
+        )
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
-    _check_backend(recipe.train)
-    _check_targets(recipe)
+    _check_backend(recipe)
     _check_eval_tasks(recipe)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
@@ -77,15 +80,6 @@ def _check_bench_images(recipe: Recipe) -> None:
         )
 
 
-def _check_warmup(optimizer: Optimizer) -> None:
-    steps, ratio = optimizer.warmup_steps, optimizer.warmup_ratio
-    if steps is not None and ratio is not None:
-        raise RecipeError(
-            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
-            "other null"
-        )
-
-
 def _check_checkpoint_folder(train: Train) -> None:
     folder = train.checkpoint_folder or ""
     if "://" not in folder:
@@ -113,9 +107,9 @@ def _check_offload(train: Train) -> None:
         )
 
 
-def _check_backend(train: Train) -> None:
+def _check_backend(recipe: Recipe) -> None:
     """What one of the backends has not, whatever the machine."""
-    name, backend = train.backend, BACKENDS[train.backend]
+    train, name, backend = recipe.train, recipe.train.backend, BACKENDS[recipe.train.backend]
     remat = NAMES if isinstance(train.remat, tuple) else train.remat
     for key, value, allowed in (
         ("attention", train.attention, ("auto", *backend.attentions)),
@@ -129,18 +123,15 @@ def _check_backend(train: Train) -> None:
     for key, reason in backend.lacks.items():
         if (value := getattr(train, key)) != Train.model_fields[key].default:
             others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
+            given = value if isinstance(value, str) else json.dumps(value)
             raise RecipeError(
-                f"train.{key}: {_as_yaml(value)} was given, but train.backend {name} {reason}; leave it out, or set "
+                f"train.{key}: {given} was given, but train.backend {name} {reason}; leave it out, or set "
                 f"train.backend to {others}"
             )
-
-
-def _check_targets(recipe: Recipe) -> None:
-    backend = recipe.train.backend
-    if ALL_LINEAR in recipe.lora.targets and not BACKENDS[backend].adapts_all_linear:
+    if ALL_LINEAR in recipe.lora.targets and not backend.adapts_all_linear:
         others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
         raise RecipeError(
-            f"lora.targets: {ALL_LINEAR} was given, and train.backend {backend} adapts projections alone; name their "
+            f"lora.targets: {ALL_LINEAR} was given, and train.backend {name} adapts projections alone; name their "
             f"kinds, or set train.backend to {others}"
         )
 
@@ -161,7 +152,13 @@ def _check_eval_tasks(recipe: Recipe) -> None:
         if task in tasks[:place]:
             raise RecipeError(f"{key}: is the same as eval.tasks.{tasks.index(task)}; leave one of them out")
         if task.task in SOURCES:
-            _check_source(task, key)
+            if task.dataset is None:
+                raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
+            prompts = find_source(task.task).PROMPTS
+            if task.prompt not in (None, *prompts):
+                raise RecipeError(
+                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one"
+                )
             continue
         if recipe.data.eval is None:
             raise RecipeError(
@@ -175,15 +172,3 @@ def _check_eval_tasks(recipe: Recipe) -> None:
                 f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
                 f"out; allowed there: max_tokens"
             )
-
-
-def _check_source(task: EvalTask, key: str) -> None:
-    if task.dataset is None:
-        raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
-    prompts = find_source(task.task).PROMPTS
-    if task.prompt not in (None, *prompts):
-        raise RecipeError(f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one")
-
-
-def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,7 +1,4 @@
-"""Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons.
-
-A recipe as dotted keys and their values, such as lora.rank.
-"""
+"""Recipes from YAML and back: loaded, overridden, checked in the recipe's own words, dumped with reasons."""
 
 import json
 import os
@@ -14,7 +11,7 @@ from pydantic import ValidationError
 
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import check_recipe
-from gemsmith.recipe.keys import KEYS
+from gemsmith.recipe.keys import KEYS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser, regular_file
@@ -59,7 +56,12 @@ def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
     """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
     for item in derived:
-        recipe = _with_value(recipe, item.key.split("."), item.value)
+        key, value = item.key, item.value
+        while key:
+            parent, _, name = key.rpartition(".")
+            section = value_at(recipe, parent) if parent else recipe
+            key, value = parent, section.model_copy(update={name: value})
+        recipe = value
     return recipe
 
 
@@ -67,11 +69,6 @@ def default_values() -> dict[str, Any]:
     """The value of every dotted key that a recipe need not give."""
     flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
     return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
-
-
-def _with_value(section: Any, path: Sequence[str], value: Any) -> Any:
-    key, *rest = path
-    return section.model_copy(update={key: _with_value(getattr(section, key), rest, value) if rest else value})
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
@@ -91,8 +88,17 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
     for key in forget:
-        _forget(values, key)
-    _find_task_files(values, path.parent)
+        parent, _, name = key.rpartition(".")
+        section = value_at(values, parent) if parent else values
+        if isinstance(section, dict):
+            section.pop(name, None)
+    # Python files that name tasks are given relative to the recipe.
+    for key in TASK_KEYS:
+        parent, _, name = key.rpartition(".")
+        _find_task_file(value_at(values, parent), name, path.parent)
+    entries = value_at(values, "eval.tasks")
+    for entry in entries if isinstance(entries, list) else ():
+        _find_task_file(entry, "task", path.parent)
     return build_recipe(values, overrides, source=f"recipe {path}")
 
 
@@ -149,32 +155,9 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-def _find_task_files(values: Mapping[str, Any], folder: Path) -> None:
-    """Makes the Python files that name tasks absolute: they are given relative to the recipe."""
-    for key in TASK_KEYS:
-        *parents, last = key.split(".")
-        place: Any = values
-        for parent in parents:
-            place = place.get(parent) if isinstance(place, dict) else None
-        _find_task_file(place, last, folder)
-    evaluation = values.get("eval")
-    entries = evaluation.get("tasks") if isinstance(evaluation, dict) else None
-    for entry in entries if isinstance(entries, list) else ():
-        _find_task_file(entry, "task", folder)
-
-
 def _find_task_file(place: Any, key: str, folder: Path) -> None:
     if isinstance(place, dict) and is_task_file(place.get(key)):
         place[key] = os.path.abspath(folder / expanduser(place[key]))
-
-
-def _forget(values: dict[str, Any], key: str) -> None:
-    *parents, last = key.split(".")
-    place: Any = values
-    for parent in parents:
-        place = place.get(parent) if isinstance(place, dict) else None
-    if isinstance(place, dict):
-        place.pop(last, None)
 
 
 _IN_YAML = {
@@ -207,11 +190,24 @@ def _first_problem(error: ValidationError) -> str:
     problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
+<<<<<<< HEAD
         allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
         elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
         return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
+=======
+        model: Any = Recipe
+        for part in place[:-1]:
+            # A number is the place in a list, whose items are all of one kind.
+            named = {"GeneratedData": GeneratedData, "Mesh": Mesh}.get(part)
+            model = named or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
+        allowed, key = (
+            list(model.model_fields),
+            ".".join(part for part in place if part not in ("GeneratedData", "Mesh")),
+        )
+        return f"unknown key {key}{suggest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
+>>>>>>> house-plan2
     key = ".".join(
         part
         for part in place
@@ -231,15 +227,6 @@ def _first_problem(error: ValidationError) -> str:
     return f"{key}: {problem['input']!r} was given, {message}"
 
 
-def _keys_at(place: Sequence[str]) -> list[str]:
-    model: Any = Recipe
-    named = {"GeneratedData": GeneratedData, "Mesh": Mesh}
-    for part in place:
-        # A number is the place in a list, whose items are all of one kind.
-        model = named.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
-    return list(model.model_fields)
-
-
 def _yaml_lines(
     values: Mapping[str, Any], reasons: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> Iterator[str]:
@@ -250,18 +237,15 @@ def _yaml_lines(
             continue
         reason = reasons.get(prefix + key)
         comment = f"  # {one_line(reason)}" if reason else ""
+        text = yaml_line(value)
+        if isinstance(value, float):
+            # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
+            text = repr(value)
+            text = text if "e" not in text or "." in text else text.replace("e", ".0e")
         # One line a value, so that a reason can follow it; JSON's scalars and lists are YAML's.
-        yield f"{indent}{_yaml_key(key)}: {_yaml_scalar(value)}{comment}"
+        yield f"{indent}{_yaml_key(key)}: {text}{comment}"
 
 
 def _yaml_key(key: str) -> str:
     """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
     return key if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key else yaml_line(key)
-
-
-def _yaml_scalar(value: Any) -> str:
-    if isinstance(value, float):
-        # PyYAML reads 1e-08 as text: YAML 1.1 wants a point in it.
-        text = repr(value)
-        return text if "e" not in text or "." in text else text.replace("e", ".0e")
-    return yaml_line(value)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich import table as rich_table
-from rich.console import JustifyMethod
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from gemsmith.analysis.compare import Comparison, Pair
@@ -47,8 +46,8 @@ class Table:
     whole: Sequence[str] = ()
     """Columns whose cells stay on one line."""
 
-    def to_rich(self) -> rich_table.Table:
-        table = rich_table.Table(
+    def to_rich(self) -> RichTable:
+        table = RichTable(
             title=Text(self.title) if self.title else None,
             title_justify="left",
             box=box.SIMPLE_HEAD,
@@ -56,8 +55,12 @@ class Table:
             padding=(0, 1, 0, 0),
         )
         for name in self.columns:
-            justify: JustifyMethod = "right" if name in self.right else "left"
-            table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=name in self.whole)
+            table.add_column(
+                Text(name),
+                justify="right" if name in self.right else "left",
+                overflow="fold",
+                no_wrap=name in self.whole,
+            )
         for row in self.rows:
             table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
         return table

@@ -76,11 +76,11 @@ class BenchCell(Part):
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     itl_ms: Percentiles
+    e2e_ms: Percentiles
+    """Whole requests."""
     output_tokens_per_s: float
     requests_per_s: float
     max_concurrency: int | None = None
-    e2e_ms: Percentiles | None = None
-    """Whole requests; None in records of earlier versions, as in the fields below."""
     warmup: int = 0
     """Requests before the measured ones, which are in no number but the next."""
     warmup_failures: dict[str, int] = Field(default_factory=dict)
@@ -94,7 +94,7 @@ class BenchCell(Part):
     server: ServerLoad | None = None
     """None where the server has no metrics."""
     requests: Requests | None = None
-    """None in records of earlier versions, and where none was completed."""
+    """None where none was completed."""
 
 
 class BenchImages(Part):
@@ -142,7 +142,7 @@ class BenchRecord(Record):
     endpoint: dict[str, str] = Field(default_factory=dict)
     """What was measured: URL, model, and on what else the numbers depend."""
     server: ServerFacts | None = None
-    """None in records of earlier versions, and of servers that Gemsmith did not start."""
+    """None of servers that Gemsmith did not start."""
     slo: Slo | None = None
     saturations: tuple[Saturation, ...] = ()
     """For each length of a grid with rates; empty without an SLO."""

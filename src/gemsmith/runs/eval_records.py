@@ -200,7 +200,7 @@ class EvalRecord(Record):
     examples: tuple[dict[str, Any], ...]
     """A few rows: prompt, expected, base, tuned."""
     rows_better: int | None = None
-    """Rows that only the tuned model has right; None in records of earlier versions, as in the fields below."""
+    """Rows that only the tuned model has right; None, as below, where rows are not right or wrong."""
     rows_worse: int | None = None
     """Rows that only the base has right."""
     p_value: float | None = None

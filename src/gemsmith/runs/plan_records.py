@@ -76,8 +76,7 @@ class MachinePlan(Part):
     startup_s: dict[str, Range] = Field(default_factory=dict)
     """What comes before the first step -> its seconds; assumed."""
     hours: Range | None
-    """Of the start and `priced_steps`; None where the machine does not fit. Plans of earlier versions leave the start
-    out."""
+    """Of the start and `priced_steps`; None where the machine does not fit."""
     usd: Range | None
     """Of `hours`; None also where the catalog has no on-demand price."""
     price_doubts: tuple[str, ...] = ()
@@ -91,7 +90,7 @@ class MachinePlan(Part):
     """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows from them are the
     compiler's."""
     price: PlanPrice | None = None
-    """On demand; None, here and below, also in plans of earlier versions."""
+    """On demand; None, here and below, where the catalog has no such price."""
     price_spot: PlanPrice | None = None
     """The cheapest, whichever region has it."""
     fix: PlanFix | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gemsmith.runs.records import Machine
+from gemsmith.runs.records import Computer
 
 # Linux's list of cores, and enough of it for the first one.
 _CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
@@ -28,14 +28,14 @@ def start_clock() -> Clock:
     return Clock(started=datetime.now(UTC).isoformat(timespec="seconds"), _begin_s=time.monotonic())
 
 
-def host_info() -> Machine:
+def host_info() -> Computer:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
             cpuinfo = file.read(_FIRST_CORE_BYTES)
     except OSError:
         cpuinfo = ""
-    return Machine(
+    return Computer(
         system=f"{platform.system()} {platform.release()}",
         processor=_processor(cpuinfo),
         cores=os.cpu_count() or 1,

@@ -14,8 +14,6 @@ from gemsmith.system.files import regular_file
 from gemsmith.system.version import __version__
 
 SCHEMA_VERSION = 1
-
-
 Range = tuple[float, float]
 """Low, high."""
 
@@ -25,7 +23,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class Machine(Part):
+class Computer(Part):
     """The computer a stage ran on."""
 
     system: str
@@ -35,7 +33,7 @@ class Machine(Part):
     accelerators: tuple[str, ...] = ()
     """Only training's record names them."""
 
-    def is_computer_of(self, other: "Machine") -> bool:
+    def is_computer_of(self, other: "Computer") -> bool:
         """Whether it is the same computer, whichever of the two records names its accelerators."""
         return self.model_copy(update={"accelerators": other.accelerators}) == other
 
@@ -48,7 +46,7 @@ class Origin(Part):
     duration_s: float
     gemsmith: str
     versions: dict[str, str]
-    machine: Machine
+    machine: Computer
     seed: int
     inputs_sha256: dict[str, str]
     """What the stage read -> its SHA-256."""
@@ -390,11 +388,9 @@ def _refuse_another_version(file: Path, text: bytes) -> None:
         return
     origin = content.get("origin")
     writer = origin.get("gemsmith") if isinstance(origin, dict) else None
-    program = (
-        f"Gemsmith {writer}" if isinstance(writer, str) and writer != __version__ else "the Gemsmith that wrote it"
-    )
+    named = isinstance(writer, str) and writer != __version__
+    program = f"Gemsmith {writer}" if named else "the Gemsmith that wrote it"
     raise VersionError(
         f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open "
-        f"it with {program}, or "
-        "start anew in another directory"
+        f"it with {program}, or start anew in another directory"
     )

@@ -1,7 +1,4 @@
-"""What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network.
-
-Lengths in tokens: what a recipe leaves open is made to fit its model, and what it gives is checked against it.
-"""
+"""What the user left out, filled in, each value with its reason; what cannot be, refused. No weights, no network."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -36,19 +33,28 @@ def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:
     """
     limit = min(recipe.serve.max_model_len or variant.context, variant.context)
     of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
-    found = [*_row(recipe, variant)]
-    found += [*_cells(with_values(recipe, found), limit, of_limit), *_answer(recipe, limit, of_limit)]
+    found = []
+    length, answer = recipe.data.max_length, recipe.eval.max_tokens
+    if "max_length" not in recipe.data.model_fields_set and length > variant.context:
+        reason = f"the default is {length}, {variant.name} reads at most this"
+        found.append(ResolvedValue("data.max_length", variant.context, reason))
+    found += _cells(with_values(recipe, found), limit, of_limit)
+    if eval_tasks(recipe) and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
+        reason = f"the default is {answer}; half of {of_limit}, is left to prompts"
+        found.append(ResolvedValue("eval.max_tokens", max(1, limit // 2), reason))
     if recipe.serve.max_model_len is None:
-        found.append(_served(with_values(recipe, found), variant))
+        fitted = with_values(recipe, found)
+        evaluated = fitted.data.max_length + longest_answer(fitted)
+        wanted = max(_FIRST_REQUEST, evaluated, _longest_cell(fitted))
+        reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
+        found.append(ResolvedValue("serve.max_model_len", min(wanted, variant.context), reason))
     return found
 
 
 def check_lengths(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for rows or served texts that are longer than the model reads."""
-    for key, given in (
-        ("data.max_length", recipe.data.max_length),
-        ("serve.max_model_len", recipe.serve.max_model_len or 0),
-    ):
+    for key in ("data.max_length", "serve.max_model_len"):
+        given = value_at(recipe, key) or 0
         if given > variant.context:
             raise RecipeError(
                 f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set "
@@ -87,8 +93,7 @@ def check_cells(recipe: Recipe, variant: Variant) -> None:
         raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
     raise RecipeError(
         f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
-        f"{name}; "
-        f"lower one of them{otherwise}"
+        f"{name}; lower one of them{otherwise}"
     )
 
 
@@ -101,14 +106,6 @@ def check_answer(recipe: Recipe, variant: Variant) -> None:
         raise RecipeError(
             f"{key}: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; "
             f"lower it{_or_raise(answer + _PROMPT_ROOM, variant)}"
-        )
-
-
-def _row(recipe: Recipe, variant: Variant) -> Iterator[ResolvedValue]:
-    length = recipe.data.max_length
-    if "max_length" not in recipe.data.model_fields_set and length > variant.context:
-        yield ResolvedValue(
-            "data.max_length", variant.context, f"the default is {length}, {variant.name} reads at most this"
         )
 
 
@@ -148,21 +145,6 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]
         )
 
 
-def _answer(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]:
-    answer = recipe.eval.max_tokens
-    if eval_tasks(recipe) and "max_tokens" not in recipe.eval.model_fields_set and limit - answer < _PROMPT_ROOM:
-        yield ResolvedValue(
-            "eval.max_tokens", max(1, limit // 2), f"the default is {answer}; half of {of_limit}, is left to prompts"
-        )
-
-
-def _served(recipe: Recipe, variant: Variant) -> ResolvedValue:
-    evaluated = recipe.data.max_length + longest_answer(recipe)
-    wanted = max(_FIRST_REQUEST, evaluated, _longest_cell(recipe))
-    reason = f"the longest that eval and bench send and ask for, at most {variant.name}'s {variant.context}"
-    return ResolvedValue("serve.max_model_len", min(wanted, variant.context), reason)
-
-
 def _longest_cell(recipe: Recipe) -> int:
     """The most tokens that a request of bench sends and asks for together."""
     return max(load.input_tokens + load.output_tokens for load in recipe.bench.plan.loads)
@@ -197,11 +179,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
     contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
-    derived: list[ResolvedValue] = []
-    for key in (*PATHS, *_task_files(recipe)):
-        _make_absolute(recipe, key, derived)
-    _make_folder_absolute(recipe, derived)
-    _make_datasets_absolute(recipe, derived)
+    derived = list(_absolute_paths(recipe))
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(ResolvedValue("model", variant.name, reason))
@@ -209,7 +187,11 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
     check_lengths(recipe, variant)
-    rest = [*_rows_per_step(recipe), *_warmup(recipe)]
+    rest = list(_rows_per_step(recipe))
+    if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
+        # The number is known once the data stage has counted the steps.
+        reason = "a tenth of all steps, at most 100; training says how many"
+        rest.append(ResolvedValue("optimizer.warmup_steps", None, reason))
     return with_values(recipe, rest), derived + rest
 
 
@@ -291,37 +273,26 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     )
 
 
-def _task_files(recipe: Recipe) -> list[str]:
-    """The keys that name a Python file as a task; those in a recipe's file are absolute by now."""
-    named = task_files(dict(flatten(recipe.model_dump(mode="json"))))
-    return [key for key in named if key in TASK_KEYS]
-
-
-def _make_absolute(recipe: Recipe, key: str, derived: list[ResolvedValue]) -> None:
-    value = value_at(recipe, key)
-    if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
-        return
-    path = expanduser(value)
-    if path.exists():
-        derived.append(
-            ResolvedValue(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in")
-        )
-
-
-def _make_folder_absolute(recipe: Recipe, derived: list[ResolvedValue]) -> None:
+def _absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
+    """Files and folders, seen from where the run was started; tasks named in a recipe's file are absolute by now."""
+    tasks = task_files(dict(flatten(recipe.model_dump(mode="json"))))
+    for key in (*PATHS, *(key for key in tasks if key in TASK_KEYS)):
+        value = value_at(recipe, key)
+        if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
+            continue
+        path = expanduser(value)
+        if path.exists():
+            yield ResolvedValue(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in")
     folder = recipe.train.checkpoint_folder
     if folder is not None and "://" not in folder and not Path(folder).is_absolute():
         reason = f"{folder}, seen from the folder the run was started in"
-        derived.append(ResolvedValue("train.checkpoint_folder", str(expanduser(folder).resolve()), reason))
-
-
-def _make_datasets_absolute(recipe: Recipe, derived: list[ResolvedValue]) -> None:
-    tasks = tuple(
+        yield ResolvedValue("train.checkpoint_folder", str(expanduser(folder).resolve()), reason)
+    datasets = tuple(
         task.model_copy(update={"dataset": str(expanduser(task.dataset).resolve())}) if task.dataset else task
         for task in recipe.eval.tasks
     )
-    if tasks != recipe.eval.tasks:
-        derived.append(ResolvedValue("eval.tasks", tasks, "datasets seen from the folder the run was started in"))
+    if datasets != recipe.eval.tasks:
+        yield ResolvedValue("eval.tasks", datasets, "datasets seen from the folder the run was started in")
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
@@ -341,14 +312,7 @@ def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
     if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
         raise RecipeError(
             f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "
-            f"{train.global_batch_size}; "
-            "set one of them"
+            f"{train.global_batch_size}; set one of them"
         )
     if train.global_batch_size != rows:
         yield ResolvedValue("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")
-
-
-def _warmup(recipe: Recipe) -> Iterator[ResolvedValue]:
-    """The reason for warm-up that is left open; its number is known once the data stage has counted the steps."""
-    if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
-        yield ResolvedValue("optimizer.warmup_steps", None, "a tenth of all steps, at most 100; training says how many")

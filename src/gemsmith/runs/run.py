@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.recipe.load import (
-    differing_keys,
-    dump_recipe,
-    flatten,
-    load_recipe,
-    read_reasons,
-    task_files,
-)
+from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
@@ -99,7 +92,11 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)
         _refuse_another_recipe(run, there, force)
-        derived = _joined_reasons(run, there, derived)
+        # A value that was there without a reason and is the same gets none.
+        earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
+        given, said = dict(flatten(there.model_dump(mode="json"))), {item.key for item in earlier}
+        new = (item for item in derived if item.key in said or given.get(item.key) != item.plain_value)
+        derived = [*earlier, *new]
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
@@ -175,9 +172,9 @@ def is_up_to_date(run: Run, stage: str) -> bool:
         raise
     except RunError:
         return False
-    return getattr(record, "passed", True) and record.origin.inputs_sha256 == inputs_sha256(run, stage) | _own_sources(
-        record, run, stage
-    )
+    # Beside these a record has what the stage hashed as it ran.
+    now, then = inputs_sha256(run, stage), record.origin.inputs_sha256
+    return getattr(record, "passed", True) and all(then.get(name) == value for name, value in now.items())
 
 
 def has_outputs(run: Run, stage: str) -> bool:
@@ -266,12 +263,6 @@ def _next_recipe_file(run: Run) -> Path:
     return run.path / ".recipe.yaml.next"
 
 
-def _own_sources(record: Record, run: Run, stage: str) -> dict[str, str]:
-    """What the stage itself added to inputs_sha256: files that it hashed when it ran."""
-    known = inputs_sha256(run, stage)
-    return {name: value for name, value in record.origin.inputs_sha256.items() if name not in known}
-
-
 def _readers(run: Run, key: str, force: str | None) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
     readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key) and has_outputs(run, stage)]
@@ -281,13 +272,6 @@ def _readers(run: Run, key: str, force: str | None) -> list[str]:
 def _resolve_again(path: Path, overrides: Sequence[str], force: str | None) -> tuple[Recipe, list[ResolvedValue]]:
     run = Run(path=path, recipe=find_run(path))
     return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
-
-
-def _joined_reasons(run: Run, recipe: Recipe, derived: Sequence[ResolvedValue]) -> list[ResolvedValue]:
-    """The reasons in the run's recipe and the new ones; none for a value that was there without and is the same."""
-    earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
-    there, said = dict(flatten(recipe.model_dump(mode="json"))), {item.key for item in earlier}
-    return [*earlier, *(item for item in derived if item.key in said or there.get(item.key) != item.plain_value)]
 
 
 def _depends_on(stage: str, other: str) -> bool:
@@ -316,6 +300,5 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: str | None) -> None:
         if readers := _readers(run, key, force):
             raise RunError(
                 f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
-                f"{json.dumps(new)} here, "
-                f"and {readers[0]} has used it; name another directory with --run"
+                f"{json.dumps(new)} here, and {readers[0]} has used it; name another directory with --run"
             )

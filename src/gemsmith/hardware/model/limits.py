@@ -28,11 +28,8 @@ def check_training(recipe: Recipe, variant: Variant) -> None:
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
     """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
-    rows, length, micro_batches = (
-        recipe.train.global_batch_size,
-        recipe.data.max_length,
-        recipe.train.gradient_accumulation_steps,
-    )
+    rows, length = recipe.train.global_batch_size, recipe.data.max_length
+    micro_batches = recipe.train.gradient_accumulation_steps
     over_rows = micro_batches * sizes["replica"] * sizes["fsdp"]
     if rows % over_rows:
         product = f"{f'micro_batches {micro_batches} × ' if micro_batches > 1 else ''}replica × fsdp = {over_rows}"
@@ -44,8 +41,7 @@ def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> No
     if length % sizes["sequence"]:
         raise RecipeError(
             f"data.max_length: {length} does not divide over {sizes['sequence']} devices of a row "
-            f"({name_mesh(sizes)}); "
-            f"set a multiple of {sizes['sequence']}, or train.global_batch_size to a multiple of "
+            f"({name_mesh(sizes)}); set a multiple of {sizes['sequence']}, or train.global_batch_size to a multiple of "
             f"{math.prod(sizes.values())}"
         )
     _check_heads(variant, sizes["tp"], "train.mesh.tp:")
@@ -61,8 +57,7 @@ def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> 
     if not heads_fill_lanes(variant):
         raise RecipeError(
             f"train.attention: the splash kernel takes heads in multiples of {LANES} numbers, {variant.name} has heads "
-            "of "
-            f"{variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
+            f"of {variant.head_dim} and {variant.global_head_dim}; set dense, or auto"
         )
     part = recipe.data.max_length // sizes["sequence"]
     if part % LANES:
@@ -128,8 +123,7 @@ def _check_heads(variant: Variant, devices: int, key: str) -> None:
         if heads % devices and devices % heads:
             raise RecipeError(
                 f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of "
-                "them; "
-                f"set {_divisors(variant.heads)}"
+                f"them; set {_divisors(variant.heads)}"
             )
 
 

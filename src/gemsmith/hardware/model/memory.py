@@ -4,8 +4,6 @@ Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.
 (tests/hardware/model/test_memory.py holds it to that). Without remat XLA's nearest build of the 31B on four
 chips of v5p, which saved every matmul's output, came to 102.4 GiB a chip; the formula, which saves all that the
 backward pass reads, to 130.3.
-
-What `train.remat: auto` saves for the backward pass: as much as fits, first what saves most for its bytes.
 """
 
 from collections.abc import Sequence
@@ -81,6 +79,7 @@ class Workspace:
 def memory_of(work: StepCost, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
+    image_rows = -(-work.rows // (mesh.replica * mesh.fsdp))
     return Memory(
         base=work.base_bytes / (weight_shards(mesh) * mesh.tp) + _vision_base(work, mesh),
         adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
@@ -89,7 +88,7 @@ def memory_of(work: StepCost, mesh: Mesh) -> Memory:
         saved=_saved(work, mesh),
         layer=_layer_workspace(work, mesh),
         head=_head_workspace(work, mesh),
-        data=BATCH_BYTES * tokens_per_device(work, mesh) + _image_bytes(work, mesh),
+        data=BATCH_BYTES * tokens_per_device(work, mesh) + (image_rows * work.images.row_bytes if work.images else 0.0),
         tower=_tower_workspace(work, mesh),
     )
 
@@ -165,16 +164,13 @@ def _saved(work: StepCost, mesh: Mesh) -> float:
     if work.images:
         saved += images_per_device(work, mesh) * work.images.patches * work.images.saved_width * work.dtype_bytes
         features = rows_per_device(work, mesh) * work.images.images * work.images.soft_tokens * variant.embed_dim
-        saved += features * work.dtype_bytes + _block_padding(work, mesh)
+        saved += features * work.dtype_bytes
+        if work.remat == "none" or ATTENDED in work.remat:
+            # What attention puts out for the padding of rows to whole blocks.
+            heads = work.blocked_sliding_layers * variant.heads * variant.head_dim / mesh.tp
+            padding = work.block_length - work.length
+            saved += rows_per_device(work, mesh) * padding * heads * work.dtype_bytes
     return saved
-
-
-def _block_padding(work: StepCost, mesh: Mesh) -> float:
-    """What attention puts out for the padding of rows to whole blocks, where that is saved."""
-    if work.remat != "none" and ATTENDED not in work.remat:
-        return 0.0
-    heads = work.blocked_sliding_layers * work.variant.heads * work.variant.head_dim / mesh.tp
-    return rows_per_device(work, mesh) * (work.block_length - work.length) * heads * work.dtype_bytes
 
 
 def _layer_workspace(work: StepCost, mesh: Mesh) -> Workspace:
@@ -235,11 +231,6 @@ def _vision_base(work: StepCost, mesh: Mesh) -> float:
     return ((work.images.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
 
 
-def _image_bytes(work: StepCost, mesh: Mesh) -> float:
-    rows = -(-work.rows // (mesh.replica * mesh.fsdp))
-    return rows * work.images.row_bytes if work.images else 0.0
-
-
 def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     """One layer of the tower, with the scores of a block of queries."""
     if work.images is None:
@@ -252,23 +243,17 @@ def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     )
 
 
-def _nearby_scores(work: StepCost, mesh: Mesh) -> float:
-    """One block's scores in a sliding layer that no kernel computes, though one computes global layers.
-
-    And which pairs are seen, a byte for each and every head: XLA makes that once for all layers, of all blocks.
-    """
-    if work.nearby_attention == "flash":
-        return 0.0
-    queries, length = min(work.query_block, work.length), work.block_length
-    keys = min(length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
-    heads = rows_per_device(work, mesh) * work.variant.heads / mesh.tp
-    return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
-
-
 def _scores(work: StepCost, mesh: Mesh) -> float:
     """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
+    heads = rows_per_device(work, mesh) * work.variant.heads / mesh.tp
+    if work.nearby_attention == "flash":
+        return 0.0
     if work.attention == "flash":
-        return _nearby_scores(work, mesh)
+        # Of a sliding layer that no kernel computes; and which pairs are seen, a byte for each and every head: XLA
+        # makes that once for all layers, of all blocks.
+        queries, length = min(work.query_block, work.length), work.block_length
+        keys = min(length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
+        return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
     queries = min(work.query_block, work.length) if work.attention == "blocked" else work.length
     pairs = queries * most_keys(work.length, None, work.attention, block=work.query_block)
     return SCORE_BUFFERS * rows_per_device(work, mesh) * work.variant.heads / mesh.tp * pairs * 4

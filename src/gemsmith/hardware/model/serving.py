@@ -1,15 +1,13 @@
-"""Bytes that one device needs to serve a model, by formula: weights, keys and values, and one forward pass.
+"""What serving takes by formula: bytes that one device needs, seconds of a prompt and of a token.
 
-Not calibrated: of no server on a GPU or TPU is there a record yet. Each part is meant as an upper bound, so that what
-is said to fit does; vLLM gives all that is left to keys and values.
+Bytes are not calibrated: of no server on a GPU or TPU is there a record yet. Each part is meant as an upper bound, so
+that what is said to fit does; vLLM gives all that is left to keys and values.
 
-Seconds of serving by formula: a prompt's prefill, and a decode step that gives each request under way one token.
-
-Both are a roofline: the longer of bytes through HBM and FLOPs, and what devices send each other beside it.
+A prompt's prefill and a decode step, which gives each request under way one token, are rooflines: the longer of bytes
+through HBM and FLOPs, and what devices send each other beside it.
 """
 
 import functools
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from gemsmith.arch import Tensor, Variant, text_tensors
@@ -74,10 +72,15 @@ def weights_bytes(variant: Variant, dtype: str) -> float:
 @functools.cache
 def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens: int = 0) -> float:
     """Keys and values of one request on one device, with so many tokens behind it and so many prefilled at once."""
-    return sum(
-        _kv_bytes_per_token(variant, layer, tp, dtype) * length
-        for layer, length in _kept(variant, context, batched_tokens)
-    )
+    held = 0.0
+    for layer in range(variant.layers):
+        if not variant.shares_kv(layer):
+            window = variant.sliding_window + batched_tokens
+            length = context if variant.is_global(layer) else min(context, window)
+            heads = max(1, -(-variant.kv_heads_of(layer) // tp))
+            # Where V is K's projection vLLM keeps both.
+            held += 2 * heads * variant.head_dim_of(layer) * {"fp8": 1, "float32": 4}.get(dtype, 2) * length
+    return held
 
 
 def kv_bytes_per_token(variant: Variant, tp: int, dtype: str) -> float:
@@ -90,20 +93,6 @@ def disk_bytes(tensor: Tensor, dtype: str) -> float:
     if dtype == "fp8" and tensor.role in _QUANTISED:
         return tensor.size
     return tensor.size * (4 if dtype == "float32" else 2)
-
-
-def _kept(variant: Variant, length: int, batched_tokens: int) -> Iterable[tuple[int, int]]:
-    """Layers that keep keys and values, and of how many tokens: a sliding window and what is prefilled at once."""
-    for layer in range(variant.layers):
-        if not variant.shares_kv(layer):
-            reach = length if variant.is_global(layer) else min(length, variant.sliding_window + batched_tokens)
-            yield layer, reach
-
-
-def _kv_bytes_per_token(variant: Variant, layer: int, tp: int, dtype: str) -> float:
-    """K and V of the heads that one device holds; where V is K's projection vLLM keeps both."""
-    heads = max(1, -(-variant.kv_heads_of(layer) // tp))
-    return 2 * heads * variant.head_dim_of(layer) * {"fp8": 1, "float32": 4}.get(dtype, 2)
 
 
 SUMS_PER_LAYER = 2
@@ -148,7 +137,9 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
     """One token for each of the requests, which have `context` tokens each."""
     variant = served.variant
     plain, experts = _read_bytes(variant, served.weight_dtype)
-    read = (plain + _touched_experts(variant, requests) * experts) / served.tp
+    # The share of the experts that so many tokens are sent to, each evenly.
+    touched = 1 - (1 - variant.experts_per_token / variant.experts) ** requests if variant.experts else 0.0
+    read = (plain + touched * experts) / served.tp
     read += requests * kv_bytes(variant, served.tp, served.kv_dtype, int(context))
     return Roofline(
         hbm_s=read / served.hbm_bytes_per_s,
@@ -167,7 +158,8 @@ def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roo
     # The head is asked for the last token only.
     flops = 2 * tokens * (_parameters_met(variant) - variant.vocabulary * variant.embed_dim)
     flops += _attention_flops(variant, tokens)
-    weights = sum(_read_bytes(variant, served.weight_dtype)) - _head_bytes(variant, served.weight_dtype)
+    head_bytes = variant.vocabulary * variant.embed_dim * (4.0 if served.weight_dtype == "float32" else 2.0)
+    weights = sum(_read_bytes(variant, served.weight_dtype)) - head_bytes
     read = weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype)
     if images is not None:
         flops += served.tp * images.row_flops
@@ -211,10 +203,6 @@ def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
     return plain, experts
 
 
-def _head_bytes(variant: Variant, dtype: str) -> float:
-    return variant.vocabulary * variant.embed_dim * (4.0 if dtype == "float32" else 2.0)
-
-
 @functools.cache
 def _attention_flops(variant: Variant, tokens: int) -> int:
     """Forward, each token with those before it in its reach."""
@@ -225,11 +213,6 @@ def _attention_flops(variant: Variant, tokens: int) -> int:
         * attended_pairs(tokens, None if variant.is_global(layer) else variant.sliding_window, "flash")
         for layer in range(variant.layers)
     )
-
-
-def _touched_experts(variant: Variant, tokens: float) -> float:
-    """The share of the experts that so many tokens are sent to, each evenly."""
-    return 1 - (1 - variant.experts_per_token / variant.experts) ** tokens if variant.experts else 0.0
 
 
 @functools.cache

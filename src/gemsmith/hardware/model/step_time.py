@@ -89,7 +89,12 @@ def step_time(work: StepCost, machine: Machine, mesh: Mesh) -> StepTime:
         interconnect_s = received / (machine.interconnect_bytes_per_s / chip.devices)
     dcn_s = 0.0
     if machine.slices > 1 and chip.dcn_bytes_per_s is not None:
-        dcn_s = _dcn_bytes(work, mesh, machine.slices) / (chip.dcn_bytes_per_s / chip.devices)
+        # A ring's all-reduce of n slices moves 2 (n - 1) / n of what is summed: a device's shard of the adapters'
+        # gradients, once a step, in the dtype of the forward pass. 248 MB a chip of the 31B on two slices of v5p-8,
+        # rank 64, compiled with no device; this gives 245.
+        ring = 2 * (machine.slices - 1) / machine.slices
+        received = ring * work.trained_parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp)
+        dcn_s = received / (chip.dcn_bytes_per_s / chip.devices)
     time = StepTime(
         flops=matmul + attention,
         low_s=max(ideal_s / chip.efficiency_high + hbm_s, interconnect_s, dcn_s),
@@ -144,12 +149,8 @@ def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:
     """On one device: the weights once a pass, each pass's activations in and out of matmul and adapter, AdamW."""
     passes = 3 if work.recomputes else 2
     weights = passes * micro_batches(work, mesh) * work.base_bytes / mesh.tp
-    # Written as they are dequantized, and read again.
-    weights += (
-        2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
-        if work.dequantizes
-        else 0.0
-    )
+    if work.dequantizes:  # written, and read again
+        weights += 2 * passes * micro_batches(work, mesh) * work.parameters * work.dtype_bytes / mesh.tp
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
@@ -174,15 +175,6 @@ def _score_bytes(work: StepCost, mesh: Mesh) -> float:
     passes = 4 + work.recomputes_attention
     heads = times * rows_per_device(work, mesh) * work.blocked_sliding_layers * work.variant.heads / mesh.tp
     return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
-
-
-def _dcn_bytes(work: StepCost, mesh: Mesh, slices: int) -> float:
-    """Bytes that one device receives from other slices: the sum of its shard of the adapters' gradients, once a step.
-
-    A ring's all-reduce of n slices moves 2 (n - 1) / n of what is summed. XLA sums in the dtype of the forward pass:
-    248 MB a chip of the 31B on two slices of v5p-8, rank 64, compiled with no device; this gives 245.
-    """
-    return 2 * (slices - 1) / slices * work.trained_parameters * work.dtype_bytes / (weight_shards(mesh) * mesh.tp)
 
 
 def _received_bytes(work: StepCost, mesh: Mesh, *, slices: int) -> float:

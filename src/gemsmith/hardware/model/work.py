@@ -1,11 +1,7 @@
 """What one training step has to do, in counts that derive from the zoo's tensors and do not depend on the machine.
 
-Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary.
-
-What a step has to do and to hold for the images of its rows, beside what their soft tokens take as tokens.
-
-Letters: N images that a row has room for, P patches and S soft tokens of each, C values of a patch, W the features'
-width, F hidden, E the text model's width.
+Letters: B rows, L length, H heads, D head dim, E model, F hidden (ffn), R rank, V vocabulary; N images that a row has
+room for, P patches and S soft tokens of each.
 """
 
 import functools
@@ -73,10 +69,12 @@ class ImageWork:
     def row_flops(self) -> float:
         """Of a row: once forward; with adapters also once again, and backward."""
         vision, projector = self.vision, self.vision.embed_dim * self.embed_dim
-        attention = 0
+        attention, patch_parameters = 0, vision.patch_dim * vision.embed_dim
         if isinstance(vision, VisionTower):
+            of_layer = 4 * vision.heads * vision.head_dim + 3 * vision.ffn
+            patch_parameters += vision.layers * vision.embed_dim * of_layer
             attention = 4 * vision.layers * vision.heads * vision.head_dim * self.patches**2
-        matmuls = 2 * (self.patches * self._parameters_of_a_patch + self.soft_tokens * projector)
+        matmuls = 2 * (self.patches * patch_parameters + self.soft_tokens * projector)
         if not self.adapters:
             return float(self.images * (matmuls + attention))
         # Scores are recomputed with their layer, and once more within it.
@@ -111,14 +109,6 @@ class ImageWork:
     def scores_width(self) -> int:
         """Heads whose scores of a block of queries are there at once, counted as often as they are."""
         return self.vision.heads * (3 if self.adapters else 2) if isinstance(self.vision, VisionTower) else 0
-
-    @property
-    def _parameters_of_a_patch(self) -> int:
-        vision = self.vision
-        first = vision.patch_dim * vision.embed_dim
-        if not isinstance(vision, VisionTower):
-            return first
-        return first + vision.layers * vision.embed_dim * (4 * vision.heads * vision.head_dim + 3 * vision.ffn)
 
 
 def images_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int) -> ImageWork:
@@ -420,19 +410,22 @@ def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
 
 
 def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
-    """Of all layers together, by name."""
-    named = [_named_widths_of_layer(tensors, adapted, rank) for tensors in layers]
-    names = {name for widths in named for name in widths}
-    return {name: _sum(widths[name] for widths in named if name in widths) for name in names}
+    """The results that train.remat can name, each of all layers together.
 
-
-def _named_widths_of_layer(tensors: list[Tensor], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
-    """The results that train.remat can name: projections' outputs, what attention puts out, what adapters' A give."""
-    named = {tensor.role: Widths(split=tensor.shape[0], whole=0) for tensor in tensors if tensor.role in _COLUMN}
-    named |= {tensor.role: Widths(split=0, whole=tensor.shape[0]) for tensor in tensors if tensor.role in ("o", "down")}
-    named["attended"] = Widths(split=sum(tensor.shape[1] for tensor in tensors if tensor.role == "o"), whole=0)
-    named["lora"] = Widths(split=0, whole=rank * sum(tensor.role in adapted for tensor in tensors))
-    return named
+    Those are the projections' outputs, what attention puts out, and what adapters' A give.
+    """
+    found: dict[str, list[Widths]] = {}
+    for tensors in layers:
+        for tensor in tensors:
+            if tensor.role in _COLUMN:
+                found.setdefault(tensor.role, []).append(Widths(split=tensor.shape[0], whole=0))
+            elif tensor.role in ("o", "down"):
+                found.setdefault(tensor.role, []).append(Widths(split=0, whole=tensor.shape[0]))
+        attended = sum(tensor.shape[1] for tensor in tensors if tensor.role == "o")
+        found.setdefault("attended", []).append(Widths(split=attended, whole=0))
+        lora = rank * sum(tensor.role in adapted for tensor in tensors)
+        found.setdefault("lora", []).append(Widths(split=0, whole=lora))
+    return {name: _sum(widths) for name, widths in found.items()}
 
 
 def _sum(widths: Iterable[Widths]) -> Widths:

@@ -1,9 +1,4 @@
-"""Which chips a collective joins, and over how many links they reach each other.
-
-The time of a program's run, and what is on its way beside the core: copies, and rings over the links.
-
-Bytes that one operation reads from and writes to a chip's memory: of what a fusion slices, only the slice.
-"""
+"""What a compiled program moves: over which links a collective goes, what is on its way, bytes of one operation."""
 
 import itertools
 import re
@@ -114,7 +109,7 @@ class Transfer:
 
 
 @dataclass
-class Clock:
+class EngineClock:
     """The time of one computation's run, and what is on its way. An engine takes one transfer after the other."""
 
     now: float = 0.0
@@ -158,13 +153,17 @@ def traffic_of(each: Instruction, home: Computation, module: Module) -> int:
     """Bytes read and written in the chip's own memory; arrays in on-chip memory and on the host cost none."""
     if each.opcode == "fusion":
         body = module.computations[each.called[0]]
-        read = sum(
-            _read(body.parameters[place], body, home.instructions[name], module)
-            for place, name in enumerate(each.operands)
-        )
-        return read + sum(
-            _written(*pair, body=body, module=module) for pair in zip(_results(body), each.arrays, strict=True)
-        )
+        moved = 0
+        for place, name in enumerate(each.operands):
+            given = home.instructions[name].arrays
+            if len(given) == 1 and given[0].space == HBM:
+                moved += min(given[0].bytes, _used(body.parameters[place], body, module))
+        results = [body.root] * len(body.root.arrays)
+        if body.root.opcode == "tuple":
+            results = [body.instructions[name] for name in body.root.operands]
+        for result, array in zip(results, each.arrays, strict=True):
+            moved += _written(result, array, body=body, module=module)
+        return moved
     arrays = {name: home.instructions[name].arrays for name in each.operands}
     written = sum(map(_in_hbm, each.arrays))
     if each.opcode in _SLICES:
@@ -178,12 +177,6 @@ def traffic_of(each: Instruction, home: Computation, module: Module) -> int:
 
 def _in_hbm(array: Array) -> int:
     return array.bytes if array.space == HBM else 0
-
-
-def _read(parameter: Instruction, body: Computation, source: Instruction, module: Module) -> int:
-    if len(source.arrays) != 1 or source.arrays[0].space != HBM:
-        return 0
-    return min(source.arrays[0].bytes, _used(parameter, body, module))
 
 
 def _used(value: Instruction, body: Computation, module: Module) -> int:
@@ -210,11 +203,6 @@ def _used(value: Instruction, body: Computation, module: Module) -> int:
         else:
             return value.arrays[0].bytes
     return total
-
-
-def _results(body: Computation) -> list[Instruction]:
-    root = body.root
-    return [body.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root] * len(root.arrays)
 
 
 def _written(result: Instruction, array: Array, *, body: Computation, module: Module) -> int:

@@ -2,12 +2,9 @@
 
 XLA's compiler for TPUs comes with libtpu and needs no TPU. One process compiles one step: libtpu reads its environment
 once, and CPU seconds and peak memory are the process's.
-
-A training step compiled in a process of its own, within limits of time and memory.
-
-One process compiles one step: libtpu reads its environment once, and CPU seconds and peak memory are the process's.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -48,7 +45,7 @@ _ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledStep:
+class CompiledProgram:
     """One compiled training step. Bytes are of one chip."""
 
     text: str
@@ -97,7 +94,7 @@ def open_topology(name: str) -> Any:
 
 def compile_step(
     recipe: Recipe, *, topology: str, options: Mapping[str, Any], images: ImageWork | None = None
-) -> CompiledStep:
+) -> CompiledProgram:
     """The step that `gemsmith train` runs for a recipe, its rows with room for so many images, compiled for a slice.
 
     Raises InputError for what cannot be laid out on it or does not fit.
@@ -149,7 +146,7 @@ def compile_for(
     coordinates: Any = (),
     trace_cpu_s: float = 0.0,
     remat: str | tuple[str, ...] = "none",
-) -> CompiledStep:
+) -> CompiledProgram:
     """A lowered step compiled with XLA's flags. Raises MachineError with XLA's numbers where it does not fit."""
     import jax
 
@@ -157,12 +154,13 @@ def compile_for(
     try:
         compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
-        raise MachineError(f"XLA: {_first_lines(error)}") from None
+        lines = (line.strip() for line in str(error).splitlines()[:3])
+        raise MachineError(f"XLA: {' '.join(filter(None, lines))[:500]}") from None
     compile_cpu_s = _cpu_s() - begin
     # Before the texts are printed, which is not part of compiling.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     memory = compiled.memory_analysis()
-    return CompiledStep(
+    return CompiledProgram(
         text=compiled.as_text(),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
@@ -201,10 +199,6 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _first_lines(error: Exception) -> str:
-    return " ".join(line.strip() for line in str(error).splitlines()[:3] if line.strip())[:500]
-
-
 _POLL_S = 0.2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -219,7 +213,7 @@ def compile_in_child(
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:
-    """The facts of gemsmith.plan.aot.compile.CompiledStep but its text, which is in folder/step.hlo.
+    """The facts of gemsmith.plan.aot.compile.CompiledProgram but its text, which is in folder/step.hlo.
 
     `options`: XLA's flags; None: those that `gemsmith train` sets. `images`: what every row has room for. Raises
     MachineError with XLA's own words where it refuses the step, and where a limit is reached.
@@ -252,18 +246,14 @@ def _watch(child: "subprocess.Popen[bytes]", *, limit_s: float | None, limit_byt
     while child.poll() is None:
         if limit_s is not None and time.monotonic() - begin > limit_s:
             raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
-        if limit_bytes is not None and (held := _held_bytes(child.pid)) > limit_bytes:
+        held = 0
+        with contextlib.suppress(OSError, IndexError):  # it has just ended
+            held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+        if limit_bytes is not None and held > limit_bytes:
             raise MachineError(
                 f"compiling held {held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f} that it may, and was stopped"
             )
         time.sleep(_POLL_S)
-
-
-def _held_bytes(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-    except (OSError, IndexError):  # it has just ended
-        return 0
 
 
 def main(folder: Path) -> None:

@@ -1,6 +1,6 @@
-"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs of matmuls.
+"""Compiled XLA text as computations and instructions: shapes and their memory, trip counts, FLOPs.
 
-FLOPs of the Mosaic kernels that JAX ships, from their names, block sizes and shapes in compiled text.
+FLOPs of the Mosaic kernels that JAX ships are read from their names, block sizes and shapes.
 """
 
 import json
@@ -13,10 +13,8 @@ from typing import Any
 
 from gemsmith.errors import InputError
 
-HBM, HOST = (
-    0,
-    5,
-)  # memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags
+# Memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags.
+HBM, HOST = 0, 5
 _BYTES = {"pred": 1, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"\s+(ROOT )?%(\S+) = ")
@@ -211,7 +209,14 @@ def _instruction(line: str) -> Instruction:
     return Instruction(
         name=name[2],
         opcode=line[end + 1 : begin],
-        arrays=tuple(_array(found) for found in _ARRAY.finditer(kind)),
+        arrays=tuple(
+            Array(
+                dtype=found[1],
+                shape=tuple(int(size.removeprefix("<=")) for size in found[2].split(",") if size),
+                layout=found[3] or "",
+            )
+            for found in _ARRAY.finditer(kind)
+        ),
         operands=tuple(_OPERAND.findall(argument)),
         argument=argument,
         attributes=line[close + 1 :],
@@ -226,11 +231,6 @@ def _closing(line: str, begin: int) -> int:
         if depth == 0:
             return found.start()
     raise AssertionError(f"no closing parenthesis: {line[:80]}")
-
-
-def _array(found: re.Match[str]) -> Array:
-    shape = tuple(int(size.removeprefix("<=")) for size in found[2].split(",") if size)
-    return Array(dtype=found[1], shape=shape, layout=found[3] or "")
 
 
 def matmul_flops(instruction: Instruction, home: Computation) -> float:
@@ -312,11 +312,8 @@ def _carried(name: str, condition: Computation, start: Instruction, home: Comput
 def _number(instruction: Instruction, home: Computation) -> int | None:
     while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         instruction = home.instructions[instruction.operands[0]]
-    return (
-        int(instruction.argument)
-        if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
-        else None
-    )
+    is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
+    return int(instruction.argument) if is_number else None
 
 
 def _step(counter: str, condition: Computation, body: Computation, module: Module) -> int | None:
@@ -356,7 +353,10 @@ def kernel_flops(call: Instruction, home: Computation) -> float | None:
     if call.name.startswith("splash_"):
         return _splash(call, home)
     if call.name.startswith(("gmm", "tgmm")):
-        return _grouped(call, home)
+        # Each of m rows meets one group's matrix, so 2 m k n whatever the groups.
+        left, right = [array.shape for array in used if array.dtype[0] in "bf"][:2]
+        width = call.arrays[0].shape[-1] if call.name.startswith("gmm") else right[-1]
+        return 2.0 * prod(left) * width
     return None
 
 
@@ -391,14 +391,3 @@ def _block(call: Instruction, name: str) -> int:
     found = re.search(rf'\\"{name}\\": (\d+)', call.attributes)
     assert found, f"{call.name} does not say {name}"
     return int(found[1])
-
-
-def _grouped(call: Instruction, home: Computation) -> float:
-    """A grouped matmul: each of m rows meets one group's matrix, so 2 m k n whatever the groups."""
-    left, right = [
-        array for name in call.operands for array in home.instructions[name].arrays if array.dtype[0] in "bf"
-    ][:2]
-    out = call.arrays[0].shape
-    if call.name.startswith("gmm"):
-        return 2.0 * prod(left.shape) * out[-1]
-    return 2.0 * prod(left.shape) * right.shape[-1]

@@ -18,8 +18,8 @@ from math import prod
 from gemsmith.errors import InputError
 from gemsmith.hardware import Chip
 from gemsmith.plan.aot.collectives import (
-    Clock,
     Coordinates,
+    EngineClock,
     Transfer,
     hops_of,
     links_of,
@@ -166,19 +166,22 @@ class _Walker:
 
     def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
         """Seconds of one run of a computation; its operations are noted as run `times` times."""
-        clock = Clock(outside=outside)
+        clock = EngineClock(outside=outside)
         for each in home.instructions.values():
             self._step(each, home, times, clock)
         for key in list(clock.pending):
             self._finish(key, clock)
         return clock.now
 
-    def _step(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+    def _step(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
             clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
         elif each.opcode.endswith("-done"):
-            self._finish_all(_source(each, home), clock)
+            start = home.instructions[each.operands[0]]
+            while start.opcode in ("get-tuple-element", "bitcast", "opt-barrier", "async-update"):
+                start = home.instructions[start.operands[0]]
+            self._finish_all(_key(start), clock)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
             return
         elif each.opcode == "fusion" and (moved := [one for one in self.module.inside(each) if _collective(one)]):
@@ -209,7 +212,7 @@ class _Walker:
         return seconds
 
     def _compute(
-        self, each: Instruction, home: Computation, times: int, clock: Clock, passes_on: Container[str] = ()
+        self, each: Instruction, home: Computation, times: int, clock: EngineClock, passes_on: Container[str] = ()
     ) -> None:
         read = traffic_of(each, home, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
@@ -218,21 +221,18 @@ class _Walker:
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
         elif "tpu_custom_call" in each.attributes:
-            kind, flops = "kernel", self._kernel_flops(each, home)
+            own = next((count(each, home) for name, count in self.kernels.items() if each.name.startswith(name)), None)
+            known = kernel_flops(each, home) if own is None else own
+            if known is None:
+                self.unpriced.append(f"kernel {each.name}")
+            kind, flops = "kernel", known or 0.0
             seconds = max(memory_s, flops / self.chip.flops_per_s / KERNEL_SHARE)
         elif each.opcode == "copy":
             kind = "copy"
         clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
         self._note(each, kind, times, seconds, seconds, flops=flops, moved=read)
 
-    def _kernel_flops(self, each: Instruction, home: Computation) -> float:
-        own = next((count(each, home) for name, count in self.kernels.items() if each.name.startswith(name)), None)
-        flops = kernel_flops(each, home) if own is None else own
-        if flops is None:
-            self.unpriced.append(f"kernel {each.name}")
-        return flops or 0.0
-
-    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: Clock) -> None:
+    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
         """A copy or slice between memories that runs beside the core."""
         inside = next((one for one in self.module.inside(each) if _collective(one)), None)
         if inside:
@@ -266,7 +266,7 @@ class _Walker:
         return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
     def _with_collective(
-        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: Clock
+        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: EngineClock
     ) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
@@ -278,10 +278,10 @@ class _Walker:
         elif keys <= clock.pending.keys() | clock.outside:
             self._compute(each, home, times, clock, passes_on=keys)
         else:
+            # An all-reduce of which each chip keeps its slice: the chips exchange only that.
+            scatters = bool(each.called) and each.called[0].startswith("all-reduce-scatter")
             for one in moved:
-                self._collective(
-                    each, one, self._home_of(one, each), times, clock, waits=True, scatters=_scatters(each)
-                )
+                self._collective(each, one, self._home_of(one, each), times, clock, waits=True, scatters=scatters)
             if self.module.flops(each, home):
                 self._compute(each, home, times, clock)
 
@@ -300,7 +300,7 @@ class _Walker:
         each: Instruction,
         home: Computation,
         times: int,
-        clock: Clock,
+        clock: EngineClock,
         *,
         waits: bool,
         scatters: bool = False,
@@ -337,11 +337,11 @@ class _Walker:
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
         return moved * hops / (link * links_of(group, self.coordinates)), moved
 
-    def _finish_all(self, key: str, clock: Clock) -> None:
+    def _finish_all(self, key: str, clock: EngineClock) -> None:
         for engine in ("collective", "copy", "host"):
             self._finish(f"{engine} {key}", clock)
 
-    def _finish(self, key: str, clock: Clock) -> None:
+    def _finish(self, key: str, clock: EngineClock) -> None:
         if key in clock.pending:
             noted = self.operations[place := clock.pending[key].place]
             self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)
@@ -395,19 +395,6 @@ def _collective(each: Instruction) -> bool:
     return each.opcode.removesuffix("-start") in COLLECTIVES
 
 
-def _scatters(fusion: Instruction) -> bool:
-    """An all-reduce of which each chip keeps its slice; the chips exchange only that."""
-    return bool(fusion.called) and fusion.called[0].startswith("all-reduce-scatter")
-
-
 def _key(each: Instruction) -> str:
     """What start and done have in common: the channel, or the name where there is none."""
     return each.attribute(r"channel_id=(\d+)") or each.name
-
-
-def _source(done: Instruction, home: Computation) -> str:
-    """The start's key of a done."""
-    start = home.instructions[done.operands[0]]
-    while start.opcode in ("get-tuple-element", "bitcast", "opt-barrier", "async-update"):
-        start = home.instructions[start.operands[0]]
-    return _key(start)

@@ -80,7 +80,7 @@ def make_bench(_run: Run, findings: RunRecords) -> dict[str, Any]:
         "lengths": lengths(bench, cells),
         "cells": cells,
         "fastest": fastest_cell(bench),
-        "metrics": [cell for cell in cells if cell.server or cell.e2e_ms],
+        "metrics": cells,
         "saturations": saturation_lines(bench),
         "most_open": MOST_OPEN,
     }

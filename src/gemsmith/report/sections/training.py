@@ -6,7 +6,7 @@ from typing import Any
 from gemsmith.analysis.summary import RunRecords, trained_tokens
 from gemsmith.recipe.schema import Optimizer
 from gemsmith.report.run_charts import training_charts
-from gemsmith.runs.records import DataRecord, Machine, TrainRecord
+from gemsmith.runs.records import Computer, DataRecord, TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.format import count, decimal, plain
 
@@ -34,7 +34,7 @@ def make_about(run: Run, findings: RunRecords) -> dict[str, Any]:
 
     Of these more than one where stages differ, as training's and serving's environments may.
     """
-    machines: dict[Machine, list[str]] = {}
+    machines: dict[Computer, list[str]] = {}
     versions: dict[str, set[str]] = {}
     for stage, record in findings.records().items():
         machines.setdefault(record.origin.machine, []).append(stage)
