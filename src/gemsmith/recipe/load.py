@@ -190,13 +190,6 @@ def _first_problem(error: ValidationError) -> str:
     problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
-<<<<<<< HEAD
-        allowed, key = _keys_at(place[:-1]), ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
-        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
-        meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
-        near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
-        return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
-=======
         model: Any = Recipe
         for part in place[:-1]:
             # A number is the place in a list, whose items are all of one kind.
@@ -206,8 +199,10 @@ def _first_problem(error: ValidationError) -> str:
             list(model.model_fields),
             ".".join(part for part in place if part not in ("GeneratedData", "Mesh")),
         )
-        return f"unknown key {key}{suggest(place[-1], allowed)}; allowed there: {', '.join(allowed)}"
->>>>>>> house-plan2
+        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
+        meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
+        near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
+        return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
     key = ".".join(
         part
         for part in place
