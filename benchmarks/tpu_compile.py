@@ -94,7 +94,7 @@ EXPERTS = Case(
     note="experts", variant="gemma4-26b-a4b", topology="v6e:2x4", rows=8, train=_fsdp(8, remat="auto"), options=ASYNC
 )
 PETS = Case(
-    note="recipes/pets_31b.yaml: a image in every row",
+    note="recipes/pets_31b.yaml: an image in every row",
     topology="v6e:2x4",
     rows=16,
     length=512,

@@ -46,7 +46,7 @@ SKETCH = "Sketch it."
 
 
 class Row(NamedTuple):
-    """A image (28, 28) of uint8, what is asked about it, and the answer."""
+    """An image (28, 28) of uint8, what is asked about it, and the answer."""
 
     image: np.ndarray
     prompt: str

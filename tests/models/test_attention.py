@@ -23,7 +23,7 @@ def make_inputs(dtype=np.float32):
 
 
 def make_spans():
-    """In the first row a image of 13 tokens, and another with the same number in the next document; in the second two
+    """In the first row an image of 13 tokens, and another with the same number in the next document; in the second two
     side by side."""
     spans = np.zeros((2, LENGTH), int)
     spans[0, 4:17], spans[0, 20:24] = 1, 1

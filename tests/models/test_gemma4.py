@@ -94,7 +94,7 @@ def test_each_token_gets_its_own_experts_answers():
 
 
 def make_images(embeddings, spans=None):
-    """A image of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
+    """An image of three tokens at 4 to 6 of the first row; the second row has one of two at 0 and 1, and an unused
     place."""
     spans = np.zeros((2, 12), int) if spans is None else spans
     return SoftTokens(
@@ -103,7 +103,7 @@ def make_images(embeddings, spans=None):
 
 
 def test_a_image_that_is_embedded_as_words_are_reads_as_those_words():
-    """Without per-layer inputs, nothing else tells a word from a image."""
+    """Without per-layer inputs, nothing else tells a word from an image."""
     model = make_model(replace(VARIANT, per_layer_input=0))
     table = np.asarray(model.embed_tokens.embedding[...])
     words = np.array([[7, 8, 9], [10, 11, 12]])

@@ -39,7 +39,7 @@ class Counted:
 def test_a_folder_of_photos_fills_its_rows(data, images):
     counted = count_images(make_recipe(**data), find_variant("gemma4-31b"))
     assert (counted.images.images, counted.in_prompt) == (images, 1)
-    room = "a image" if images == 1 else f"{images} images"
+    room = "an image" if images == 1 else f"{images} images"
     assert f"room for {room} of " in counted.reasons[0] and "assumed, with 40 tokens" in counted.reasons[0]
     assert counted.images.soft_tokens == {280: 288, 70: 96}[data.get("image_tokens", 280)], "whole buckets"
 

@@ -2,7 +2,7 @@
 
 die: print this many lines and end with code 3 · hang: never answer · status: what chats are answered with · body: what
 they are answered with, as text · hang_chats: never answer those · die_after: end with code 3 once this many are
-answered · answers: prompt -> answer, a image in it as its SHA-256 · asked: a file for a line of each chat · reads:
+answered · answers: prompt -> answer, an image in it as its SHA-256 · asked: a file for a line of each chat · reads:
 the ids that it reads each prompt as · results: what the bench client saves for each cell · beats: how often, each 0.3
 s, it first tells that tokens came · stall: then never tell or save more, and ignore SIGTERM · end: then end with code 0
 · pids: a file for the ids of all processes · models: what goes over the wire for each GET /v1/models in turn, null for

@@ -13,7 +13,7 @@ from gemsmith.images.decode import Reason
 
 
 def image_bytes(width: int = 12, height: int = 8, *, seed: int = 0, kind: str = "PNG", **options: Any) -> bytes:
-    """A image of random colors, the same for the same seed; `options` are those of Pillow's `save`."""
+    """An image of random colors, the same for the same seed; `options` are those of Pillow's `save`."""
     return _save(Image.fromarray(image_values(width, height, seed=seed)), kind, **options)
 
 

@@ -149,7 +149,7 @@ class ImageCount(NamedTuple):
 def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> ImageCount:
     """The images of a row by the data stage's record, else by the recipe and the first rows of its file.
 
-    A image takes the bucket of patches that training would make of `data.image_tokens`.
+    An image takes the bucket of patches that training would make of `data.image_tokens`.
     """
     if variant.vision is None:
         return ImageCount(None)
@@ -214,14 +214,14 @@ def _images(row: dict[str, Any]) -> int:
 
 def _reasons(recipe: Recipe, variant: Variant, images: ImageWork, how: str) -> tuple[str, ...]:
     walked = "forward and back" if images.adapters else "forward"
-    several = "a image" if images.images == 1 else f"{images.images:,} images"
+    several = "an image" if images.images == 1 else f"{images.images:,} images"
     sentences = [
         f"Every row has room for {several} of {images.soft_tokens:,} soft tokens ({images.patches:,} patches), "
         f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
     ]
     if variant.bidirectional_images and recipe.train.backend == "tunix":
         sentences.append(
-            "Sliding layers see a image's tokens in both directions, which the splash kernel cannot: on TPU they run "
+            "Sliding layers see an image's tokens in both directions, which the splash kernel cannot: on TPU they run "
             "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
         )
     return tuple(sentences)

@@ -91,7 +91,7 @@ class Data(Section):
         0.0, description="image-folder: the share of each class for data.eval, the same folder."
     )
     image_tokens: OfQuestions[Literal[70, 140, 280, 560, 1120]] = Field(
-        280, description="Soft tokens of a image at most."
+        280, description="Soft tokens of an image at most."
     )
     max_patches: Positive = Field(25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches.")
     on_bad_image: Literal["error", "drop"] = Field(

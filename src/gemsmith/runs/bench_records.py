@@ -111,7 +111,7 @@ class BenchImages(Part):
     sha256: str
     """Of the rows' texts and images."""
     encoder_cache: bool | None
-    """Whether the server may have kept what it made of a image for the next request with it; None: not known."""
+    """Whether the server may have kept what it made of an image for the next request with it; None: not known."""
 
 
 class Slo(Part):

@@ -78,7 +78,7 @@ class HeldOut(Part):
     same_answer: int
     """Of these, those whose answer is the trained one."""
     same_image: int | None = None
-    """Rows with a image whose file's bytes are trained on, whatever the prompt; None where no row has images."""
+    """Rows with an image whose file's bytes are trained on, whatever the prompt; None where no row has images."""
 
 
 class ImageBucket(Part):
@@ -120,7 +120,7 @@ class DataRecord(Record):
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
     held_out: HeldOut | None = None
     images: int = 0
-    """Places of images in the documents that are trained on; a image in two of them counts twice."""
+    """Places of images in the documents that are trained on; an image in two of them counts twice."""
     soft_tokens: int = 0
     """Of these, and part of `tokens`."""
     most_patches: int = 0

@@ -310,7 +310,7 @@ def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> 
     if layout.weight_dtype == "fp8":
         why = _fp8_reason(machine, "Qwix makes them while they load, which tpu-inference calls deprecated")
         chosen.add("--additional-config", json.dumps(_FP8_BY_QWIX), what="--additional-config", why=why)
-    why = "a image's tokens attend to each other, so it is not cut into chunks"
+    why = "an image's tokens attend to each other, so it is not cut into chunks"
     chosen.add(what="--disable_chunked_mm_input", why=why)
     if settings.images:
         _choose_encoder(chosen)
@@ -333,7 +333,7 @@ def _choose_encoder(chosen: _Chosen) -> None:
     words = encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
     if chosen.settings.images:
         chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
-        chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as a image was trained with")
+        chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
         chosen.add(*words[4:], why="images come in the request as data: URLs; the server fetches none")
     elif words:
         chosen.add(*words, what=words[0], why="serve.images is false")

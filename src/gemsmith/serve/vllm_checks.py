@@ -82,7 +82,7 @@ def image_budget(
         )
     if given is not None or not MM_BUDGET.affects(version):
         return (), ""
-    why = f"a image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
+    why = f"an image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
     return ("--max-num-batched-tokens", str(BATCHED_TOKENS)), why
 
 

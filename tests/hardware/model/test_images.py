@@ -26,7 +26,7 @@ def make_work(name="gemma4-31b", *, images=3, chips="tpu", **lora):
 def test_the_large_tower_is_counted_from_its_tensors():
     images = make_work().images
     assert images.patches == 2592 and round(images.parameters / 1e6) == 576  # the tower's 570, and the projector
-    # Two operations a weight and patch, of the 541 M that patches meet, and attention between all patches of a image.
+    # Two operations a weight and patch, of the 541 M that patches meet, and attention between all patches of an image.
     of_patches = 2 * 2592 * (768 * 1152 + 27 * (4 * 1152**2 + 3 * 1152 * 4304)) + 2 * 288 * 1152 * 5376
     assert images.row_flops == 3 * (of_patches + 4 * 27 * 1152 * 2592**2)
     assert images.row_bytes == 3 * (2592 * (768 * 4 + 8) + 288 * 4)
@@ -87,7 +87,7 @@ def read_case(name):
 
 
 def test_what_images_add_is_near_what_xla_adds():
-    """The same rows of 640 with a image each and as text alone, both compiled for a v6e-8."""
+    """The same rows of 640 with an image each and as text alone, both compiled for a v6e-8."""
     (xla, ours), (xla_text, ours_text) = (read_case(f"31b-v6e-images-640{end}") for end in ("", "-text"))
     added = xla["peak_bytes"] - xla_text["peak_bytes"]
     assert ours.total - ours_text.total == pytest.approx(added, rel=0.15)

@@ -6,7 +6,7 @@
 # --tensor-parallel-size 2: divides the 8 kv heads and 2 global ones of gemma4-26b-a4b
 # memory: GB a device, estimated: bfloat16 weights 26.4, one sequence's keys and values 1.1, a forward pass 1.4; of 72.0 that vLLM may use
 # --limit-mm-per-prompt {"video": 0, "audio": 0}: images alone; their number is limited by --max-model-len
-# --mm-processor-kwargs {"max_soft_tokens": 280}: data.image_tokens: as many soft tokens as a image was trained with
+# --mm-processor-kwargs {"max_soft_tokens": 280}: data.image_tokens: as many soft tokens as an image was trained with
 # --allowed-media-domains none.invalid: images come in the request as data: URLs; the server fetches none
 # $HF_TOKEN: taken from the environment of whoever runs this
 docker run --rm --init \

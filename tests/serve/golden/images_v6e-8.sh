@@ -6,12 +6,12 @@
 # --max-model-len 17408: a prompt of 16,384 tokens and 1,024 of output, or what the model reads
 # --tensor-parallel-size 8: of the 16 kv heads and 4 global ones of gemma4-31b: 2 hold each of 4; one program has all chips
 # memory: GB a device, estimated: bfloat16 weights 8.9, one sequence's keys and values 1.3, a forward pass 0.7; of 30.2 that vLLM may use
-# --disable_chunked_mm_input: a image's tokens attend to each other, so it is not cut into chunks
+# --disable_chunked_mm_input: an image's tokens attend to each other, so it is not cut into chunks
 # --limit-mm-per-prompt {"video": 0, "audio": 0}: images alone; their number is limited by --max-model-len
-# --mm-processor-kwargs {"max_soft_tokens": 280}: data.image_tokens: as many soft tokens as a image was trained with
+# --mm-processor-kwargs {"max_soft_tokens": 280}: data.image_tokens: as many soft tokens as an image was trained with
 # --allowed-media-domains none.invalid: images come in the request as data: URLs; the server fetches none
 # VLLM_XLA_CACHE_PATH, ~/.cache/gemsmith/xla: the first start compiles for 8 to 10 minutes, others take that from the folder (https://github.com/vllm-project/tpu-inference/issues/606); a bucket would not do
-# --max-num-batched-tokens 4096: a image has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
+# --max-num-batched-tokens 4096: an image has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
 # warning: vllm/vllm-tpu:gemma4 is vLLM 0.19.0; serve.container_image names a later one (https://arxiv.org/abs/2605.25645)
 # warning: kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it (https://arxiv.org/abs/2605.25645)
 # $HF_TOKEN: taken from the environment of whoever runs this

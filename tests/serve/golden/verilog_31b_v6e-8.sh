@@ -6,10 +6,10 @@
 # --max-model-len 15872: serve.max_model_len: a prompt and its output together
 # --tensor-parallel-size 8: of the 16 kv heads and 4 global ones of gemma4-31b: 2 hold each of 4; one program has all chips
 # memory: GB a device, estimated: bfloat16 weights 8.9, one sequence's keys and values 1.3, a forward pass 0.7; of 30.2 that vLLM may use
-# --disable_chunked_mm_input: a image's tokens attend to each other, so it is not cut into chunks
+# --disable_chunked_mm_input: an image's tokens attend to each other, so it is not cut into chunks
 # serve.images: is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU
 # VLLM_XLA_CACHE_PATH, ~/.cache/gemsmith/xla: the first start compiles for 8 to 10 minutes, others take that from the folder (https://github.com/vllm-project/tpu-inference/issues/606); a bucket would not do
-# --max-num-batched-tokens 4096: a image has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
+# --max-num-batched-tokens 4096: an image has up to 2496 tokens and is not cut; vLLM may batch fewer, and die (https://github.com/vllm-project/vllm/issues/42687)
 # warning: vllm/vllm-tpu:gemma4 is vLLM 0.19.0; serve.container_image names a later one (https://arxiv.org/abs/2605.25645)
 # warning: vLLM's image for TPUs refused a local folder, and took a hub id alone (https://arxiv.org/abs/2605.25645, its notes)
 # warning: kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it (https://arxiv.org/abs/2605.25645)

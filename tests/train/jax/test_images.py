@@ -353,7 +353,7 @@ def start_together(run, **options):
 
 @pytest.mark.slow
 def test_two_hosts_decode_their_own_images_stop_together_and_train_the_adapter_of_one(base, images, tmp_path):
-    """Of two rows a step the second host has the second; a image that only it reads is gone, and put back."""
+    """Of two rows a step the second host has the second; an image that only it reads is gone, and put back."""
     own = tmp_path / "images"
     shutil.copytree(images, own)
     lora = {"targets": ["q", "v", "vision"]}
