@@ -71,7 +71,7 @@ def make_run(folder, base, images, **sections):
         "data": {
             "train": str(images),
             "format": "image-folder",
-            "prompt": "Which color?",
+            "prompt": "Which colour?",
             "max_length": 96,
             "image_tokens": 70,
             "packing": False,
@@ -284,16 +284,21 @@ def test_adapters_on_the_tower_need_rows_with_images(trained_once, base):
 
 
 DECODING = """
-import os, sys
+import contextlib, os, sys
 from gemsmith import cli
 from gemsmith.images import workers
-cut = workers.Cut
-def decoding(image, patching):
-    print("DECODED", image.path)
-    if image.path == os.environ["GONE"]:
-        os.unlink(image.path)
-    return cut(image, patching)
-workers.Cut = decoding
+open_workers = workers.open_workers
+@contextlib.contextmanager
+def watched(processes):
+    with open_workers(processes) as ask:
+        def asked(request):
+            if isinstance(request, workers.Cut):
+                print("DECODED", request.image.path)
+                if request.image.path == os.environ["GONE"]:
+                    os.unlink(request.image.path)
+            return ask(request)
+        yield asked
+workers.open_workers = watched
 cli.main(sys.argv[1:])
 """
 
