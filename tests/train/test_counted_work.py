@@ -59,7 +59,7 @@ def stepped(tiny_checkpoint):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("variant", "remat", "tuned"),
+    ("variant", "remat", "optimizations"),
     [
         ("tiny-31b", "none", "auto"),
         ("tiny-12b", "layer", "auto"),
@@ -68,8 +68,8 @@ def stepped(tiny_checkpoint):
         ("tiny-e2b", ("q", "k", "v", "gate", "up"), "auto"),
     ],
 )
-def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, remat, tuned):
-    model, step, work = stepped(variant, remat=remat, tuned=tuned)
+def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, remat, optimizations):
+    model, step, work = stepped(variant, remat=remat, optimizations=optimizations)
     inputs = input_shapes(model.execution.mesh, rows=ROWS, length=LENGTH)
     traced = step.update.trace(step.trained, step.moments, step.frozen, inputs)
     assert dot_flops(traced.jaxpr.jaxpr) == pytest.approx(matmul_flops(work) + attention_flops(work), rel=0.01)
