@@ -1,5 +1,6 @@
 """The documentation's made parts are complete, and what it names is there. `make check` builds the site."""
 
+import ast
 import importlib
 import json
 import re
@@ -86,6 +87,17 @@ def test_files_and_commands_that_a_page_names_are_there(file, gemsmith_verbs, pa
     assert [verb for verb in verbs if verb not in gemsmith_verbs] == []
     assert [name for name in re.findall(r"<!-- made: (\w+)", text) if name not in pages.TABLES] == []
     assert "<!-- made" not in pages.fill_in(text)
+
+
+def test_messages_and_logs_that_troubleshooting_quotes_are_in_the_code():
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [code for code in re.findall(r"`([^`]+)`", page) if "…" in code or code.endswith((".log", ".jsonl"))]
+    stretches = [stretch.strip() for code in quoted for stretch in code.split("…")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    said = "\n".join(text for text in texts if isinstance(text, str))
+    assert len(stretches) > 80
+    assert [stretch for stretch in stretches if stretch not in said] == []
 
 
 @pytest.fixture(scope="session")
