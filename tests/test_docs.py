@@ -100,6 +100,21 @@ def test_messages_and_logs_that_troubleshooting_quotes_are_in_the_code():
     assert [stretch for stretch in stretches if stretch not in said] == []
 
 
+def test_functions_that_architecture_names_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {"data.train", *(name for name in re.findall(r"`([\w.]+\.(?:json|yaml|html|toml))`", page))}
+    named = set(re.findall(r"`((?:\w+\.)+\w+)`", page)) - files
+    assert len(named) > 50
+    missing = []
+    for name in sorted(named):
+        module, _, function = name.rpartition(".")
+        file = ROOT / "src" / "gemsmith" / f"{module.replace('.', '/')}.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if not re.search(rf"^(def|class) {function}\b|^{function}\b.*=", text, flags=re.MULTILINE):
+            missing.append(name)
+    assert missing == []
+
+
 @pytest.fixture(scope="session")
 def gemsmith_verbs():
     from gemsmith.cli import cli
