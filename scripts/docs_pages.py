@@ -17,6 +17,8 @@ from readme_table import make_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
+ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""Files of the repository's root -> pages of the site."""
 
 
 def recipe_page() -> str:
@@ -197,13 +199,8 @@ def _record(name: str) -> Any:
     return json.loads((RECORDS / name).read_text(encoding="utf-8"))
 
 
-def demo_table() -> str:
-    """The README's table of the demo."""
-    return make_table(RECORDS / "demo").replace("](benchmarks/", "](../benchmarks/")
-
-
 def demo_images_table() -> str:
-    """The same of the demo with images, for a page one folder down."""
+    """The README's table, of the demo with images."""
     return make_table(RECORDS / "demo_images").replace("](benchmarks/", "](../../benchmarks/")
 
 
@@ -295,7 +292,6 @@ def serving_calibration_table() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "demo": demo_table,
     "demo_images": demo_images_table,
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
@@ -316,16 +312,17 @@ def fill_in(text: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the made pages, the project's own ones, and the records that pages link to."""
+    """Adds the made pages, those in the repository's root, and the records and notebooks that pages link to."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, "recipe.md", content=recipe_page()))
-    for name in ("CONTRIBUTING", "CHANGELOG"):
-        text = (ROOT / f"{name}.md").read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, f"{name.lower()}.md", content=text))
-    for record in sorted(RECORDS.rglob("*.json")):
-        path = record.relative_to(ROOT).as_posix()
-        files.append(File.generated(config, path, abs_src_path=str(record)))
+    for file, page in ROOT_PAGES.items():
+        text = (ROOT / file).read_text(encoding="utf-8").replace("](docs/", "](")
+        text = re.sub(r"\]\((\w+\.md)", lambda link: f"]({ROOT_PAGES.get(link[1], link[1])}", text)
+        files.append(File.generated(config, page, content=text))
+    for linked in (*sorted(RECORDS.rglob("*.json")), *sorted((ROOT / "examples").glob("*.ipynb"))):
+        path = linked.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, path, abs_src_path=str(linked)))
     return files
 
 

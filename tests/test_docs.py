@@ -1,5 +1,6 @@
 """The documentation's made parts are complete, and what it names is there. `make check` builds the site."""
 
+import ast
 import importlib
 import json
 import re
@@ -88,6 +89,32 @@ def test_files_and_commands_that_a_page_names_are_there(file, gemsmith_verbs, pa
     assert "<!-- made" not in pages.fill_in(text)
 
 
+def test_messages_and_logs_that_troubleshooting_quotes_are_in_the_code():
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = [code for code in re.findall(r"`([^`]+)`", page) if "…" in code or code.endswith((".log", ".jsonl"))]
+    stretches = [stretch.strip() for code in quoted for stretch in code.split("…")]
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    said = "\n".join(text for text in texts if isinstance(text, str))
+    assert len(stretches) > 80
+    assert [stretch for stretch in stretches if stretch not in said] == []
+
+
+def test_functions_that_architecture_names_are_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {"data.train", *(name for name in re.findall(r"`([\w.]+\.(?:json|yaml|html|toml))`", page))}
+    named = set(re.findall(r"`((?:\w+\.)+\w+)`", page)) - files
+    assert len(named) > 50
+    missing = []
+    for name in sorted(named):
+        module, _, function = name.rpartition(".")
+        file = ROOT / "src" / "gemsmith" / f"{module.replace('.', '/')}.py"
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        if not re.search(rf"^(def|class) {function}\b|^{function}\b.*=", text, flags=re.MULTILINE):
+            missing.append(name)
+    assert missing == []
+
+
 @pytest.fixture(scope="session")
 def gemsmith_verbs():
     from gemsmith.cli import cli
@@ -105,7 +132,7 @@ def test_every_page_of_the_log_says_question_result_and_what_was_kept():
             assert entry.count("**Question.** ") == entry.count("**Result.**") == 1, f"{file.name}: {entry[:40]}"
 
 
-def test_every_page_is_in_the_navigation_once():
+def test_every_page_is_in_the_navigation_once(pages):
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
 
     def flat(items):
@@ -114,7 +141,7 @@ def test_every_page_is_in_the_navigation_once():
                 yield from flat(value) if isinstance(value, list) else [value]
 
     listed = list(flat(nav))
-    made = {"recipe.md", "contributing.md", "changelog.md"}
+    made = {"recipe.md", *pages.ROOT_PAGES.values()}
     assert sorted(listed) == sorted({*(str(file.relative_to(ROOT / "docs")) for file in DOCS), *made})
 
 

@@ -122,14 +122,17 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
         assert [verdict.right for verdict in verdicts] == [answer == right for answer in answers]
 
 
+def listed(names):
+    return f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
         (
             {"eval": {"scorer": "verilog-exct"}},
-            "eval.scorer: 'verilog-exct' was given, input should be 'exact', 'regex', 'json-fields', "
-            "'multiple-choice', 'labels' or 'verilog-exact', or a Python file such as ./my_task.py "
-            "(did you mean verilog-exact?)",
+            f"eval.scorer: 'verilog-exct' was given, input should be {listed(SCORERS)}, or a Python file such as "
+            "./my_task.py (did you mean verilog-exact?)",
         ),
         (
             {"data": {"train": {"task": "verilg", "rows": 3}}},
@@ -142,9 +145,8 @@ def test_a_scorer_gives_a_verdict_for_each_of_no_one_and_many_answers(name):
         ),
         (
             {"eval": {"tasks": [{"task": "verilgo", "dataset": "d"}]}},
-            "eval.tasks.0.task: 'verilgo' was given, input should be 'verilog', 'exact', 'regex', 'json-fields', "
-            "'multiple-choice', 'labels' or 'verilog-exact', or a Python file such as ./my_task.py "
-            "(did you mean verilog?)",
+            f"eval.tasks.0.task: 'verilgo' was given, input should be {listed((*SOURCES, *SCORERS))}, or a Python file "
+            "such as ./my_task.py (did you mean verilog?)",
         ),
     ],
 )
