@@ -18,7 +18,7 @@ from gemsmith.data.dataset import source_sha256
 from gemsmith.errors import MachineError
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.run import make_origin, open_source, read_record, write_record
+from gemsmith.runs.run import make_provenance, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 
@@ -288,7 +288,7 @@ def only_cheap_stages(run, stage, servers, **_):
         },
     }[stage]
     sources = {"data.train": source_sha256(run.recipe.data.train)} if stage == "data" else {}
-    record = STAGES[stage].record(origin=make_origin(run, stage, start_clock(), sources=sources), **values)
+    record = STAGES[stage].record(provenance=make_provenance(run, stage, start_clock(), sources=sources), **values)
     write_record(run, record)
     return record
 

@@ -179,7 +179,7 @@ def _refuse_changed_rows(run: Run) -> None:
     if isinstance(source, str) and not Path(source).exists():
         return
     try:
-        read = read_record(run, DataRecord).origin.inputs_sha256.get("data.train")
+        read = read_record(run, DataRecord).provenance.inputs_sha256.get("data.train")
     except VersionError:
         raise
     except RunError:

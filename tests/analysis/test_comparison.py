@@ -176,7 +176,7 @@ def test_what_the_record_of_training_says_is_a_condition(demo_side, changed, con
 
 
 def test_the_seed_is_that_of_the_records(demo_side, demo_records):
-    other = {"origin": demo_records["train"].origin.model_copy(update={"seed": 5})}
+    other = {"provenance": demo_records["train"].provenance.model_copy(update={"seed": 5})}
     compared = compare_sides([demo_side("a"), demo_side("b", train=other)])
     assert differing(compared) == {"train:seed"} and "quality" not in headlines(compared)
     meant = compare_sides([demo_side("a"), demo_side("b", ["seed=5"], train=other)])

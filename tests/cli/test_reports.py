@@ -29,10 +29,10 @@ def demo_run(tmp_path):
             record = read_record_file(
                 ROOT / f"benchmarks/records/demo/{stage}.json", row.record, missing="", damaged=""
             )
-            origin = record.origin.model_copy(
-                update={"inputs_sha256": record.origin.inputs_sha256 | inputs_sha256(run, stage)}
+            provenance = record.provenance.model_copy(
+                update={"inputs_sha256": record.provenance.inputs_sha256 | inputs_sha256(run, stage)}
             )
-            write_record(run, record.model_copy(update={"origin": origin}))
+            write_record(run, record.model_copy(update={"provenance": provenance}))
         return folder
 
     return make

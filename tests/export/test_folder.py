@@ -32,7 +32,7 @@ def test_the_record_has_each_files_checksum_and_says_what_was_read(base, adapter
     assert recorded == {name: value for name, value in there.items() if name != "export.json"}
     assert record.base_sha256 == open_checkpoint(str(base)).fingerprint()
     assert (
-        record.origin.inputs_sha256[str(adapter / "adapter_model.safetensors")]
+        record.provenance.inputs_sha256[str(adapter / "adapter_model.safetensors")]
         == contents(adapter)["adapter_model.safetensors"]
     )
 

@@ -109,7 +109,7 @@ def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path, recip
     )
     record = plan_only(recipe(max_steps=360, catalog=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours], rel=1e-3)
-    assert len(record.origin.inputs_sha256["catalog"]) == 64
+    assert len(record.provenance.inputs_sha256["catalog"]) == 64
 
 
 def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):

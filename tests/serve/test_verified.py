@@ -8,7 +8,7 @@ import pytest
 from gemsmith.errors import RunError
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, ServeRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, open_source, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.serve import stage as verified
 from gemsmith.serve.stage import Servers, find_verification_issue, serve
@@ -54,7 +54,7 @@ def export_again(run: Run) -> None:
     write_record(
         run,
         read_record(run, ExportRecord).model_copy(
-            update={"origin": make_origin(run, "export", start_clock()), "step": 2}
+            update={"provenance": make_provenance(run, "export", start_clock()), "step": 2}
         ),
     )
 
@@ -133,7 +133,7 @@ def test_insisting_serves_them_and_is_recorded(
 def change_base(run: Run) -> None:
     record = read_record(run, ExportRecord).model_copy(update={"base_sha256": "0" * 64})
     write_record(run, record)
-    change_verify(run, origin=make_origin(run, "verify", start_clock()))
+    change_verify(run, provenance=make_provenance(run, "verify", start_clock()))
 
 
 ADAPTER_DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
@@ -218,7 +218,7 @@ def flipped_run(exported_run: Callable[..., Run], fake_vllm: Callable[..., Path]
         write_record(
             run,
             read_record(run, STAGES[stage].record).model_copy(
-                update={"origin": make_origin(run, stage, start_clock())}
+                update={"provenance": make_provenance(run, stage, start_clock())}
             ),
         )
     flip_weights(run)

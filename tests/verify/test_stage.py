@@ -322,4 +322,4 @@ def test_export_records_what_it_wrote(exported):
     assert {file.name: file.sha256 for file in record.merged} == {
         file.name: sha256_file(file) for file in exported.merged.iterdir()
     }
-    assert set(stage_module.PACKAGES) <= record.origin.versions.keys()
+    assert set(stage_module.PACKAGES) <= record.provenance.versions.keys()

@@ -28,7 +28,7 @@ from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record, write_record
 from gemsmith.serve.settings import find_vllm
-from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
 
@@ -145,7 +145,7 @@ def _make_record(
         warnings += overlap_notices(overlap)
     difference = first.result.difference if first.task.held_out else None
     return EvalRecord(
-        origin=origin_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
+        provenance=provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
         server=first.base.server,
         warnings=tuple(warnings),
         scorer=first.result.task,

@@ -48,14 +48,14 @@ from gemsmith.runs.records import (
     DataRecord,
     ExportRecord,
     FileSum,
-    Origin,
+    Provenance,
     Record,
     RecordT,
     TrainRecord,
     TrainStep,
     read_record_file,
 )
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
 from gemsmith.system.version import __version__
@@ -97,8 +97,8 @@ class ExportDir:
     def write_record(self, record: Record) -> None:
         write_text(self.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
-    def make_origin(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Origin:
-        return Origin(
+    def make_provenance(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Provenance:
+        return Provenance(
             started=clock.started,
             duration_s=round(clock.elapsed_s(), 3),
             gemsmith=__version__,
@@ -116,7 +116,7 @@ def export(run: Run) -> ExportRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     if run.record_file("data").exists():
-        begun_on = read_record(run, DataRecord).origin.inputs_sha256.get("checkpoint")
+        begun_on = read_record(run, DataRecord).provenance.inputs_sha256.get("checkpoint")
         check_base(base, begun_on, fingerprint, source=str(run.path))
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     with (
@@ -137,7 +137,7 @@ def export(run: Run) -> ExportRecord:
         run.record_file("export").unlink(missing_ok=True)
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
-        origin=make_origin(run, "export", clock, packages=packages),
+        provenance=make_provenance(run, "export", clock, packages=packages),
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
@@ -356,7 +356,7 @@ def _write(
         merged = write_merged(base, adapter, new.merged)
         files = _files(writing.result(), merged)
         record = ExportRecord(
-            origin=new.make_origin(clock, source.packages, {"base": fingerprint} | hashing.result()),
+            provenance=new.make_provenance(clock, source.packages, {"base": fingerprint} | hashing.result()),
             warnings=() if source.adapter.quantized is None else (other_weights,),
             source=str(source.folder),
             step=source.step,

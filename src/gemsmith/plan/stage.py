@@ -30,9 +30,9 @@ from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, Origin
+from gemsmith.runs.records import DataRecord, Provenance
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, is_up_to_date, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
 
 
@@ -105,7 +105,7 @@ def plan_recipe(
     variant: Variant,
     *,
     steps: StepCount,
-    origin: Origin,
+    provenance: Provenance,
     tokens: RealTokens | None = None,
     images: ImageCount | None = None,
     machines: Sequence[Machine] | None = None,
@@ -137,7 +137,7 @@ def plan_recipe(
     )
     work = asked.work
     return PlanRecord(
-        origin=origin,
+        provenance=provenance,
         model=variant.name,
         parameters=work.parameters,
         trained_parameters=work.trained_parameters,
@@ -211,19 +211,21 @@ def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limi
             "the catalog that have a topology, such as v5p-8, with --on, and train.backend tunix"
         )
     compile_step = None if limits is None else compiler(limits)
-    origin = make_origin(run, "plan", clock, sources=sources)
+    provenance = make_provenance(run, "plan", clock, sources=sources)
     variant = recipe_variant(recipe)
     record = plan_recipe(
         recipe,
         variant,
         steps=count_steps(recipe, data),
-        origin=origin,
+        provenance=provenance,
         tokens=count_real_tokens(recipe, data),
         images=count_images(recipe, variant, data),
         machines=machines,
         compile_step=compile_step,
     )
-    record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
+    record = record.model_copy(
+        update={"provenance": provenance.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})}
+    )
     return record if by is None else ranked(record, by)
 
 

@@ -19,7 +19,7 @@ from gemsmith.errors import RunError, VersionError
 from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
-from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
+from gemsmith.runs.records import Provenance, Record, RecordT, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, reads
 from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
@@ -173,7 +173,7 @@ def is_up_to_date(run: Run, stage: str) -> bool:
     except RunError:
         return False
     # Beside these a record has what the stage hashed as it ran.
-    now, then = inputs_sha256(run, stage), record.origin.inputs_sha256
+    now, then = inputs_sha256(run, stage), record.provenance.inputs_sha256
     return getattr(record, "passed", True) and all(then.get(name) == value for name, value in now.items())
 
 
@@ -197,13 +197,13 @@ def write_record(run: Run, record: Record) -> None:
     write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
 
-def make_origin(
+def make_provenance(
     run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None
-) -> Origin:
+) -> Provenance:
     """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
     from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
 
-    return Origin(
+    return Provenance(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
@@ -231,7 +231,7 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
     edited = [
         one.stage
         for one in records
-        if one.origin.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
+        if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
     ]
     keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
     return {key for key in keys if any(reads(stage, key) for stage in edited)}

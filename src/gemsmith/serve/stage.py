@@ -21,8 +21,8 @@ from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import Clock, start_clock
-from gemsmith.runs.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.serve.client.chat import Failure, read_chat
 from gemsmith.serve.server import Server, check_adapter_applied, open_client, post_json, running_server
 from gemsmith.serve.settings import (
@@ -65,7 +65,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
         record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
         return VerificationIssue(reason="verify.json is unreadable", remedy=verify)
-    if record.origin.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
+    if record.provenance.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
         return VerificationIssue(reason="they were exported again after they were verified", remedy=verify)
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
@@ -255,7 +255,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     clock = start_clock()
     server = servers.tuned()
     record = ServeRecord(
-        origin=origin_with_engine(run, "serve", clock, server.vllm),
+        provenance=provenance_with_engine(run, "serve", clock, server.vllm),
         warnings=servers.warnings,
         url=server.url,
         model=server.model,
@@ -311,11 +311,11 @@ def curl_line(server: Server) -> str:
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
 
-def origin_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Origin:
-    """The record's origin with vLLM's version in it, which lives in an environment of its own."""
-    origin = make_origin(run, stage, clock, **more)
+def provenance_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
+    """The record's provenance with vLLM's version in it, which lives in an environment of its own."""
+    provenance = make_provenance(run, stage, clock, **more)
     package, _, version = vllm.partition(" ")
-    return origin.model_copy(update={"versions": origin.versions | {package: version}})
+    return provenance.model_copy(update={"versions": provenance.versions | {package: version}})
 
 
 def _first_request(server: Server) -> dict[str, Any]:

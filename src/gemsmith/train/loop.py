@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
-from gemsmith.runs.run import Run, commit_recipe, make_origin, write_record
+from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
@@ -288,10 +288,10 @@ class TrainSession:
         inside = run.recipe.train.checkpoint_folder is None
         machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256
         sources = {"train.init_adapter": start} if start else None
-        origin = make_origin(run, "train", clock, packages=self._backend.packages, sources=sources)
-        devices = origin.machine.model_copy(update={"accelerators": facts.accelerators})
+        provenance = make_provenance(run, "train", clock, packages=self._backend.packages, sources=sources)
+        devices = provenance.machine.model_copy(update={"accelerators": facts.accelerators})
         return TrainRecord(
-            origin=origin.model_copy(update={"machine": devices}),
+            provenance=provenance.model_copy(update={"machine": devices}),
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
