@@ -87,7 +87,7 @@ def test_a_run_plans_again_once_its_steps_are_counted(recipe):
     pyarrow.parquet.write_table(pyarrow.json.read_json("rows.jsonl"), "rows.parquet")
     text = file.read_text().replace("rows.jsonl", "rows.parquet").replace("max_steps: 3, ", "")
     file.write_text(text)
-    run = open_source(file, claim=lambda path: None)
+    run = open_source(file, lock=lambda path: None)
     first = pipeline.run_stage(run, "plan")
     planned, counted = pipeline._run_each(run, None, ["plan", "data"], open_console())
     assert (first.steps, first.priced_steps) == (None, 1000)
@@ -133,7 +133,7 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
     code, out, err = gemsmith("report", "runs/a", "runs/b", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["about"] == ["lora.rank"]
+    assert found["varying"] == ["lora.rank"]
     keys = {each["condition"]: each for each in found["differences"] if ":" not in each["condition"]}
     assert list(keys) == ["lora.rank"], "the one key of the recipe that differs, and no other"
     assert (keys["lora.rank"]["values"], keys["lora.rank"]["confounds"]) == (["4", "2"], [])

@@ -115,12 +115,12 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
         )
 
 
-def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = False) -> Record:
+def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False) -> Record:
     """Runs one stage, unless its record is complete; `force` does it again.
 
     Where that fails, the earlier record and files stay.
 
-    `unverified`: a stage that serves the merged weights does so whatever verify says of them.
+    `skip_verify_check`: a stage that serves the merged weights does so whatever verify says of them.
     """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
@@ -138,7 +138,7 @@ def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = F
         open_console().print(f"{stage} is complete in {run.path}; --force does it again")
         return read_record(run, STAGES[stage].record)
     with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack, unverified=unverified) if stage in SERVED else None
+        servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
         record = _call(run, stage, servers, **({"fresh": True} if force and stage == "eval" else {}))
     if force:
         commit_recipe(run)
@@ -162,10 +162,10 @@ def print_notices(record: Record) -> None:
         console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))
 
 
-def _open_servers(run: Run, stack: contextlib.ExitStack, *, unverified: bool = False) -> "Servers":
+def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":
     from gemsmith.serve.stage import Servers
 
-    return stack.enter_context(Servers(run, unverified=unverified))
+    return stack.enter_context(Servers(run, skip_verify_check=skip_verify_check))
 
 
 def _refuse_changed_rows(run: Run) -> None:

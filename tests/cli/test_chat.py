@@ -13,7 +13,7 @@ from gemsmith.errors import InputError
         ([], "give either SOURCE"),
         (["runs/x", "--url", "http://a", "--model", "b"], "not both"),
         (["--url", "a:1", "--model", "b"], "--url a:1: must be http"),
-        (["--url", "http://a", "--model", "b", "--unverified"], "--unverified: does not go with --url"),
+        (["--url", "http://a", "--model", "b", "--skip-verify-check"], "--skip-verify-check: does not go with --url"),
         (["runs/x", "--model", "best"], "allowed for a run: base, tuned"),
     ],
 )

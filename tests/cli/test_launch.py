@@ -5,7 +5,7 @@ import pytest
 
 from gemsmith.launch.provider import write_launch
 
-WHERE = ("--on", "cloud-run", "--project", "p", "--bucket", "gs://runs")
+WHERE = ("--provider", "cloud-run", "--project", "p", "--bucket", "gs://runs")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_one_line_and_writes_nothing(gemsmith, gpu_recipe):
     code, _, err = gemsmith("launch", gpu_recipe, *WHERE, "--machine", "v5p-8", "--print", "out")
     assert (
         code == 2
-        and err.startswith("error: --machine v5p-8: --on cloud-run does not have it")
+        and err.startswith("error: --machine v5p-8: --provider cloud-run does not have it")
         and err.count("\n") == 1
         and not Path("out").exists()
     )

@@ -59,7 +59,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(run: Run, hostile: Any) -> EvalRecord:
-    with Servers(run, start=hostile.start, unverified=True) as servers:
+    with Servers(run, start=hostile.start, skip_verify_check=True) as servers:
         return evaluate(run, servers)
 
 

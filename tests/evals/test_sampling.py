@@ -128,7 +128,7 @@ class TestWithAHostileServer:
 
     @staticmethod
     def evaluate(run: Run, hostile: Any) -> EvalRecord:
-        with Servers(run, start=hostile.start, unverified=True) as servers:
+        with Servers(run, start=hostile.start, skip_verify_check=True) as servers:
             return evaluate(run, servers)
 
     @staticmethod
@@ -252,7 +252,7 @@ class TestWithAHostileServer:
             return chat("yes")
 
         hostile.deed = deed
-        with Servers(many, start=start, unverified=True) as servers:
+        with Servers(many, start=start, skip_verify_check=True) as servers:
             record = evaluate(many, servers)
         assert (record.tuned.score, record.tuned.failed, record.tuned.n) == (1, {}, 40)
         assert record.tasks[0].tuned.retries["server died"] == 1 and hostile.started == ["demo", "demo", "demo-base"]

@@ -135,10 +135,10 @@ def test_a_recipe_that_was_edited_afterwards_is_not_taken_for_what_the_records_w
     runs = [make_run("a"), make_run("b")]
     before = read_sides([run.path for run in runs])
     assert key in before[0].conditions and not before[0].unproven
-    unlike = bears(compare_sides(before, about=["model"]))
+    unlike = bears(compare_sides(before, varying=["model"]))
     edit_recipe(runs[1], key, value)
     sides = read_sides([run.path for run in runs])
-    found = bears(compare_sides(sides, about=["model"]))
+    found = bears(compare_sides(sides, varying=["model"]))
     added = {name: kinds for name, kinds in found.items() if name not in unlike}
     assert set(added) == ({stale} if stale else set()), "the keys that may be others are no rows of their own"
     assert (key not in sides[1].conditions) == (stale is not None)
@@ -167,5 +167,5 @@ def test_a_record_that_does_not_say_what_it_was_made_from_is_stale(make_run):
 def test_a_record_replaced_since_confounds_what_was_made_from_it(make_run):
     runs = [make_run("a"), make_run("b")]
     change(runs[1], "data", rows=7)
-    found = bears(compare_sides(read_sides([run.path for run in runs]), about=["model"]))
+    found = bears(compare_sides(read_sides([run.path for run in runs]), varying=["model"]))
     assert "train:stale" in found and "lora.rank" in read_side(runs[1].path, "b").conditions

@@ -30,7 +30,7 @@ from gemsmith.runs.run import (
 
 
 def opened(*arguments):
-    return open_source(*arguments, claim=lambda folder: None)
+    return open_source(*arguments, lock=lambda folder: None)
 
 
 def recipe(*overrides: str):

@@ -167,7 +167,7 @@ def test_a_checkpoint_without_a_chat_template_needs_one_from_the_recipe(
     run = exported_run()
     (run.merged / "chat_template.jinja").unlink()
     with (
-        Servers(run, unverified=True) as servers,
+        Servers(run, skip_verify_check=True) as servers,
         pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"),
     ):
         servers.tuned()
@@ -230,7 +230,7 @@ def test_serving_with_other_keys_for_once_records_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     if recorded_before:
         with Servers(run) as servers:
             serve(run, servers)
@@ -248,7 +248,7 @@ def test_an_override_that_changes_nothing_is_recorded_as_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     stop_once_up(monkeypatch)
     assert gemsmith("serve", run.path, "--set", "serve.max_model_len=640")[0] == 1
     assert is_up_to_date(run, "serve")
@@ -258,7 +258,7 @@ def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]]
 ) -> None:
     fake_vllm(status=400)
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     code, out, err = gemsmith("serve", run.path, "--set", f"serve.port={free_port()}")
     assert code == 1 and out == "" and "answered a first prompt with http 400" in err
 
@@ -274,7 +274,7 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
     (run.merged / "[b]").touch()
     stop_once_up(monkeypatch)
     with pytest.raises(EngineError, match="vLLM died"):
-        keep_serving(run, unverified=True)
+        keep_serving(run, skip_verify_check=True)
     assert (
         "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported."
         in capsys.readouterr().err

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, part, require_extra
+from gemsmith.cli.options import FOLDER, Number, lazy_import, require_extra
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
@@ -27,17 +27,17 @@ def launch() -> None:
     """Run a recipe's stages on Cloud Run, a TPU VM, Kubernetes or SkyPilot, and bring the results home.
 
     \b
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --print out    see what would be submitted
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --submit       submit it
+    gemsmith launch my.yaml --provider cloud-run --project P --bucket gs://runs --print out   see what is submitted
+    gemsmith launch my.yaml --provider cloud-run --project P --bucket gs://runs --submit      submit it
     gemsmith launch status my
-    gemsmith launch fetch my                                                             into runs/my
-    gemsmith launch clean my                                                             remove what it created
+    gemsmith launch fetch my                                                                  into runs/my
+    gemsmith launch clean my                                                                  remove what it created
     """
 
 
 @launch.command()
 @click.argument("recipe", type=FOLDER)
-@click.option("--on", required=True, type=click.Choice(_TARGETS), help="Where to.")
+@click.option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
 @click.option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
 @click.option("--project", required=True, metavar="ID", help="The Google Cloud project.")
 @click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
@@ -47,7 +47,7 @@ def launch() -> None:
 @click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
 @click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it.")
 @click.option(
-    "--python",
+    "--wheel",
     type=FOLDER,
     metavar="DIR",
     help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
@@ -67,31 +67,31 @@ def launch() -> None:
 @click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def start(
-    recipe: Path, on: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
+    recipe: Path, provider: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
 ) -> None:
     """Render a launch, and submit it; `gemsmith launch RECIPE` is short for this."""
     if (folder is None) is not submit:
         raise InputError("--print DIR or --submit: give one of them")
-    console = part("system.console").open_console()
-    target, submission = part("launch.providers").TARGETS[on], part("launch.submit")
-    asked = part("launch.provider").LaunchOptions(**options)
+    console = lazy_import("system.console").open_console()
+    target, submission = lazy_import("launch.providers").TARGETS[provider], lazy_import("launch.submit")
+    asked = lazy_import("launch.provider").LaunchOptions(**options)
     with require_extra():
-        request = part("launch.request").make_request(recipe, target, on, asked)
+        request = lazy_import("launch.request").make_request(recipe, target, provider, asked)
         if submit:
-            submission.submit(request, target, on, max_usd=max_usd, assume_yes=yes, console=console)
+            submission.submit(request, target, provider, max_usd=max_usd, assume_yes=yes, console=console)
             return
         files = submission.print_files(request, target, folder)
     for file in files:
         click.echo(str(file))
-    upload = part("launch.upload")
+    upload = lazy_import("launch.upload")
     for line in (*upload.cost_lines(request), *upload.upload_lines(request)):
         console.print(line)
 
 
 def _opened(name: str) -> tuple[Any, Any]:
     """The launch's record and its target."""
-    record = part("launch.provider").read_launch(name)
-    return record, part("launch.providers").TARGETS[record.target]
+    record = lazy_import("launch.provider").read_launch(name)
+    return record, lazy_import("launch.providers").TARGETS[record.target]
 
 
 @launch.command()
@@ -103,7 +103,7 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
         return
-    part("launch.submit").show(target.status(record))
+    lazy_import("launch.submit").show(target.status(record))
 
 
 @launch.command()
@@ -111,7 +111,7 @@ def status(name: str, as_json: bool) -> None:
 def logs(name: str) -> None:
     """Print what a launch has said so far."""
     record, target = _opened(name)
-    part("launch.submit").show(target.logs(record))
+    lazy_import("launch.submit").show(target.logs(record))
 
 
 @launch.command()
@@ -122,8 +122,8 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     """Bring records, adapter and logs home, as far as there are any; the run goes on."""
     record, _ = _opened(name)
     path = run_path or Path("runs") / name
-    with require_extra(), part("system.locks").locked(path):
-        count = part("launch.sync").fetch_home(record.root, path, merged=merged)
+    with require_extra(), lazy_import("system.locks").locked(path):
+        count = lazy_import("launch.sync").fetch_home(record.root, path, merged=merged)
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
 
@@ -135,7 +135,9 @@ _yes = click.option("--yes", is_flag=True, help="Do not ask.")
 @_yes
 def stop(name: str, yes: bool) -> None:
     """End all of a launch that costs money; the same launch can go on later from its bucket."""
-    part("launch.submit").stop(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
+    lazy_import("launch.submit").stop(
+        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
+    )
 
 
 @launch.command()
@@ -143,7 +145,9 @@ def stop(name: str, yes: bool) -> None:
 @_yes
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
-    part("launch.submit").clean(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
+    lazy_import("launch.submit").clean(
+        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
+    )
 
 
 @launch.command(hidden=True)
@@ -152,7 +156,7 @@ def clean(name: str, yes: bool) -> None:
 @click.argument("out", type=FOLDER)
 def pack(listed: Path, folder: Path, out: Path) -> None:
     """What submit.sh runs: the listed images of a folder as a few files, if each is still what the list says."""
-    part("launch.shards").pack(listed, folder, out)
+    lazy_import("launch.shards").pack(listed, folder, out)
 
 
 @launch.command(hidden=True)
@@ -162,7 +166,7 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 def here(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with require_extra():
-        console = part("system.console").open_console()
-        part("launch.worker").run_on_worker(
-            root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console
+        console = lazy_import("system.console").open_console()
+        lazy_import("launch.worker").run_on_worker(
+            root, folder.resolve(), stages.split(","), lazy_import("pipeline").run_stage, console
         )

@@ -63,8 +63,8 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout.")
-unverified_option = click.option(
-    "--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so."
+skip_verify_option = click.option(
+    "--skip-verify-check", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
 force_option = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
 
@@ -79,7 +79,7 @@ def bucket_url(source: Path) -> str | None:
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}" if scheme in ("gs", "file") and rest else None
 
 
-def part(name: str) -> ModuleType:
+def lazy_import(name: str) -> ModuleType:
     """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
     with require_extra():
         return importlib.import_module(f"gemsmith.{name}")
@@ -115,23 +115,23 @@ class RunArgs:
     force: bool = False
 
     def open_run(
-        self, *, force: str | None = None, trains: bool = False, lock: contextlib.ExitStack | None = None
+        self, *, force: str | None = None, trains: bool = False, stack: contextlib.ExitStack | None = None
     ) -> Any:
-        """The run, its directory locked until the command ends, or until `lock` is closed."""
-        enter = lock.enter_context if lock else click.get_current_context().with_resource
+        """The run, its directory locked until the command ends, or until `stack` is closed."""
+        enter = stack.enter_context if stack else click.get_current_context().with_resource
 
-        def claim(folder: Path) -> None:
+        def lock(folder: Path) -> None:
             # Of the processes of one training, the first writes there for all.
-            if not (trains and part("train.stage").is_later_host()):
-                enter(part("system.locks").locked(folder))
+            if not (trains and lazy_import("train.stage").is_later_host()):
+                enter(lazy_import("system.locks").locked(folder))
 
-        opener = part("runs.run").open_source
-        return opener(Path(self.source), self.run_path, self.overrides, force=force, claim=claim)
+        opener = lazy_import("runs.run").open_source
+        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock)
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
         opened = self.open_run(force=name if self.force else None, trains=name == "train")
-        return opened, part("pipeline").run_stage(opened, name, force=self.force, **options)
+        return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 
     def print_record(self, record: Any) -> None:
         """Prints a record as JSON where --json asks for it."""

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, part, run_args
+from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, lazy_import, run_args
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
@@ -24,12 +24,12 @@ def run(args: RunArgs) -> None:
     gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
     """
     opened = args.open_run(trains=True)
-    records = part("pipeline").run_stages(opened)
+    records = lazy_import("pipeline").run_stages(opened)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
         click.echo(escape_control_chars_json("{" + stages + "}"))
     else:
-        part("report.tables").print_summary(opened)
+        lazy_import("report.tables").print_summary(opened)
 
 
 @cli.command(short_help="Read, render, mask and pack the rows.")
@@ -48,14 +48,14 @@ def data(args: RunArgs, show: int | None) -> None:
     if show is None:
         args.print_record(args.run_stage("data")[1])
         return
-    runs = part("runs.run")
+    runs = lazy_import("runs.run")
     if not args.force and not args.overrides and (args.source / "recipe.yaml").exists():
         opened = runs.open_run_readonly(args.source, section="data")
         if runs.is_up_to_date(opened, "data"):  # then nothing is written, so another process may be at work there
-            part("pipeline").run_stage(opened, "data")
-            part("data.preview").show(opened, show)
+            lazy_import("pipeline").run_stage(opened, "data")
+            lazy_import("data.preview").show(opened, show)
             return
-    part("data.preview").show(args.run_stage("data")[0], show)
+    lazy_import("data.preview").show(args.run_stage("data")[0], show)
 
 
 @cli.command(short_help="Train the adapter, or go on with it.")
@@ -80,7 +80,7 @@ def train(args: RunArgs, **hosts: str | int | None) -> None:
     args.print_record(args.run_stage("train")[1])
 
 
-_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "overwrite", "step", "rank", "alpha")
+_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 
 @cli.command(short_help="Write adapter and merged weights.")
@@ -96,7 +96,6 @@ _OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "overwrite", "step", "ran
 @click.option(
     "--out", type=FOLDER, metavar="FOLDER", help="Where adapter/, merged/ and export.json go; must not be there yet."
 )
-@click.option("--overwrite", is_flag=True, help="Replace an earlier export at --out, once the new one is complete.")
 @click.option(
     "--step", type=click.IntRange(min=1), metavar="N", help="With --from-tunix: the saved step; default: the last."
 )
@@ -109,7 +108,7 @@ def export(args: RunArgs, **options: Any) -> None:
     """Write the PEFT adapter and the merged safetensors.
 
     SOURCE is a recipe (YAML) or a run directory. Without it, --base and --out name folders, and --adapter or
-    --from-tunix what is merged.
+    --from-tunix what is merged; --force then replaces an earlier export at --out, once the new one is complete.
 
     \b
     gemsmith export runs/my --set export.step=200 --force
@@ -120,9 +119,9 @@ def export(args: RunArgs, **options: Any) -> None:
         args.print_record(args.run_stage("export")[1])
         return
     given = {name: options[name] for name in _OF_FOLDERS if name in given_options()}
-    of_a_run = bool(args.force or args.run_path or args.overrides)
-    record = part("export.stage").export_folder(of_a_run=of_a_run, **given)
-    part("pipeline").print_notices(record)
+    of_a_run = bool(args.run_path or args.overrides)
+    record = lazy_import("export.stage").export_folder(of_a_run=of_a_run, force=args.force, **given)
+    lazy_import("pipeline").print_notices(record)
     args.print_record(record)
 
 
@@ -143,10 +142,10 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     """
     source: Path = args.source
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
-        record = part("verify.stage").verify_folder(source, base_source=base)
-        part("pipeline").print_notices(record)
+        record = lazy_import("verify.stage").verify_folder(source, base_source=base)
+        lazy_import("pipeline").print_notices(record)
         if served:
-            record = part("verify.served").check_served_folder(source, base_source=base)
+            record = lazy_import("verify.served").check_served_folder(source, base_source=base)
     elif base is not None:
         raise InputError(
             f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
@@ -154,5 +153,5 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     else:
         opened, record = args.run_stage("verify")
         if served:
-            record = part("verify.served").check_served_run(opened)
+            record = lazy_import("verify.served").check_served_run(opened)
     args.print_record(record)

@@ -89,7 +89,7 @@ class ExportDir:
         """Raises VersionError, and RunError with what to do where it is missing or damaged."""
         if kind.stage == ExportRecord.stage:
             missing = "give a run directory, or a folder that gemsmith export wrote"
-            damaged = "export again, with --overwrite"
+            damaged = "export again, with --force"
         else:
             missing, damaged = (f"{do}: gemsmith {kind.stage} {self.path}" for do in ("run first", "run"))
         return read_record_file(self.record_file(kind.stage), kind, missing=missing, damaged=damaged)
@@ -186,9 +186,7 @@ def export_folder(
 ) -> ExportRecord:
     """What the command line's options ask for. Raises InputError where they do not go together."""
     if of_a_run:
-        raise InputError(
-            "--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out"
-        )
+        raise InputError("--run and --set: go with SOURCE, a recipe or run directory; give one, or leave them out")
     if not base or out is None or (adapter is None) == (from_tunix is None):
         raise InputError(
             "export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
@@ -214,7 +212,7 @@ class _Source:
     packages: tuple[str, ...] = PACKAGES
 
 
-def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite: bool = False) -> ExportRecord:
+def export_peft(base_source: str, adapter_folder: Path, out: Path, *, force: bool = False) -> ExportRecord:
     """Writes a PEFT folder's adapter and the base with it merged in to `out`, and records what is in them.
 
     Raises InputError where anything does not fit together, before a byte is written.
@@ -222,7 +220,7 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
     clock = start_clock()
     if not adapter_folder.is_dir():
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
-    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
+    check_target = partial(_check_target, out, force=force, sources=(Path(base_source), adapter_folder))
     check_target()
     files = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
@@ -241,7 +239,7 @@ def export_tunix(
     step: int | None = None,
     rank: int | None = None,
     alpha: float | None = None,
-    overwrite: bool = False,
+    force: bool = False,
 ) -> ExportRecord:
     """Writes an ordinary Tunix run's adapter and the base with it merged in to `out`, and records what they hold."""
     from gemsmith.export.tunix import read_tunix_adapter
@@ -251,7 +249,7 @@ def export_tunix(
         raise CheckpointError(
             f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder"
         )
-    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
+    check_target = partial(_check_target, out, force=force, sources=(Path(base_source), checkpoint))
     check_target()
     base = open_checkpoint(base_source)
     found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
@@ -291,7 +289,7 @@ def _check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, so
         )
 
 
-def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
+def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
     place = out.absolute().resolve()
     for source in sources:
@@ -309,10 +307,9 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not overwrite:
+    if not force:
         raise RunError(
-            f"--out {out}: already exists; name another, or add --overwrite, which replaces it once the new one is "
-            "complete"
+            f"--out {out}: already exists; name another, or add --force, which replaces it once the new one is complete"
         )
     if not (out / "export.json").is_file():
         raise RunError(

@@ -126,7 +126,7 @@ def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Pa
 
 
 def submit(
-    request: LaunchRequest, target: Target, on: str, *, max_usd: float | None, assume_yes: bool, console: Console
+    request: LaunchRequest, target: Target, provider: str, *, max_usd: float | None, assume_yes: bool, console: Console
 ) -> LaunchRecord:
     """Renders into launches/NAME, asks, runs submit.sh there and returns the launch's record.
 
@@ -150,7 +150,7 @@ def submit(
         dict(request.options)
         | {
             "state": "submitting",
-            "target": on,
+            "target": provider,
             "root": request.root,
             "usd_per_hour": request.bill.usd_per_hour,
             "max_usd": round(most_usd, 2),

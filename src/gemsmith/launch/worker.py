@@ -43,7 +43,7 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
     mirror.fetch(without=() if _READERS_OF_MERGED & left else ("merged",))
     _say_attempt(console, path)
     with contextlib.chdir(launched), contextlib.ExitStack() as stack:
-        run = open_source(Path("recipe.yaml"), path, claim=lambda claimed: stack.enter_context(locked(claimed)))
+        run = open_source(Path("recipe.yaml"), path, lock=lambda held: stack.enter_context(locked(held)))
         for stage in stages:
             if first:
                 _run_mirrored(run, stage, run_stage, mirror, console)

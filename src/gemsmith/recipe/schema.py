@@ -290,7 +290,7 @@ class Serve(Section):
         "auto", description="Of keys and values; `auto` is the weights'."
     )
     container_image: Annotated[str | None, Says("plan serve")] = Field(
-        None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
+        None, description="The Docker image of gemsmith serve --machine; default: vLLM's own for the machine's kind."
     )
     arguments: AsServed[tuple[str, ...]] = Field((), description="Further arguments to vLLM's server.", strict=False)
 

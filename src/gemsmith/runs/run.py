@@ -117,21 +117,21 @@ def open_source(
     overrides: Sequence[str] = (),
     *,
     force: str | None = None,
-    claim: Callable[[Path], Any],
+    lock: Callable[[Path], Any],
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
 
-    `claim(directory)` is called before anything is written, and before a run there is read: to lock it.
+    `lock(directory)` is called before anything is written, and before a run there is read: to lock it.
     """
     if not source.is_dir():
         folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
         _refuse_foreign(folder)
-        claim(folder)
+        lock(folder)
         return open_run(folder, *resolved, force=force)
     if path is not None and path.resolve() != source.resolve():
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
     _refuse_no_run(source)
-    claim(source)
+    lock(source)
     return open_run(source, *_resolve_again(source, overrides, force), force=force)
 
 

@@ -106,16 +106,16 @@ class Servers:
         run: Run,
         *,
         prefix_caching: bool = False,
-        unverified: bool = False,
+        skip_verify_check: bool = False,
         machine: Machine | None = None,
         in_docker: bool = False,
         start: Callable[..., AbstractContextManager[Server]] = running_server,
     ) -> None:
-        """`unverified`: the tuned weights are served whatever verify says of them.
+        """`skip_verify_check`: the tuned weights are served whatever verify says of them.
 
         `machine`: what this host is, of the catalog; None: as it is.
         """
-        self._run, self._unverified, self._start = run, unverified, start
+        self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
         settings = make_settings(run, prefix_caching=prefix_caching)
         self._settings = settings.model_copy(update={"machine": machine, "in_docker": in_docker})
         self.takes_images = settings.images
@@ -168,10 +168,10 @@ class Servers:
         if self._checked or (self._current is not None and self._current[0] == self._tuned_folder):
             return
         doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
-        if doubt is not None and not self._unverified:
+        if doubt is not None and not self._skip_verify_check:
             raise RunError(
                 f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
-                "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
+                "to serve these weights all the same, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
         exported = read_record(self._run, ExportRecord)
@@ -271,14 +271,16 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     return record
 
 
-def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None, **where: Any) -> None:
+def keep_serving(
+    run: Run, *, skip_verify_check: bool = False, ready: Callable[[], None] = lambda: None, **where: Any
+) -> None:
     """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
 
     `ready` is called once nothing more is written to the run. `where`: machine and in_docker, as of Servers.
 
     Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
     """
-    with Servers(run, prefix_caching=True, unverified=unverified, **where) as servers:
+    with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check, **where) as servers:
         if differing_keys(load_recipe(run.recipe_file), run.recipe):
             ask_first(servers.tuned())
         else:

@@ -2,7 +2,7 @@
 
 A job's files are kept in its memory, so the memory follows from what the run holds. A base in a bucket is read through
 a read-only mount; everything that is written goes to the bucket object by object, never through the mount, which has
-no atomic rename. vLLM is told in the service what `gemsmith serve --on` would tell it on such a machine.
+no atomic rename. vLLM is told in the service what `gemsmith serve --machine` would tell it on such a machine.
 """
 
 import json

@@ -36,7 +36,7 @@ def chat_with_run(
     system: str,
     web: bool,
     port: int | None,
-    unverified: bool,
+    skip_verify_check: bool,
 ) -> None:
     """Talks to the tuned model of a run, its base, or both, which one server then holds.
 
@@ -48,7 +48,7 @@ def chat_with_run(
     run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight = ImageSupport(takes_images=False)
-    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+    with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
         found = {"base": servers.base, "tuned": servers.tuned}
         voices = []
         for label in models:

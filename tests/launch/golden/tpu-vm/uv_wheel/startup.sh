@@ -69,7 +69,7 @@ export HOME=${HOME:-/root}
 python=$state/python
 install() {
     mkdir -p "$state/wheel"
-    gcloud storage cp "$ROOT/python/*" "$state/wheel/" --quiet || return
+    gcloud storage cp "$ROOT/wheel/*" "$state/wheel/" --quiet || return
     python3 -m pip install --quiet --upgrade --target "$state/uv" "uv==$UV" || return
     "$state/uv/bin/uv" venv --quiet --clear --python "$PYTHON" "$python" || return
     "$state/uv/bin/uv" pip install --quiet --python "$python/bin/python" --no-deps --torch-backend cpu \
