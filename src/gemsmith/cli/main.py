@@ -32,7 +32,7 @@ def cli() -> None:
     gemsmith report runs/a runs/b                      what differs, and the ratios that it leaves
     gemsmith runs                                      all runs: state, loss, score, speed, cost
     gemsmith chat runs/my --web                        base and tuned model side by side
-    gemsmith launch my.yaml --provider tpu-vm ...            the same stages on a rented machine
+    gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
 
 
