@@ -110,6 +110,53 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
     assert {path: path.stat().st_mtime_ns for path in run.glob("*.json")} == before
 
 
+def test_a_run_until_a_stage_and_without_another_leaves_the_others_out(gemsmith, recipe, engine):
+    code, out, err = gemsmith("run", recipe("tiny-31b").name, "--until", "verify", "--skip", "plan", "--json")
+    assert code == 0, err
+    assert list(json.loads(out)) == ["data", "train", "export", "verify"]
+    assert {path.stem for path in Path("runs/my").glob("*.json")} == {"data", "train", "export", "verify"}
+    assert Path("runs/my/report.html").exists()
+    # What is complete is kept without --force; with it, training starts again from step 0 with another rank.
+    assert gemsmith("run", "runs/my", "--until", "train")[2].count("complete, kept") == 2
+    code, out, err = gemsmith(
+        "run", "runs/my", "--skip", "data", "--until", "export", "--force", "--set", "lora.rank=2", "--json"
+    )
+    assert code == 0 and "kept" not in err, err
+    assert json.loads(out)["train"]["steps"][0]["step"] == 1
+    assert json.loads(Path("runs/my/adapter/adapter_config.json").read_text())["r"] == 2
+    assert load_recipe(Path("runs/my/recipe.yaml")).lora.rank == 2
+    code, _, err = gemsmith("run", "runs/my", "--until", "export")
+    assert code == 0 and err.count("complete, kept") == 4, "the forced stages are what the recipe there says"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--until", "evl"], "--until evl: is no stage (did you mean eval?); allowed: plan, data"),
+        (["--skip", "bench", "--skip", "page"], "--skip page: is no stage; allowed: plan, data"),
+        (["--until", "plan", "--skip", "plan"], "--skip plan: leaves no stage to run"),
+        (["--skip", "data"], "--skip data: train needs its record, and runs/my/data.json is missing"),
+        (["--skip", "verify"], "--skip verify: serve needs its record, and runs/my/verify.json is missing"),
+    ],
+)
+def test_stages_that_cannot_be_left_out_are_one_line_before_anything_runs(gemsmith, recipe, options, message):
+    code, _, err = gemsmith("run", recipe("tiny-31b").name, *options)
+    assert code == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1
+    assert not list(Path("runs").glob("my/*.json"))
+
+
+def test_a_forced_run_that_fails_leaves_the_recipe_of_what_is_there(gemsmith, recipe):
+    file = recipe("tiny-31b")
+    assert gemsmith("run", file.name, "--until", "data")[0] == 0
+    before = Path("runs/my/recipe.yaml").read_text()
+    again = ("run", "runs/my", "--until", "data", "--force", "--set")
+    code, _, err = gemsmith(*again, "data.train=gone.jsonl")
+    assert code == 2 and "gone.jsonl: does not exist" in err
+    assert Path("runs/my/recipe.yaml").read_text() == before
+    assert gemsmith(*again, "data.max_length=32")[0] == 0
+    assert load_recipe(Path("runs/my/recipe.yaml")).data.max_length == 32
+
+
 @pytest.mark.slow
 def test_what_depends_on_a_stage_done_again_is_done_again(gemsmith, recipe, engine):
     file = recipe("tiny-12b")
@@ -158,8 +205,8 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
 def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, monkeypatch):
     call = pipeline._call
 
-    def call_as_on_two(run, stage, servers):
-        record = call(run, stage, servers)
+    def call_as_on_two(run, stage, servers, **options):
+        record = call(run, stage, servers, **options)
         return record.model_copy(update={"hosts": 2}) if stage == "train" else record
 
     monkeypatch.setattr(pipeline, "_call", call_as_on_two)

@@ -171,7 +171,7 @@ def test_a_plan_holds_nobody_to_its_keys(run):
 
 def test_a_stage_that_is_done_again_may_have_other_keys(run):
     write_record(run, data_record(run))
-    assert open_run(run.path, recipe("data.max_length=128"), force="data").recipe.data.max_length == 128
+    assert open_run(run.path, recipe("data.max_length=128"), force=("data",)).recipe.data.max_length == 128
 
 
 def test_reasons_stay_in_the_recipe_when_the_run_is_opened_again(tmp_path):
@@ -240,7 +240,7 @@ def test_what_would_have_stopped_a_run_that_goes_on_may_become_anything(run):
 def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
     (run.checkpoints / "10").mkdir(parents=True)
     before = run.recipe_file.read_bytes()
-    again = open_run(run.path, recipe("lora.rank=8"), force="train")
+    again = open_run(run.path, recipe("lora.rank=8"), force=("train",))
     assert run.recipe_file.read_bytes() == before and again.recipe.lora.rank == 8
     commit_recipe(again)
     assert find_run(run.path).lora.rank == 8
@@ -251,9 +251,9 @@ def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
 def test_a_recipe_that_was_held_back_in_vain_is_forgotten(run):
     """A forced stage failed; then what it was to replace was deleted, and the stage is done with another recipe."""
     write_record(run, data_record(run))
-    open_run(run.path, recipe("data.max_length=128"), force="data")
+    open_run(run.path, recipe("data.max_length=128"), force=("data",))
     run.record_file("data").unlink()
-    commit_recipe(open_run(run.path, recipe("data.max_length=512"), force="data"))
+    commit_recipe(open_run(run.path, recipe("data.max_length=512"), force=("data",)))
     assert find_run(run.path).data.max_length == 512
 
 

@@ -66,7 +66,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the st
 skip_verify_option = click.option(
     "--skip-verify-check", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
-force_option = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
+force_option = click.option("--force", is_flag=True, help="Run again although the record is complete.")
 
 
 def bucket_url(source: Path) -> str | None:
@@ -115,7 +115,7 @@ class RunArgs:
     force: bool = False
 
     def open_run(
-        self, *, force: str | None = None, trains: bool = False, stack: contextlib.ExitStack | None = None
+        self, *, force: tuple[str, ...] = (), trains: bool = False, stack: contextlib.ExitStack | None = None
     ) -> Any:
         """The run, its directory locked until the command ends, or until `stack` is closed."""
         enter = stack.enter_context if stack else click.get_current_context().with_resource
@@ -130,7 +130,7 @@ class RunArgs:
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
-        opened = self.open_run(force=name if self.force else None, trains=name == "train")
+        opened = self.open_run(force=(name,) if self.force else (), trains=name == "train")
         return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 
     def print_record(self, record: Any) -> None:

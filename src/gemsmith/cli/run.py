@@ -1,6 +1,7 @@
 """The verbs of stages that need no server: run, data, train, export, verify."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,24 @@ from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(short_help="Run every stage that is not complete.")
-@run_args()
-def run(args: RunArgs) -> None:
+@run_args(force=True)
+@click.option("--until", metavar="STAGE", help="Stop after this stage.")
+@click.option("--skip", multiple=True, metavar="STAGE", help="Leave this stage out; may be repeated.")
+def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
 
-    SOURCE is a recipe (YAML) or a run directory. A run that was stopped goes on where it was.
+    SOURCE is a recipe (YAML) or a run directory. A run that was stopped resumes where it was. --force runs all these
+    stages again, or those that --until and --skip leave: training starts again from step 0.
 
     \b
     gemsmith run recipes/demo.yaml
     gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
+    gemsmith run my.yaml --until eval --skip bench
     """
-    opened = args.open_run(trains=True)
-    records = lazy_import("pipeline").run_stages(opened)
+    pipeline = lazy_import("pipeline")
+    stages = pipeline.select_stages(until, skip)
+    opened = args.open_run(force=stages if args.force else (), trains="train" in stages)
+    records = pipeline.run_stages(opened, stages, force=args.force)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
         click.echo(escape_control_chars_json("{" + stages + "}"))

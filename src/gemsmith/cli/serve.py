@@ -63,7 +63,7 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
                 lock.enter_context(lazy_import("system.locks").locked(folder))
                 opened = lazy_import("runs.run").open_run_readonly(folder, args.overrides, section="serve")
             else:
-                opened = args.open_run(force="serve", stack=lock)
+                opened = args.open_run(force=("serve",), stack=lock)
                 lazy_import("runs.run").commit_recipe(opened)
             targets.serve_run(opened, machine, skip_verify_check=skip_verify_check, ready=lock.close)
 
@@ -161,7 +161,7 @@ def evaluate(
         show = lazy_import("evals.lm_eval").print_lm_eval
     else:
         added = [add_task(args.source, args.overrides, given)] if given else []
-        again = "eval" if args.force or added else None
+        again = ("eval",) if args.force or added else ()
         opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
         record = lazy_import("pipeline").run_stage(
             opened, "eval", force=args.force, skip_verify_check=skip_verify_check

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
-from gemsmith.errors import InputError, RecipeError, suggest
+from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (
     MOUNT,
@@ -29,7 +29,7 @@ from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
-from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.runs.stages import SERVED, STAGES, check_stage_names
 from gemsmith.system.version import __version__
 
 FOLDER = "inputs"
@@ -170,10 +170,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
 
 def _check_stages(options: LaunchOptions) -> None:
     stages = options.stages
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise InputError(
-            f"--stages {unknown[0]}: is no stage{suggest(unknown[0], STAGES)}; allowed: {', '.join(STAGES)}"
-        )
+    check_stage_names(stages, "--stages")
     if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
         raise InputError(
             f"--stages {served[0]}: needs vLLM, which Gemsmith's images do not have; run it after gemsmith launch "

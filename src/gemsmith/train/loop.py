@@ -125,13 +125,13 @@ class TrainBackend(Protocol):
 class TrainSession:
     """One attempt at a run: where it goes on, its log, and what it decides about each step."""
 
-    def __init__(self, run: Run, backend: TrainBackend, *, steps: int, fresh: bool) -> None:
-        self.run, self.steps, self.fresh = run, steps, fresh
+    def __init__(self, run: Run, backend: TrainBackend, *, steps: int, restart: bool) -> None:
+        self.run, self.steps, self.restart = run, steps, restart
         self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
-        self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
+        self.done, earlier, self._resumed_at = (0, [], []) if restart else self._resume()
         backend.prepare(self)
         if self.done:
             with self._one_line_damage():
@@ -198,7 +198,7 @@ class TrainSession:
 
     def stopped(self, number: int) -> BaseException:
         """What to raise where a signal has ended the attempt."""
-        return stopped(self.run, number, None if self.fresh else self._last_saved())
+        return stopped(self.run, number, None if self.restart else self._last_saved())
 
     # What a backend asks.
 
@@ -224,7 +224,7 @@ class TrainSession:
                 f"{run.data}: no token of step {plan.step} is trained on; make the rows again with: gemsmith data "
                 f"{run.path} --force"
             )
-        if self.fresh:
+        if self.restart:
             self.delete_previous_run()
         now_s = time.monotonic()
         step_s, self._mark_s = now_s - self._mark_s, now_s
@@ -252,7 +252,7 @@ class TrainSession:
             self.run.record_file("train").unlink(missing_ok=True)
             shutil.rmtree(self.run.tensorboard, ignore_errors=True)
             commit_recipe(self.run)
-        self.fresh = False
+        self.restart = False
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
@@ -331,14 +331,14 @@ class TrainSession:
 
 
 def train_session(
-    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, fresh: bool = False
+    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, restart: bool = False
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
-    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
+    `restart`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
     last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
-    session = TrainSession(run, backend, steps=steps, fresh=fresh)
+    session = TrainSession(run, backend, steps=steps, restart=restart)
     with stop_on_signals(session.stopping):
         session.train()
         record = session.record(clock, model)
