@@ -4,7 +4,7 @@
 
 The recipe is launched by `gemsmith launch --provider cloud-run --submit` to a gcloud of this machine
 (fake_cloud.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
-bucket; the second goes on from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
+bucket; the second resumes from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
 and report home. Ends with an error where anything was done twice or does not exist. Costs nothing, needs no account.
 """
 

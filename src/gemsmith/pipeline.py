@@ -20,7 +20,7 @@ from gemsmith.runs.records import DataRecord, Record, TrainRecord
 from gemsmith.runs.resolve import check_settings
 from gemsmith.runs.run import Run, commit_recipe, is_up_to_date, read_record
 from gemsmith.runs.stages import SERVED, STAGES, check_stage_names, depends_on
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
@@ -182,17 +182,13 @@ def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = Fals
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options)
-    print_notices(record)
+    print_warnings_of(record)
     return record
 
 
-def print_notices(record: Record) -> None:
-    """Prints a record's notices on stderr, the critical ones first."""
-    console = open_console()
-    for notice in record.critical_warnings:
-        console.print(Text.assemble((f"{record.stage}: warning: ", "bold red"), notice))
-    for notice in record.warnings:
-        console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))
+def print_warnings_of(record: Record) -> None:
+    """Prints a record's warnings on stderr, the critical ones first."""
+    print_warnings(record.stage, record.warnings, critical=record.critical_warnings)
 
 
 def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":

@@ -1,4 +1,4 @@
-"""Answers that come, fail, are kept and gone on with, whatever happens to the server and to us."""
+"""Answers that come, fail, are kept and continued with, whatever happens to the server and to us."""
 
 import contextlib
 import dataclasses
@@ -108,7 +108,7 @@ def test_a_signal_ends_the_command_within_five_seconds_while_requests_hang(
         process.send_signal(number)
         assert process.wait(30) == code
         assert time.monotonic() - begin_s < 5
-        assert process.stderr is not None and "the same command goes on where it was" in process.stderr.read()
+        assert process.stderr is not None and "the same command resumes where it was" in process.stderr.read()
 
 
 class TestWithAHostileServer:

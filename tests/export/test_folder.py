@@ -43,7 +43,7 @@ def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
     assert [check.name for check in record.checks if check.passed] == [
         "files",
         "base",
-        "beside",
+        "other files",
         "tensors",
         "values",
         "norms",

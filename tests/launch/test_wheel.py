@@ -35,5 +35,5 @@ def test_targets_that_run_containers_refuse_it(launched, tmp_path, on):
 
 
 def test_an_image_beside_it_is_refused(launched, tmp_path):
-    with pytest.raises(InputError, match="--image, --wheel: give one of them"):
+    with pytest.raises(InputError, match="--wheel: does not go with --image"):
         launched("tpu-vm", wheel=tmp_path, image="mine")

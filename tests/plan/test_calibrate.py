@@ -101,7 +101,7 @@ def test_rows_that_were_there_stay(trained, tmp_path):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"steps": 8}, "has 7 steps beside the first of each start; train at least 10"),
+        ({"steps": 8}, "has 7 steps besides the first of each start; train at least 10"),
         ({"devices": ("NVIDIA X1",) * 2}, "was trained on 2 x NVIDIA X1, which no machine of the catalog is"),
         ({"devices": (), "processor": "Another"}, "was trained on another computer (Another"),
         ({"step_s": 0.001}, "shorter than 1xh200 can be by its row"),

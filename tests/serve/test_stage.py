@@ -263,7 +263,7 @@ def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
     assert code == 1 and out == "" and "answered a first prompt with http 400" in err
 
 
-def test_keep_serving_prints_the_notice_of_unverified_weights(
+def test_keep_serving_prints_the_warning_of_unverified_weights(
     fake_vllm: Callable[..., Path],
     exported_run: Callable[..., Run],
     capsys: pytest.CaptureFixture[str],
@@ -276,7 +276,7 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
     with pytest.raises(EngineError, match="vLLM died"):
         keep_serving(run, skip_verify_check=True)
     assert (
-        "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported."
+        "serve: warning: Served unverified weights: they are not what was verified: merged/[b] was not exported."
         in capsys.readouterr().err
     )
     assert read_record(run, ServeRecord).warnings

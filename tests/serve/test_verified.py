@@ -244,6 +244,6 @@ def test_every_command_that_serves_can_be_made_to_and_says_so(
 ) -> None:
     code, out, err = gemsmith(verb[0], flipped_run.path, "--skip-verify-check", *verb[1:])
     notice = f"Served unverified weights: they are not what was verified: merged/{WEIGHTS} was changed since."
-    assert code == 0 and f"{verb[0]}: notice: {notice}" in err
+    assert code == 0 and f"{verb[0]}: warning: {notice}" in err
     assert json.loads(out)["warnings"] == list(read_record(flipped_run, STAGES[verb[0]].record).warnings)
     assert notice == json.loads(out)["warnings"][0]

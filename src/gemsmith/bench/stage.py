@@ -107,7 +107,7 @@ def bench_url(
         )
 
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
-        # Beside the record, so that a stopped sweep can go on; without one, for this time only.
+        # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
         record = _measure(
             recipe, endpoint, engine, folder, rows=rows, encoder_cache=None, make_provenance=make_provenance

@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, lazy_import, require_extra
+from gemsmith.cli.options import FOLDER, Number, lazy_import, require_extra, set_option
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 class _Launch(click.Group):
@@ -54,18 +55,18 @@ def launch() -> None:
 )
 @click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's.")
 @click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public.")
-@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket.")
+@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then resumes from the bucket.")
 @click.option("--network", metavar="NAME", help="A VPC network.")
 @click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger.")
 @click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt.")
 @click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
 @click.option("--cluster", metavar="NAME", help="For gke: the cluster.")
 @click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key; may be repeated.")
+@set_option
 @click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
 @click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
 @click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_yes
 def start(
     recipe: Path, provider: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
 ) -> None:
@@ -119,7 +120,7 @@ def logs(name: str) -> None:
 @click.option("--run", "run_path", type=FOLDER, metavar="DIR", help="Default: runs/NAME.")
 @click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
 def fetch(name: str, run_path: Path | None, merged: bool) -> None:
-    """Bring records, adapter and logs home, as far as there are any; the run goes on."""
+    """Bring records, adapter and logs home, as far as there are any; the run continues."""
     record, _ = _opened(name)
     path = run_path or Path("runs") / name
     with require_extra(), lazy_import("system.locks").locked(path):
@@ -127,14 +128,11 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
 @launch.command()
 @click.argument("name")
 @_yes
 def stop(name: str, yes: bool) -> None:
-    """End all of a launch that costs money; the same launch can go on later from its bucket."""
+    """End all of a launch that costs money; the same launch can resume later from its bucket."""
     lazy_import("launch.submit").stop(
         *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
     )

@@ -169,26 +169,30 @@ def given_options() -> set[str]:
     }
 
 
+def missing_source(instead: str) -> InputError:
+    """For a verb that can do without SOURCE, and has nothing in its place."""
+    return InputError(f"SOURCE is missing; give {instead}")
+
+
 def requires(option: str, *others: str) -> Callable[[Verb], Verb]:
     """Refuses each of the others without the option."""
-    return _refuse_together(
-        option, others, beside=False, message="{odd}: goes with {}; give it too, or leave {odd} out"
-    )
+    message = "{odd}: goes with {}; give it too, or leave {odd} out"
+    return _refuse_together(option, others, given_too=False, message=message)
 
 
 def conflicts(option: str, *others: str) -> Callable[[Verb], Verb]:
-    """Refuses each of the others beside the option."""
-    return _refuse_together(option, others, beside=True, message="{odd}: does not go with {}; leave one out")
+    """Refuses each of the others together with the option."""
+    return _refuse_together(option, others, given_too=True, message="{odd}: does not go with {}; leave one out")
 
 
-def _refuse_together(option: str, others: Sequence[str], *, beside: bool, message: str) -> Callable[[Verb], Verb]:
+def _refuse_together(option: str, others: Sequence[str], *, given_too: bool, message: str) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def verb(*arguments: Any, **options: Any) -> None:
             given, params = given_options(), click.get_current_context().command.params
             typed = {each.name: each.opts[0] if isinstance(each, click.Option) else "SOURCE" for each in params}
             odd = [typed[name] for name in others if name in given]
-            if odd and (option in given) is beside:
+            if odd and (option in given) is given_too:
                 raise InputError(message.format(typed[option], odd=odd[0]))
             function(*arguments, **options)
 

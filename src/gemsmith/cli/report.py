@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, lazy_import
+from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, lazy_import, missing_source
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
@@ -46,7 +46,10 @@ _FORMS = ("html", "md", "csv", "json")
     help="A machine of the run's plan, where the records do not tell which it was.",
 )
 @click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
-@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs beside them.")
+@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs compared with them.")
+@conflicts("html", "md", "csv", "json")
+@conflicts("md", "csv", "json")
+@conflicts("csv", "json")
 @conflicts("paper", "run_path", "overrides")
 def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[str], **options: Any) -> None:
     """Write report.html of a run, or compare runs, from the records alone.
@@ -61,17 +64,15 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
     gemsmith report --paper
     gemsmith report --paper runs/my
     """
-    if len(forms := [name for name in _FORMS if options[name]]) > 1:
-        raise InputError(f"--{forms[0]} and --{forms[1]}: one form at a time; leave one out")
-    form = forms[0] if forms else None
+    form = next((name for name in _FORMS if options[name]), None)
     if options["paper"]:
         if (options["trained_on"] or options["served_on"]) and not sources:
-            raise InputError("--trained-on and --served-on: are for runs beside the paper; give a run directory")
+            raise InputError("--trained-on and --served-on: are for runs compared with the paper; give a run directory")
         _compare(sources, form, options)
     elif not sources:
-        raise InputError("SOURCE: is missing; give a run directory, several to compare them, or --paper")
+        raise missing_source("a run directory, several to compare them, or --paper")
     elif len(sources) == 1:
-        for name in ("varying", "hours", "trained_on", "served_on"):
+        for name in ("varying", "hours", "trained_on", "served_on", "md", "csv"):
             if options[name]:
                 raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
         _report_one(sources[0], run_path, overrides, form, options["html"])
@@ -116,8 +117,6 @@ def _report_one(
     source: Path, run_path: Path | None, overrides: Sequence[str], form: str | None, html: Path | None
 ) -> None:
     source, run_path = _fetched(source, run_path)
-    if form in ("md", "csv"):
-        raise InputError(f"--{form}: is for a comparison; give two run directories or more, or --html FILE")
     args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
     opened = args.open_run()
     if html is None:
@@ -129,7 +128,7 @@ def _report_one(
 
 
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
-    """Of runs, or with --paper of the paper and of any runs beside it."""
+    """Of runs, or with --paper of the paper and of any runs compared with it."""
     folders = [_fetched(source, None)[0] for source in sources]
     sides = lazy_import("analysis.summary").read_sides(
         folders, trained_on=options["trained_on"], served_on=options["served_on"]

@@ -65,7 +65,7 @@ def data(args: RunArgs, show: int | None) -> None:
     lazy_import("data.preview").show(args.run_stage("data")[0], show)
 
 
-@cli.command(short_help="Train the adapter, or go on with it.")
+@cli.command(short_help="Train the adapter, or resume it.")
 @run_args(force=True)
 @click.option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Of several hosts: how many.")
@@ -73,7 +73,7 @@ def data(args: RunArgs, show: int | None) -> None:
     "--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0."
 )
 def train(args: RunArgs, **hosts: str | int | None) -> None:
-    """Train the adapter; a run that was stopped goes on from its last checkpoint.
+    """Train the adapter; a run that was stopped resumes from its last checkpoint.
 
     SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0; what is there is deleted once the
     first step has run. Several hosts train together when each runs this command; those of a TPU slice find each other.
@@ -128,7 +128,7 @@ def export(args: RunArgs, **options: Any) -> None:
     given = {name: options[name] for name in _OF_FOLDERS if name in given_options()}
     of_a_run = bool(args.run_path or args.overrides)
     record = lazy_import("export.stage").export_folder(of_a_run=of_a_run, force=args.force, **given)
-    lazy_import("pipeline").print_notices(record)
+    lazy_import("pipeline").print_warnings_of(record)
     args.print_record(record)
 
 
@@ -150,7 +150,7 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     source: Path = args.source
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
         record = lazy_import("verify.stage").verify_folder(source, base_source=base)
-        lazy_import("pipeline").print_notices(record)
+        lazy_import("pipeline").print_warnings_of(record)
         if served:
             record = lazy_import("verify.served").check_served_folder(source, base_source=base)
     elif base is not None:

@@ -18,6 +18,7 @@ from gemsmith.cli.options import (
     conflicts,
     given_options,
     lazy_import,
+    missing_source,
     require_extra,
     requires,
     run_args,
@@ -31,6 +32,7 @@ from gemsmith.errors import InputError
 @skip_verify_option
 @click.option("--machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
 @click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
+@conflicts("as_json", "machine")
 def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_command: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
@@ -54,8 +56,6 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
             )
         targets.serve_checkpoint(args.source, args.overrides, machine)
     elif args.as_json:
-        if machine is not None:
-            raise InputError("--machine: goes without --json; leave one out")
         args.print_record(replace(args, force=True).run_stage("serve", skip_verify_check=skip_verify_check)[1])
     else:
         with contextlib.ExitStack() as lock:
@@ -84,8 +84,8 @@ def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: An
     """Load-test the tuned model: TTFT, TPOT, ITL and throughput under each load of a grid.
 
     SOURCE is a recipe (YAML) or a run directory. With --url it is left out, or says with its section bench what is
-    measured; nothing is written there. A key comes from $VLLM_API_KEY or $OPENAI_API_KEY. A sweep that was stopped goes
-    on with the cells that are left.
+    measured; nothing is written there. A key comes from $VLLM_API_KEY or $OPENAI_API_KEY. A stopped sweep resumes with
+    the remaining cells.
 
     \b
     gemsmith bench runs/my --grid short --force
@@ -97,9 +97,9 @@ def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: An
     if server["url"] is not None:
         given = {name: value for name, value in server.items() if value is not None}
         record = lazy_import("bench.stage").bench_url(args.source, args.overrides, **given)
-        lazy_import("pipeline").print_notices(record)
+        lazy_import("pipeline").print_warnings_of(record)
     elif args.source is None:
-        raise InputError("SOURCE is missing; give a recipe or a run directory, or --url of a server")
+        raise missing_source("a recipe or run directory, or --url of a server")
     else:
         record = args.run_stage("bench", skip_verify_check=skip_verify_check)[1]
     args.print_record(record)
@@ -137,6 +137,7 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 @requires("lm_eval", "lm_eval_tasks")
 @requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval")
 @conflicts("lm_eval", *_OF_A_TASK, "table")
+@conflicts("source", "answers")
 def evaluate(
     args: RunArgs, skip_verify_check: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
 ) -> None:
@@ -180,8 +181,6 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
 
     One that is there is not added again. Raises InputError for options that are not for a run.
     """
-    if "answers" in given:
-        raise InputError("--answers: goes without SOURCE, for answers that exist already; leave one out")
     if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
         raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
     recipe = lazy_import("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
@@ -197,7 +196,7 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_ch
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
         record = lazy_import("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=folder)
-    lazy_import("pipeline").print_notices(record)
+    lazy_import("pipeline").print_warnings_of(record)
     return record
 
 
@@ -231,7 +230,7 @@ OF_A_RUN = ("base", "tuned")
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."
 )
 @skip_verify_option
-@conflicts("url", "overrides", "skip_verify_check")
+@conflicts("url", "source", "overrides", "skip_verify_check")
 def chat(
     source: Path | None,
     url: str | None,
@@ -254,11 +253,11 @@ def chat(
     with require_extra():
         command = lazy_import("serve.chat.command")
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in names})
-        if (source is None) == (url is None):
-            raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
         if url is not None:
             command.chat_with_url(url, models, sampling=sampling, **options)
             return
+        if source is None:
+            raise missing_source("a run directory, or --url of a server")
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))
         if unknown := [name for name in chosen if name not in OF_A_RUN]:
             raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")

@@ -1,4 +1,4 @@
-"""Answers as they come, in files that a second start goes on from: a line each, under a digest of what made it."""
+"""Answers as they come, in files that a second start resumes from: a line each, under a digest of what made it."""
 
 import contextlib
 import json

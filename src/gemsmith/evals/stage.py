@@ -29,7 +29,7 @@ from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record, write_record
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
-from gemsmith.system.console import open_console
+from gemsmith.system.console import print_warnings
 from gemsmith.system.files import atomic_write, sha256_file
 
 
@@ -102,7 +102,7 @@ def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
     changes = [f"{key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in keys]
     if changes or before != after:
         replaced = f"the record of {before} answers of each model is replaced by one of {after} once that is complete"
-        open_console().print("; ".join([f"eval: notice: {replaced}", *changes]), style="yellow")
+        print_warnings("eval", ["; ".join([replaced, *changes])])
 
 
 def _models(run: Run, servers: Servers) -> tuple[Model, Model]:

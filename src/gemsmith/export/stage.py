@@ -189,7 +189,7 @@ def export_folder(
         raise InputError("--run and --set: go with SOURCE, a recipe or run directory; give one, or leave them out")
     if not base or out is None or (adapter is None) == (from_tunix is None):
         raise InputError(
-            "export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
+            "SOURCE is missing; give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
         )
     if from_tunix is not None:
         return export_tunix(base, from_tunix, out, **options)

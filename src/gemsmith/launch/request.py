@@ -153,7 +153,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
                 "--provider tpu-vm"
             )
         if options.image is not None:
-            raise InputError("--image, --wheel: give one of them")
+            raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
     if not _NAME.fullmatch(name):
         raise InputError(

@@ -197,7 +197,7 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
 
 
 def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
-    """Ends all that costs money; what is in the bucket stays, so that the run can go on."""
+    """Ends all that costs money; what is in the bucket stays, so that the run can resume."""
     found = list(_found(target.running(record)))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
 

@@ -131,7 +131,7 @@ def _trained(run: Run, record: TrainRecord) -> list[Measured]:
     seconds = [step.step_s for step in timed_steps(record.steps, record.resumed_at)]
     if len(seconds) < LEAST_STEPS:
         raise RunError(
-            f"--calibrate {run.path}: has {len(seconds)} steps beside the first of each start; train at least "
+            f"--calibrate {run.path}: has {len(seconds)} steps besides the first of each start; train at least "
             f"{LEAST_STEPS}"
         )
     fast, slow = _middle(run.path, seconds)

@@ -276,7 +276,7 @@ class Serve(Section):
         "auto", description="As served; `auto`: as the weights are."
     )
     python: str | None = Field(
-        None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
+        None, description="The Python of the environment that holds vLLM; default: .venv-serve next to Gemsmith's own."
     )
     start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
     weights: Annotated[Literal["auto", "merged", "adapter"], Says("serve bench eval")] = Field(
@@ -318,7 +318,7 @@ class Bench(Section):
     images: OfPlan[bool] = Field(False, description="Requests are rows of data.eval with images, not random text.")
     prompts: Positive | None = Field(
         128,
-        description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
+        description="Requests that a cell measures, without those of its warm-up; null: as many as its rate and length "
         "need.",
     )
     slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(

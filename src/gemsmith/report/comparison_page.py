@@ -155,7 +155,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
-    beside = f", beside {', '.join(names[2:])}" if names[2:] else ""
+    others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
     at_catalog = [
         charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
         for curve in (redrawn.at_catalog if redrawn else ())
@@ -164,7 +164,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     html = template.render(
         comparison=comparison,
         names=names,
-        title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
+        title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{others}",
         summary_line=summary_line(comparison),
         redrawn=redrawn,
         bearing=[each for each in comparison.differences if each.confounds or each.varying],

@@ -244,7 +244,7 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 
 
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys that training cannot go on with, with both values.
+    """Dotted keys that training cannot resume with, with both values.
 
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
     steps say.

@@ -35,7 +35,7 @@ from gemsmith.serve.settings import (
 )
 from gemsmith.serve.vllm_checks import refuse_vision
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import sha256_file
 
 # Reading less than this takes no time worth a word.
@@ -287,8 +287,7 @@ def keep_serving(
             serve(run, servers)
         server = servers.tuned()
         ready()
-        for notice in servers.warnings:
-            open_console().print(f"serve: notice: {notice}", style="yellow")
+        print_warnings("serve", servers.warnings)
         wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
 
 

@@ -101,7 +101,7 @@ class TrainBackend(Protocol):
         """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
     def prepare(self, session: "TrainSession") -> None:
-        """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
+        """Puts model and optimizer on the devices: at their start, where the session has no step to resume from."""
 
     def restore(self, step: int) -> None:
         """Gives model and optimizer their values after a saved step. Raises CorruptCheckpointError."""
@@ -123,7 +123,7 @@ class TrainBackend(Protocol):
 
 
 class TrainSession:
-    """One attempt at a run: where it goes on, its log, and what it decides about each step."""
+    """One attempt at a run: where it resumes, its log, and what it decides about each step."""
 
     def __init__(self, run: Run, backend: TrainBackend, *, steps: int, restart: bool) -> None:
         self.run, self.steps, self.restart = run, steps, restart
@@ -149,7 +149,7 @@ class TrainSession:
         return None if found is None else describe(found)
 
     def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
-        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        """The step to resume after, the steps up to it, and those after which earlier attempts resumed."""
         step = self._backend.resumable_step()
         if step is None:
             return 0, [], []
@@ -161,7 +161,7 @@ class TrainSession:
 
     @contextlib.contextmanager
     def _one_line_damage(self) -> Iterator[None]:
-        """Raises RunError where the last saved step cannot be gone on from; it names the last one that can."""
+        """Raises RunError where the last saved step cannot be resumed from; it names the last one that can."""
         try:
             yield
         except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
@@ -174,7 +174,7 @@ class TrainSession:
                     f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force"
                 ) from None
             raise RunError(
-                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train "
+                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then resume from it with: gemsmith train "
                 f"{run.path}"
             ) from None
 
@@ -335,7 +335,7 @@ def train_session(
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
-    `restart`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
+    `restart`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be resumed from, and once the
     last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
     session = TrainSession(run, backend, steps=steps, restart=restart)

@@ -38,8 +38,8 @@ _EXTRAS = {"tunix": "jax", "trl": "trl"}
 def train(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a finished training, also written to train.json; continues from the last checkpoint, if any.
 
-    `restart` starts at step 0, and deletes what an earlier training left once the first step has run. Until then nothing
-    is lost. Raises RunError where another process saves to the same folder, MachineError where the backend is not
+    `restart` starts at step 0, and deletes what an earlier training left once the first step has run: nothing is lost
+    before. Raises RunError where another process saves to the same folder, MachineError where the backend is not
     installed, RecipeError where export.step will not be saved, and whatever the backend raises. A bucket has no locks:
     there nothing keeps a second training out.
     """

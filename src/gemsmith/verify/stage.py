@@ -24,7 +24,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file
-from gemsmith.verify.checks import check_losses, compare_beside, make_check, report_checks, rounding_notices
+from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
 from gemsmith.verify.logits import compare_logits
 from gemsmith.verify.prompts import make_prompts, trained_rows
 
@@ -88,7 +88,9 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir
     if run:
         checks.append(_check_trained(run, exported, adapter))
     checks.append(
-        make_check("beside", compare_beside(base, merged), "tokenizer, chat template and configs are the base's")
+        make_check(
+            "other files", compare_other_files(base, merged), "tokenizer, chat template and configs are the base's"
+        )
     )
     tensors, found["changed_tensors"] = compare_tensors(into, merged, adapter)
     problems, rounding_loss = recompute(into, merged, adapter)

@@ -151,7 +151,7 @@ def _service(request: LaunchRequest) -> str:
         heading=(
             "The tuned model as a private service; run serve.sh once the job has ended. Without requests no instance "
             "runs.",
-            "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and beside it:",
+            "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and in another terminal:",
             "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
         ),
         accelerator=ACCELERATOR,

@@ -19,7 +19,7 @@ from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.tasks import Question
 
 CONVERSATION_TOKENS = 4096
@@ -55,8 +55,7 @@ def chat_with_run(
             server = found[label]()
             length = server.facts.max_model_len
             voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
-        for notice in servers.warnings:
-            open_console().print(f"chat: notice: {notice}", style="yellow")
+        print_warnings("chat", servers.warnings)
         if takes_images(run):
             config = read_config(fetch_folder(run.recipe.checkpoint))
             sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))

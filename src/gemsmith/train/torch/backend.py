@@ -67,7 +67,7 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with joined(gpus) as group, _one_line_errors(run), _quiet():
-        if gpus:  # a run that goes on must meet the bits that it would have had; on CPU torch's kernels do so anyway
+        if gpus:  # a resumed run must meet the bits that it would have had; on CPU torch's kernels do so anyway
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             # With experts, transformers asks for operations that have no deterministic form.
             torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
