@@ -76,7 +76,7 @@ def test_the_machine_s_own_verb_runs_the_stages(gemsmith, gpu_recipe, tmp_path):
     store = tmp_path / "store" / "launched"
     store.mkdir(parents=True)
     (store / "recipe.yaml").write_text(gpu_recipe.read_text())
-    code, _, err = gemsmith("launch", "here", f"file://{store.parent}", "--folder", "work", "--stages", "plan")
+    code, _, err = gemsmith("launch", "worker", f"file://{store.parent}", "--folder", "work", "--stages", "plan")
     assert code == 0, err
     assert (store.parent / "run" / "plan.json").exists()
 

@@ -45,7 +45,7 @@ def launched(recipe, tmp_path):
 def machine(root: str, attempt: int) -> subprocess.Popen:
     """A new machine: nothing is on its disk."""
     shutil.rmtree("work", ignore_errors=True)
-    command = [sys.executable, "-c", RUNNER, "launch", "here", root, "--folder", "work", "--stages", STAGES]
+    command = [sys.executable, "-c", RUNNER, "launch", "worker", root, "--folder", "work", "--stages", STAGES]
     environment = os.environ | {"CLOUD_RUN_TASK_ATTEMPT": str(attempt), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 

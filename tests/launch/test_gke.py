@@ -34,7 +34,7 @@ def test_a_slice_is_asked_for_by_its_shape(launched):
         seconds,
         "gemsmith",
         "launch",
-        "here",
+        "worker",
         "gs://runs/team/big",
     ]
     assert [*container["command"], *container["args"]][:8] == ended

@@ -116,7 +116,7 @@ def test_the_node_is_deleted_however_the_stages_end(boot, code):
     calls, ended = boot(code=code)
     assert ended == code
     (run,) = [call for call in calls if call[:2] == ["docker", "run"]]
-    assert run[-6:] == ["here", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
+    assert run[-6:] == ["worker", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
     assert deletions(calls)[-1][5] == "big" and "--force" in deletions(calls)[-1]
     assert any(call[:2] == ["gcloud", "storage"] and call[-2].endswith("worker-0.txt") for call in calls)
 
@@ -180,7 +180,7 @@ class TestWithoutAContainer:
         (installed,) = [call for call in calls if call[:3] == ["uv", "pip", "install"]]
         assert "--no-deps" in installed and [Path(word).name for word in installed if word.endswith("lock")] == [*LOCKS]
         (run,) = [call for call in calls if call[0] == "gemsmith"]
-        assert run[1:4] == ["launch", "here", "gs://runs/team/big"]
+        assert run[1:4] == ["launch", "worker", "gs://runs/team/big"]
         again, _ = boot(wheel=wheel)
         assert [call[0] for call in again if call[0] in ("uv", "python3", "gemsmith")] == ["gemsmith"]
 

@@ -161,7 +161,7 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 @click.argument("root", metavar="gs://…")
 @click.option("--folder", type=FOLDER, required=True, help="Where the run directory goes.")
 @click.option("--stages", required=True, metavar="A,B,…")
-def here(root: str, folder: Path, stages: str) -> None:
+def worker(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with require_extra():
         console = lazy_import("system.console").open_console()

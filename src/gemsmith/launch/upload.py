@@ -107,7 +107,7 @@ def say_bytes(count: int) -> str:
 def worker_command(request: LaunchRequest, *, folder: str) -> Command:
     """What the machine runs: the stages, with the run directory kept in the bucket."""
     return (
-        *("gemsmith", "launch", "here", request.root, "--folder", f"{folder}/{request.options.name}"),
+        *("gemsmith", "launch", "worker", request.root, "--folder", f"{folder}/{request.options.name}"),
         *("--stages", ",".join(request.options.stages)),
     )
 

@@ -10,7 +10,7 @@ IMAGE=us-east5-docker.pkg.dev/demo-project/gemsmith/train-tpu:VERSION  # docker/
 TIMEOUT_S=43200  # --timeout-hours 12
 SECRET=''  # the Hugging Face token's in Secret Manager; empty: none is needed
 STAGING=/dev/shm/gemsmith  # the boot disk is smaller than the weights of a large model
-COMMAND=(gemsmith launch here gs://runs/team/verilog-31b --folder /dev/shm/gemsmith/verilog-31b --stages 'plan,data,train,export,verify')
+COMMAND=(gemsmith launch worker gs://runs/team/verilog-31b --folder /dev/shm/gemsmith/verilog-31b --stages 'plan,data,train,export,verify')
 
 # Every host runs this at every boot, also after maintenance: the stages resume from what the bucket has.
 set -uo pipefail
