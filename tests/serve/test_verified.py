@@ -106,7 +106,7 @@ def test_weights_that_are_not_verified_are_refused_before_vllm_starts(
         servers.tuned()
     command = remedy.format(run=run.path)
     assert (
-        f"{run.merged}: weights not served: {reason}; run: {command}; to serve these weights all the same, add "
+        f"{run.merged}: weights not served: {reason}; run: {command}; to serve them anyway, add "
         "--skip-verify-check" in str(caught.value)
     )
     assert len(str(caught.value).splitlines()) == 1 and not list(run.logs.iterdir())

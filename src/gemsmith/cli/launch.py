@@ -36,7 +36,7 @@ def launch() -> None:
     """
 
 
-@launch.command()
+@launch.command(short_help="Render a launch, and submit it.")
 @click.argument("recipe", type=FOLDER)
 @click.option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
 @click.option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
@@ -115,7 +115,7 @@ def logs(name: str) -> None:
     lazy_import("launch.submit").show(target.logs(record))
 
 
-@launch.command()
+@launch.command(short_help="Bring records, adapter and logs home.")
 @click.argument("name")
 @click.option("--run", "run_path", type=FOLDER, metavar="DIR", help="Default: runs/NAME.")
 @click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
@@ -128,7 +128,7 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
 
-@launch.command()
+@launch.command(short_help="End all of a launch that costs money.")
 @click.argument("name")
 @_yes
 def stop(name: str, yes: bool) -> None:

@@ -101,7 +101,10 @@ _OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
     help="Instead: an Orbax checkpoint of an ordinary Tunix and Qwix run.",
 )
 @click.option(
-    "--out", type=FOLDER, metavar="FOLDER", help="Where adapter/, merged/ and export.json go; must not be there yet."
+    "--out",
+    type=FOLDER,
+    metavar="FOLDER",
+    help="Where adapter/, merged/ and export.json go; must not exist yet, or add --force.",
 )
 @click.option(
     "--step", type=click.IntRange(min=1), metavar="N", help="With --from-tunix: the saved step; default: the last."

@@ -143,7 +143,7 @@ class Servers:
     def tuned(self) -> Server:
         """A server of the tuned weights, under the run directory's name.
 
-        Raises RunError where they are not what verify has passed, unless that is insisted on; then `warnings` says so.
+        Raises RunError where they are not what verify has passed, unless `skip_verify_check`; then `warnings` says so.
         Raises EngineError where an adapter is loaded and not applied.
         """
         read_record(self._run, ExportRecord)
@@ -164,14 +164,14 @@ class Servers:
         self._stack.close()
 
     def check_verified(self) -> None:
-        """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `warnings`."""
+        """Raises RunError where verify has not passed the tuned weights, unless `skip_verify_check`; see `warnings`."""
         if self._checked or (self._current is not None and self._current[0] == self._tuned_folder):
             return
         doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
         if doubt is not None and not self._skip_verify_check:
             raise RunError(
                 f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
-                "to serve these weights all the same, add --skip-verify-check to gemsmith serve, bench or eval"
+                "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
         exported = read_record(self._run, ExportRecord)
