@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/python demo demo-images demo-launch test test-slow test-install test-vllm bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-images demo-launch test test-slow test-install test-vllm bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -14,7 +14,7 @@ help:
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
-	@echo "make build/python   Gemsmith's wheel and locks, for launch --on tpu-vm --python"
+	@echo "make build/wheel    Gemsmith's wheel and locks, for launch --provider tpu-vm --wheel"
 	@echo "make bench      every benchmark in a short form, each held against its bound"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
@@ -47,7 +47,7 @@ demo-images: RUN = runs/demo_images
 demo-images: env serve-env build/fashion_mnist
 	$(BIN)/gemsmith run recipes/demo_images.yaml --run $(RUN)
 
-build/python: env
+build/wheel: env
 	@rm -rf $@ build/lib && mkdir -p $@
 	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w $@ .
 	@rm -rf build/lib build/bdist.*

@@ -2,7 +2,7 @@
 
     python benchmarks/launch_drill.py [moments, default 20] [--record FILE]
 
-A machine is a process of `gemsmith launch here` with nothing on its disk. One run is left alone. Then machines are
+A machine is a process of `gemsmith launch worker` with nothing on its disk. One run is left alone. Then machines are
 killed (SIGKILL) at random moments of their work, each followed by a new one, run after run until all moments are used,
 while one request in five to the bucket is answered 503 or 429 or has its connection cut. Ends with an error if any run
 ends with other bytes in its adapter than the one that was left alone.
@@ -60,7 +60,7 @@ def launch(bucket: BucketServer, name: str) -> None:
 
 def start_machine(bucket: BucketServer, name: str, folder: Path) -> subprocess.Popen[bytes]:
     shutil.rmtree(folder / "disk", ignore_errors=True)
-    command = [sys.executable, "-c", MACHINE, "launch", "here", f"gs://drill/{name}"]
+    command = [sys.executable, "-c", MACHINE, "launch", "worker", f"gs://drill/{name}"]
     command += ["--folder", str(folder / "disk"), "--stages", STAGES]
     environment = os.environ | bucket.environment | {"JAX_PLATFORMS": "cpu"}
     with (folder / "log.txt").open("ab") as log:

@@ -2,9 +2,9 @@
 
     python scripts/demo_launch.py [--folder runs/demo-launch] [--stages A,B,…] [--recipe recipes/demo.yaml] [-- --set …]
 
-The recipe is launched by `gemsmith launch --on cloud-run --submit` to a gcloud of this machine
+The recipe is launched by `gemsmith launch --provider cloud-run --submit` to a gcloud of this machine
 (fake_cloud.gcloud) and a bucket of this machine. The first attempt loses its machine once a saved step is in the
-bucket; the second goes on from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
+bucket; the second resumes from there, scores base and tuned model, and `gemsmith launch fetch` brings records, adapter
 and report home. Ends with an error where anything was done twice or does not exist. Costs nothing, needs no account.
 """
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 BUCKET = "gs://demo-runs"
 STAGES = "plan,data,train,export,verify,eval"
 OPTIONS = (
-    *("--on", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--image", "local/gemsmith"),
+    *("--provider", "cloud-run", "--project", PROJECT, "--bucket", BUCKET, "--image", "local/gemsmith"),
     # Few steps and rows: it is shown that a launch comes home, not how well the model learns.
     *("--set", "train.max_steps=60", "--set", "train.save_steps=5", "--set", "eval.limit=50"),
     *("--retries", "1", "--timeout-hours", "1"),

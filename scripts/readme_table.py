@@ -21,15 +21,15 @@ def make_table(folder: Path) -> str:
     records = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))}
     lines = ["| stage | what came out | time | record |", "|---|---|--:|---|"]
     for stage, text in _findings(records).items():
-        duration_s = records[stage]["origin"]["duration_s"]
+        duration_s = records[stage]["provenance"]["duration_s"]
         lines.append(
             f"| {stage} | {text} | {duration_s:.0f} s | [{stage}.json](benchmarks/records/{folder.name}/{stage}.json) |"
         )
-    origin = records["train"]["origin"]
-    cores, memory_gib = origin["machine"]["cores"], origin["machine"]["memory_bytes"] / 2**30
+    measured = records["train"]["provenance"]
+    cores, memory_gib = measured["machine"]["cores"], measured["machine"]["memory_bytes"] / 2**30
     lines.append("")
     lines.append(
-        f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {origin['started'][:10]}; the plan is estimated."
+        f"Measured on {cores} CPU cores with {memory_gib:.0f} GiB on {measured['started'][:10]}; the plan is estimated."
     )
     return "\n".join(lines) + "\n"
 

@@ -28,10 +28,10 @@ def draw_report(browser: str, folder: Path) -> Path:
     for name, stage in STAGES.items():
         record = read_record_file(RECORDS / f"{name}.json", stage.record, missing="", damaged="")
         # The kept records name digests of the folder they were made in. Here they belong together all the same.
-        origin = record.origin.model_copy(
-            update={"inputs_sha256": record.origin.inputs_sha256 | inputs_sha256(run, name)}
+        provenance = record.provenance.model_copy(
+            update={"inputs_sha256": record.provenance.inputs_sha256 | inputs_sha256(run, name)}
         )
-        write_record(run, record.model_copy(update={"origin": origin}))
+        write_record(run, record.model_copy(update={"provenance": provenance}))
     page = report(run)
     IMAGE.parent.mkdir(exist_ok=True)
     options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--force-color-profile=srgb", f"--window-size={SIZE}"]

@@ -19,7 +19,7 @@ from gemsmith.launch.provider import LaunchRecord
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, open_run, write_record
+from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
 
@@ -116,16 +116,17 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
             FileSum(name=file.name, bytes=file.stat().st_size, sha256=sha256_file(file))
             for file in sorted(run.merged.iterdir())
         )
-        origin = make_origin(run, "export", start_clock())
+        provenance = make_provenance(run, "export", start_clock())
         write_record(
-            run, ExportRecord(origin=origin, step=1, adapter=(), merged=merged, merged_tensors=1, copied_tensors=0)
+            run,
+            ExportRecord(provenance=provenance, step=1, adapter=(), merged=merged, merged_tensors=1, copied_tensors=0),
         )
-        origin = make_origin(run, "verify", start_clock())
+        provenance = make_provenance(run, "verify", start_clock())
         check = Check(name="logits", passed=None, detail="not done here")
         write_record(
             run,
             VerifyRecord(
-                origin=origin,
+                provenance=provenance,
                 passed=True,
                 checks=(check,),
                 changed_tensors=1,

@@ -48,7 +48,7 @@ def test_the_example_makes_rows_and_scores_them_and_a_changed_file_makes_eval_st
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert (record.tuned.score, record.base.score) == (0.5, 0.0)
-    assert len({record.origin.inputs_sha256[key] for key in ("eval.scorer", "data.eval.task")}) == 1
+    assert len({record.provenance.inputs_sha256[key] for key in ("eval.scorer", "data.eval.task")}) == 1
     listed = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
     assert {row["base_reason"] for row in listed} == {"no number"}
     assert is_up_to_date(run, "eval")

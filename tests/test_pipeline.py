@@ -18,7 +18,7 @@ from gemsmith.data.dataset import source_sha256
 from gemsmith.errors import MachineError
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.run import make_origin, open_source, read_record, write_record
+from gemsmith.runs.run import make_provenance, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 
@@ -87,7 +87,7 @@ def test_a_run_plans_again_once_its_steps_are_counted(recipe):
     pyarrow.parquet.write_table(pyarrow.json.read_json("rows.jsonl"), "rows.parquet")
     text = file.read_text().replace("rows.jsonl", "rows.parquet").replace("max_steps: 3, ", "")
     file.write_text(text)
-    run = open_source(file, claim=lambda path: None)
+    run = open_source(file, lock=lambda path: None)
     first = pipeline.run_stage(run, "plan")
     planned, counted = pipeline._run_each(run, None, ["plan", "data"], open_console())
     assert (first.steps, first.priced_steps) == (None, 1000)
@@ -108,6 +108,53 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
     code, _, err = gemsmith("run", run)
     assert code == 0 and err.count("complete, kept") == len(STAGES)
     assert {path: path.stat().st_mtime_ns for path in run.glob("*.json")} == before
+
+
+def test_a_run_until_a_stage_and_without_another_leaves_the_others_out(gemsmith, recipe, engine):
+    code, out, err = gemsmith("run", recipe("tiny-31b").name, "--until", "verify", "--skip", "plan", "--json")
+    assert code == 0, err
+    assert list(json.loads(out)) == ["data", "train", "export", "verify"]
+    assert {path.stem for path in Path("runs/my").glob("*.json")} == {"data", "train", "export", "verify"}
+    assert Path("runs/my/report.html").exists()
+    # What is complete is kept without --force; with it, training starts again from step 0 with another rank.
+    assert gemsmith("run", "runs/my", "--until", "train")[2].count("complete, kept") == 2
+    code, out, err = gemsmith(
+        "run", "runs/my", "--skip", "data", "--until", "export", "--force", "--set", "lora.rank=2", "--json"
+    )
+    assert code == 0 and "kept" not in err, err
+    assert json.loads(out)["train"]["steps"][0]["step"] == 1
+    assert json.loads(Path("runs/my/adapter/adapter_config.json").read_text())["r"] == 2
+    assert load_recipe(Path("runs/my/recipe.yaml")).lora.rank == 2
+    code, _, err = gemsmith("run", "runs/my", "--until", "export")
+    assert code == 0 and err.count("complete, kept") == 4, "the forced stages are what the recipe there says"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--until", "evl"], "--until evl: is no stage (did you mean eval?); allowed: plan, data"),
+        (["--skip", "bench", "--skip", "page"], "--skip page: is no stage; allowed: plan, data"),
+        (["--until", "plan", "--skip", "plan"], "--skip plan: leaves no stage to run"),
+        (["--skip", "data"], "--skip data: train needs its record, and runs/my/data.json is missing"),
+        (["--skip", "verify"], "--skip verify: serve needs its record, and runs/my/verify.json is missing"),
+    ],
+)
+def test_stages_that_cannot_be_left_out_are_one_line_before_anything_runs(gemsmith, recipe, options, message):
+    code, _, err = gemsmith("run", recipe("tiny-31b").name, *options)
+    assert code == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1
+    assert not list(Path("runs").glob("my/*.json"))
+
+
+def test_a_forced_run_that_fails_leaves_the_recipe_of_what_is_there(gemsmith, recipe):
+    file = recipe("tiny-31b")
+    assert gemsmith("run", file.name, "--until", "data")[0] == 0
+    before = Path("runs/my/recipe.yaml").read_text()
+    again = ("run", "runs/my", "--until", "data", "--force", "--set")
+    code, _, err = gemsmith(*again, "data.train=gone.jsonl")
+    assert code == 2 and "gone.jsonl: does not exist" in err
+    assert Path("runs/my/recipe.yaml").read_text() == before
+    assert gemsmith(*again, "data.max_length=32")[0] == 0
+    assert load_recipe(Path("runs/my/recipe.yaml")).data.max_length == 32
 
 
 @pytest.mark.slow
@@ -133,7 +180,7 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
     code, out, err = gemsmith("report", "runs/a", "runs/b", "--json")
     assert code == 0, err
     found = json.loads(out)
-    assert found["about"] == ["lora.rank"]
+    assert found["varying"] == ["lora.rank"]
     keys = {each["condition"]: each for each in found["differences"] if ":" not in each["condition"]}
     assert list(keys) == ["lora.rank"], "the one key of the recipe that differs, and no other"
     assert (keys["lora.rank"]["values"], keys["lora.rank"]["confounds"]) == (["4", "2"], [])
@@ -158,8 +205,8 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
 def test_a_run_on_several_hosts_ends_after_training(gemsmith, recipe, engine, monkeypatch):
     call = pipeline._call
 
-    def call_as_on_two(run, stage, servers):
-        record = call(run, stage, servers)
+    def call_as_on_two(run, stage, servers, **options):
+        record = call(run, stage, servers, **options)
         return record.model_copy(update={"hosts": 2}) if stage == "train" else record
 
     monkeypatch.setattr(pipeline, "_call", call_as_on_two)
@@ -288,7 +335,7 @@ def only_cheap_stages(run, stage, servers, **_):
         },
     }[stage]
     sources = {"data.train": source_sha256(run.recipe.data.train)} if stage == "data" else {}
-    record = STAGES[stage].record(origin=make_origin(run, stage, start_clock(), sources=sources), **values)
+    record = STAGES[stage].record(provenance=make_provenance(run, stage, start_clock(), sources=sources), **values)
     write_record(run, record)
     return record
 
@@ -309,7 +356,8 @@ def test_a_run_whose_rows_have_gone_is_served_and_reported(gemsmith, recipe, mon
 
 def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys):
     told = {"warnings": ("3 rows of [/a] are also trained on.",), "critical_warnings": ("Do not use [b].",)}
-    pipeline.print_notices(STAGES["data"].record.model_construct(**told))
+    pipeline.print_warnings_of(STAGES["data"].record.model_construct(**told))
     assert (
-        capsys.readouterr().err == "data: warning: Do not use [b].\ndata: notice: 3 rows of [/a] are also trained on.\n"
+        capsys.readouterr().err
+        == "data: critical: Do not use [b].\ndata: warning: 3 rows of [/a] are also trained on.\n"
     )

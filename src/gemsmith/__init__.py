@@ -74,12 +74,12 @@ def run_recipe(
         raise InputError(f"stages: {unknown[0]!r} was given{allowed}")
     with contextlib.ExitStack() as stack:
 
-        def claim(folder: Path) -> None:
+        def lock(folder: Path) -> None:
             # Of the processes of one training, the first writes there for all.
             if not is_later_host():
                 stack.enter_context(locked(folder))
 
-        run = open_source(Path(source), None if path is None else Path(path), overrides, claim=claim)
+        run = open_source(Path(source), None if path is None else Path(path), overrides, lock=lock)
         records = run_stages(run) if stages is None else [run_stage(run, stage) for stage in stages]
     return {record.stage: record for record in records}
 

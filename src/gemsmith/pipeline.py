@@ -13,35 +13,50 @@ from rich.console import Console
 from rich.text import Text
 
 from gemsmith.checkpoints.hub import check_source
-from gemsmith.errors import GemsmithError, MachineError, RunError, VersionError
+from gemsmith.errors import GemsmithError, InputError, MachineError, RunError, VersionError
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, Record, TrainRecord
 from gemsmith.runs.resolve import check_settings
 from gemsmith.runs.run import Run, commit_recipe, is_up_to_date, read_record
-from gemsmith.runs.stages import SERVED, STAGES
-from gemsmith.system.console import open_console
+from gemsmith.runs.stages import SERVED, STAGES, check_stage_names, depends_on
+from gemsmith.system.console import open_console, print_warnings
 
 if TYPE_CHECKING:
     from gemsmith.serve.stage import Servers
 
 
-def run_stages(run: Run) -> list[Record]:
-    """Runs every stage that is not complete and writes the report; returns the records in order.
+def select_stages(until: str | None = None, skip: Collection[str] = ()) -> tuple[str, ...]:
+    """The stages up to and including `until`, by default all, without those in `skip`. Raises InputError."""
+    check_stage_names(skip, "--skip")
+    check_stage_names([until] if until else [], "--until")
+    names = list(STAGES)
+    selected = tuple(stage for stage in names[: names.index(until) + 1 if until else None] if stage not in skip)
+    if not selected:
+        raise InputError(f"--skip {', '.join(skip)}: leaves no stage to run; leave one of them out")
+    return selected
+
+
+def run_stages(run: Run, stages: Sequence[str] = tuple(STAGES), *, force: bool = False) -> list[Record]:
+    """Runs the stages that are not complete, with `force` all, and writes the report; returns the records in order.
 
     What can be known to fail is told before the first stage. Where a stage fails after training, the report of what
     there is is written.
     """
     console = open_console()
-    stages = [stage for stage in STAGES if not (stage == "eval" and not eval_tasks(run.recipe))]
+    if "eval" in stages and not eval_tasks(run.recipe):
+        stages = [stage for stage in stages if stage != "eval"]
+        console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
-        _refuse_changed_rows(run)
-        to_run = [stage for stage in stages if not is_up_to_date(run, stage)]
+        if not (force and "data" in stages):
+            _refuse_changed_rows(run)
+        to_run = [stage for stage in stages if force or not is_up_to_date(run, stage)]
+        _refuse_missing_records(run, stages, to_run)
         check_stages(run, to_run)
         _warn_of_no_engine(run, to_run, console)
         try:
-            records = _run_each(run, servers, stages, console)
+            records = _run_each(run, servers, stages, console, force=force)
         except GemsmithError:
             if run.record_file("train").exists():
                 try:
@@ -54,25 +69,45 @@ def run_stages(run: Run) -> list[Record]:
     return records
 
 
-def _run_each(run: Run, servers: "Servers", stages: Sequence[str], console: Console) -> list[Record]:
+def _refuse_missing_records(run: Run, stages: Sequence[str], to_run: Collection[str]) -> None:
+    """Raises InputError where a stage needs the record of one left out, and there is none that will still be true."""
+    for stage in stages:
+        for needed in (*STAGES[stage].upstream, *(["verify"] if stage in SERVED else [])):
+            if needed not in stages and (
+                any(depends_on(needed, each) for each in to_run) or not is_up_to_date(run, needed)
+            ):
+                raise InputError(
+                    f"--skip {needed}: {stage} needs its record, and {run.record_file(needed)} is missing or would be "
+                    f"out of date; run {needed}, too, or add --skip {stage}"
+                )
+
+
+def _run_each(
+    run: Run, servers: "Servers", stages: Sequence[str], console: Console, *, force: bool = False
+) -> list[Record]:
     """The records in order, up to that of a training on several hosts."""
     records: list[Record] = []
     for stage in stages:
-        if is_up_to_date(run, stage):
+        if not force and is_up_to_date(run, stage):
             console.print(Text.assemble(f"{stage:8} ", ("complete, kept", "dim")))
         else:
             console.print(stage, style="bold")
-            record = _call(run, stage, servers)
+            record = _call(run, stage, servers, force=force)
+            # A plan alone replaces nothing that the earlier recipe made.
+            if force and (stage != "plan" or len(stages) == 1):
+                commit_recipe(run)
             if isinstance(record, TrainRecord) and record.hosts > 1:
                 console.print(
                     f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
                 )
                 return [*records, record]
-            if stage == "data" and not any(machine.compiled for machine in read_record(run, PlanRecord).machines):
+            if (
+                records
+                and stage == "data"
+                and not any(machine.compiled for machine in read_record(run, PlanRecord).machines)
+            ):
                 records[0] = _call(run, "plan", servers)  # of as many steps as there are now
         records.append(read_record(run, STAGES[stage].record))
-    if "eval" not in stages:
-        console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
     return records
 
 
@@ -115,12 +150,12 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
         )
 
 
-def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = False) -> Record:
+def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False) -> Record:
     """Runs one stage, unless its record is complete; `force` does it again.
 
     Where that fails, the earlier record and files stay.
 
-    `unverified`: a stage that serves the merged weights does so whatever verify says of them.
+    `skip_verify_check`: a stage that serves the merged weights does so whatever verify says of them.
     """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
@@ -130,42 +165,36 @@ def run_stage(run: Run, stage: str, *, force: bool = False, unverified: bool = F
             raise RunError(
                 f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
             )
-    if force or not is_up_to_date(run, stage):
-        check_stages(run, [stage])
-    if force and stage == "train":
-        return _call(run, stage, None, fresh=True)
     if not force and is_up_to_date(run, stage):
         open_console().print(f"{stage} is complete in {run.path}; --force does it again")
         return read_record(run, STAGES[stage].record)
+    check_stages(run, [stage])
     with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack, unverified=unverified) if stage in SERVED else None
-        record = _call(run, stage, servers, **({"fresh": True} if force and stage == "eval" else {}))
+        servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
+        record = _call(run, stage, servers, force=force)
     if force:
         commit_recipe(run)
     return record
 
 
-def _call(run: Run, stage: str, servers: "Servers | None", **options: bool) -> Record:
+def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = False) -> Record:
     module, name = STAGES[stage].function
+    options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options)
-    print_notices(record)
+    print_warnings_of(record)
     return record
 
 
-def print_notices(record: Record) -> None:
-    """Prints a record's notices on stderr, the critical ones first."""
-    console = open_console()
-    for notice in record.critical_warnings:
-        console.print(Text.assemble((f"{record.stage}: warning: ", "bold red"), notice))
-    for notice in record.warnings:
-        console.print(Text.assemble((f"{record.stage}: notice: ", "yellow"), notice))
+def print_warnings_of(record: Record) -> None:
+    """Prints a record's warnings on stderr, the critical ones first."""
+    print_warnings(record.stage, record.warnings, critical=record.critical_warnings)
 
 
-def _open_servers(run: Run, stack: contextlib.ExitStack, *, unverified: bool = False) -> "Servers":
+def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":
     from gemsmith.serve.stage import Servers
 
-    return stack.enter_context(Servers(run, unverified=unverified))
+    return stack.enter_context(Servers(run, skip_verify_check=skip_verify_check))
 
 
 def _refuse_changed_rows(run: Run) -> None:
@@ -179,7 +208,7 @@ def _refuse_changed_rows(run: Run) -> None:
     if isinstance(source, str) and not Path(source).exists():
         return
     try:
-        read = read_record(run, DataRecord).origin.inputs_sha256.get("data.train")
+        read = read_record(run, DataRecord).provenance.inputs_sha256.get("data.train")
     except VersionError:
         raise
     except RunError:

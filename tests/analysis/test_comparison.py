@@ -42,14 +42,14 @@ def test_another_day_of_prices_bears_on_the_cost_of_that_way_alone(demo_side, de
 
 def test_one_key_that_differs_is_what_is_compared(demo_side):
     compared = compare_sides([demo_side("a"), demo_side("b", ["lora.rank=32"])])
-    assert compared.about == ("lora.rank",) and differing(compared) == {"lora.rank"}
+    assert compared.varying == ("lora.rank",) and differing(compared) == {"lora.rank"}
     assert headlines(compared) == {"training speed", "serving speed", "quality", "cost"}
 
 
 def test_two_keys_confound_each_other_and_only_what_they_bear_on(demo_side):
     sides = [demo_side("a"), demo_side("b", ["optimizer.learning_rate=0.001", "optimizer.beta1=0.8"])]
     compared = compare_sides(sides)
-    assert compared.about == ()
+    assert compared.varying == ()
     quality = [ratio for ratio in compared.pairs[0].ratios if ratio.kind == "quality"]
     assert all(ratio.confounded_by == ("optimizer.learning_rate", "optimizer.beta1") for ratio in quality)
     assert headlines(compared) == {"training speed", "serving speed", "cost"}
@@ -57,9 +57,9 @@ def test_two_keys_confound_each_other_and_only_what_they_bear_on(demo_side):
 
 def test_what_is_compared_on_purpose_leaves_the_rest_as_confounds(demo_side):
     sides = [demo_side("a"), demo_side("b", ["lora.rank=32", "lora.alpha=64"])]
-    compared = compare_sides(sides, about=["lora.rank"])
+    compared = compare_sides(sides, varying=["lora.rank"])
     assert {ratio.confounded_by for ratio in compared.pairs[0].ratios if ratio.kind == "quality"} == {("lora.alpha",)}
-    assert {each.condition: each.about for each in compared.differences} == {
+    assert {each.condition: each.varying for each in compared.differences} == {
         "lora.rank": "lora.rank",
         "lora.alpha": None,
     }
@@ -121,7 +121,7 @@ def test_another_path_of_the_same_rows_bears_on_nothing(demo_side):
     compared = compare_sides(sides)
     path = next(each for each in compared.differences if each.condition == "data.train")
     assert path.confounds == () and path.why == "data:rows_sha256 is the same"
-    assert compared.about == ("lora.rank",)
+    assert compared.varying == ("lora.rank",)
 
 
 def test_without_a_stage_the_rest_is_compared(demo_side):
@@ -131,8 +131,8 @@ def test_without_a_stage_the_rest_is_compared(demo_side):
 
 
 def test_a_name_that_no_run_has_is_refused_with_a_near_one(demo_side):
-    with pytest.raises(InputError, match=r"--about lora\.rnak: no run says that \(did you mean lora\.rank\?\)"):
-        compare_sides([demo_side("a"), demo_side("b")], about=["lora.rnak"])
+    with pytest.raises(InputError, match=r"--varying lora\.rnak: no run says that \(did you mean lora\.rank\?\)"):
+        compare_sides([demo_side("a"), demo_side("b")], varying=["lora.rnak"])
 
 
 def test_each_of_several_is_compared_with_the_first(demo_side):
@@ -176,11 +176,11 @@ def test_what_the_record_of_training_says_is_a_condition(demo_side, changed, con
 
 
 def test_the_seed_is_that_of_the_records(demo_side, demo_records):
-    other = {"origin": demo_records["train"].origin.model_copy(update={"seed": 5})}
+    other = {"provenance": demo_records["train"].provenance.model_copy(update={"seed": 5})}
     compared = compare_sides([demo_side("a"), demo_side("b", train=other)])
     assert differing(compared) == {"train:seed"} and "quality" not in headlines(compared)
     meant = compare_sides([demo_side("a"), demo_side("b", ["seed=5"], train=other)])
-    assert meant.about == ("seed",) and "quality" in headlines(meant)
+    assert meant.varying == ("seed",) and "quality" in headlines(meant)
 
 
 def test_a_value_outside_its_own_interval_is_refused(demo_side, demo_records, plain_side, served):

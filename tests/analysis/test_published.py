@@ -131,7 +131,7 @@ def test_runs_stand_beside_each_of_its_sides(demo_side, demo_records):
     best = ratios["15,360 in, 512 out, the best of 1 to 64 requests/s", "output tokens/s"]
     assert (best.first, best.other) == (326, 74)
     assert ratios["15,360 in, 512 out, 4 requests/s", "ms TTFT"].first == 99
-    assert {"model", "bench:vllm", "bench:machine"} <= set(best.confounded_by) | set(found.comparison.about)
+    assert {"model", "bench:vllm", "bench:machine"} <= set(best.confounded_by) | set(found.comparison.varying)
     assert not any(ratio.is_headline for ratio in pairs[tpu, "mine"].ratios)
     assert "verilog-exact" in " ".join(pairs[tpu, "mine"].refused)
     assert found.verdicts == reanalyze(read_published()).verdicts

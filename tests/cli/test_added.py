@@ -45,7 +45,6 @@ def test_a_run_directory_has_its_recipe_in_it(recipe, tmp_path):
 
 def test_options_that_do_not_go_together_are_refused(recipe, tmp_path):
     for given, said in (
-        ({"answers": tmp_path, "task": "verilog"}, "--answers: goes without SOURCE"),
         ({"task": "verilog"}, "--dataset is missing"),
         ({"unsafe": True, "dataset": tmp_path}, "--task is missing; --unsafe, --dataset must come with it"),
     ):

@@ -10,10 +10,10 @@ from gemsmith.errors import InputError
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either SOURCE"),
-        (["runs/x", "--url", "http://a", "--model", "b"], "not both"),
+        ([], "SOURCE is missing; give a run directory, or --url"),
+        (["runs/x", "--url", "http://a", "--model", "b"], "SOURCE: does not go with --url"),
         (["--url", "a:1", "--model", "b"], "--url a:1: must be http"),
-        (["--url", "http://a", "--model", "b", "--unverified"], "--unverified: does not go with --url"),
+        (["--url", "http://a", "--model", "b", "--skip-verify-check"], "--skip-verify-check: does not go with --url"),
         (["runs/x", "--model", "best"], "allowed for a run: base, tuned"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from gemsmith.launch.provider import write_launch
 
-WHERE = ("--on", "cloud-run", "--project", "p", "--bucket", "gs://runs")
+WHERE = ("--provider", "cloud-run", "--project", "p", "--bucket", "gs://runs")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_one_line_and_writes_nothing(gemsmith, gpu_recipe):
     code, _, err = gemsmith("launch", gpu_recipe, *WHERE, "--machine", "v5p-8", "--print", "out")
     assert (
         code == 2
-        and err.startswith("error: --machine v5p-8: --on cloud-run does not have it")
+        and err.startswith("error: --machine v5p-8: --provider cloud-run does not have it")
         and err.count("\n") == 1
         and not Path("out").exists()
     )
@@ -76,7 +76,7 @@ def test_the_machine_s_own_verb_runs_the_stages(gemsmith, gpu_recipe, tmp_path):
     store = tmp_path / "store" / "launched"
     store.mkdir(parents=True)
     (store / "recipe.yaml").write_text(gpu_recipe.read_text())
-    code, _, err = gemsmith("launch", "here", f"file://{store.parent}", "--folder", "work", "--stages", "plan")
+    code, _, err = gemsmith("launch", "worker", f"file://{store.parent}", "--folder", "work", "--stages", "plan")
     assert code == 0, err
     assert (store.parent / "run" / "plan.json").exists()
 

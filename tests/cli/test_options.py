@@ -6,7 +6,7 @@ import click
 import pytest
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import Number, part, require_extra
+from gemsmith.cli.options import Number, lazy_import, require_extra
 from gemsmith.errors import MachineError
 
 HOLDER = """
@@ -79,7 +79,7 @@ def test_a_missing_library_is_one_line_with_the_extra_that_has_it(monkeypatch, m
     monkeypatch.setitem(sys.modules, library, None)
     expected = rf"^{library} is not installed, which this needs; run: pip install 'gemsmith\[{extra}\]'$"
     with pytest.raises(MachineError, match=expected):
-        part(module)
+        lazy_import(module)
 
 
 def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch):
@@ -92,7 +92,7 @@ def test_a_stage_that_misses_a_library_while_it_runs_is_one_line_too(monkeypatch
 
 def test_a_fault_of_gemsmiths_own_stays_a_fault():
     with pytest.raises(ModuleNotFoundError, match="gemsmith"):
-        part("no_such_part")
+        lazy_import("no_such_part")
 
 
 def numbers(group: click.Group):

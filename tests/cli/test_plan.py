@@ -12,24 +12,24 @@ def test_a_plan_without_a_run_directory_writes_nothing(gemsmith, recipe, tmp_pat
 def test_a_plan_for_other_machines_leaves_the_runs_own_as_it_is(gemsmith, recipe, tmp_path):
     gemsmith("plan", recipe, "--run", "out")
     before = (tmp_path / "out" / "plan.json").read_bytes()
-    code, out, _ = gemsmith("plan", "out", "--on", "h200,v5p-8", "--by", "hours", "--json")
+    code, out, _ = gemsmith("plan", "out", "--machine", "h200,v5p-8", "--sort", "hours", "--json")
     machines = json.loads(out)["machines"]
     assert code == 0 and {machine["name"] for machine in machines} == {"1xh200", "v5p-8"}
     assert {"parts", "hours", "usd", "usd_per_million_tokens", "fix"} <= machines[0].keys()
     assert (tmp_path / "out" / "plan.json").read_bytes() == before
-    code, _, err = gemsmith("plan", recipe, "--on", "all", "--run", "out")
-    assert code == 2 and "error: --run: does not go with --on" in err
+    code, _, err = gemsmith("plan", recipe, "--machine", "all", "--run", "out")
+    assert code == 2 and "error: --run: does not go with --machine" in err
 
 
 def test_a_plan_of_a_run_takes_real_tokens_from_its_data(gemsmith, recipe):
     data = json.loads(gemsmith("data", recipe, "--json", "--run", "out")[1])
-    plan = json.loads(gemsmith("plan", "out", "--on", "cpu", "--json")[1])
+    plan = json.loads(gemsmith("plan", "out", "--machine", "cpu", "--json")[1])
     assert plan["real_tokens_per_step"] == plan["tokens_per_step"] * data["packing_efficiency"]
     assert plan["steps"] == data["steps"]
 
 
 def test_a_fix_is_written_for_one_machine_and_never_over_a_file(gemsmith, recipe, tmp_path):
-    options = ("--on", "cpu", "--set", "train.mesh={fsdp: 2}", "--fix", "fixed.yaml")
+    options = ("--machine", "cpu", "--set", "train.mesh={fsdp: 2}", "--fix", "fixed.yaml")
     assert gemsmith("plan", recipe, *options)[0] == 0
     before = (tmp_path / "fixed.yaml").read_bytes()
     code, _, err = gemsmith("plan", recipe, *options)
@@ -40,7 +40,7 @@ def test_a_fix_is_written_for_one_machine_and_never_over_a_file(gemsmith, recipe
 
 def test_calibration_takes_runs_and_nothing_else(gemsmith, recipe, tmp_path):
     for options, message in (
-        (("runs/none", "--calibrate", "--on", "cpu"), "--on: does not go with --calibrate"),
+        (("runs/none", "--calibrate", "--machine", "cpu"), "--machine: does not go with --calibrate"),
         (("runs/none", "--calibrate"), "runs/none"),
         ((recipe, recipe), "SOURCE: 2 were given; plan takes one"),
         ((recipe, "--catalog", "own.yaml"), "--catalog: goes with --calibrate"),

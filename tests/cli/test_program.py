@@ -61,7 +61,7 @@ def test_sigterm_is_no_failure_that_a_library_may_swallow(gemsmith, monkeypatch)
         raise error
 
     monkeypatch.setattr(cli.commands["schema"], "callback", ending_with(again))
-    assert gemsmith("schema") == (143, "", "note: stopped by SIGTERM; the same command goes on where it was\n")
+    assert gemsmith("schema") == (143, "", "note: stopped by SIGTERM; the same command resumes where it was\n")
 
 
 @pytest.mark.parametrize("kind", [CheckpointError, RuntimeError, KeyboardInterrupt])
@@ -69,7 +69,7 @@ def test_what_a_library_makes_of_sigterm_is_told_as_the_stop_that_it_is(gemsmith
     monkeypatch.setattr(cli.commands["schema"], "callback", ending_with(fail_with(kind)))
     code, out, err = gemsmith("schema")
     assert (code, out) == (143, "") and err.strip().count("\n") == 0
-    assert err.strip().startswith("note: stopped by SIGTERM; the same command goes on where it was; it ended with: ")
+    assert err.strip().startswith("note: stopped by SIGTERM; the same command resumes where it was; it ended with: ")
     assert "is damaged" in err
 
 

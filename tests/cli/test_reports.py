@@ -29,10 +29,10 @@ def demo_run(tmp_path):
             record = read_record_file(
                 ROOT / f"benchmarks/records/demo/{stage}.json", row.record, missing="", damaged=""
             )
-            origin = record.origin.model_copy(
-                update={"inputs_sha256": record.origin.inputs_sha256 | inputs_sha256(run, stage)}
+            provenance = record.provenance.model_copy(
+                update={"inputs_sha256": record.provenance.inputs_sha256 | inputs_sha256(run, stage)}
             )
-            write_record(run, record.model_copy(update={"origin": origin}))
+            write_record(run, record.model_copy(update={"provenance": provenance}))
         return folder
 
     return make
@@ -43,7 +43,7 @@ def test_two_runs_are_compared_in_every_form(gemsmith, demo_run, tmp_path):
     code, out, _ = gemsmith("report", a, b)
     assert code == 0 and "What is compared is lora.rank" in out and "training speed: b against a" in out
     compared = json.loads(gemsmith("report", a, b, "--json")[1])
-    assert compared["about"] == ["lora.rank"] and compared["pairs"][0]["other"] == "b"
+    assert compared["varying"] == ["lora.rank"] and compared["pairs"][0]["other"] == "b"
     assert "| `lora.rank` | 16 | 32 | what is compared |" in gemsmith("report", a, b, "--md")[1]
     rows = list(csv.DictReader(io.StringIO(gemsmith("report", a, b, "--csv")[1])))
     assert rows[0]["what"] == "lora.rank" and len(rows) > 10
@@ -55,11 +55,11 @@ def test_two_runs_are_compared_in_every_form(gemsmith, demo_run, tmp_path):
 
 def test_what_is_compared_and_for_how_long_can_be_said(gemsmith, demo_run):
     runs = demo_run("a"), demo_run("b", "lora.rank=32", "optimizer.learning_rate=0.001")
-    assert json.loads(gemsmith("report", *runs, "--json")[1])["about"] == []
-    about = json.loads(
-        gemsmith("report", *runs, "--json", "--about", "lora.rank", "--about", "optimizer.learning_rate")[1]
+    assert json.loads(gemsmith("report", *runs, "--json")[1])["varying"] == []
+    varying = json.loads(
+        gemsmith("report", *runs, "--json", "--varying", "lora.rank", "--varying", "optimizer.learning_rate")[1]
     )
-    assert about["about"] == ["lora.rank", "optimizer.learning_rate"]
+    assert varying["varying"] == ["lora.rank", "optimizer.learning_rate"]
 
 
 def test_a_single_runs_page_goes_where_it_is_told_to(gemsmith, demo_run, tmp_path):
@@ -92,19 +92,19 @@ def test_runs_are_put_beside_the_paper_in_every_form(gemsmith, demo_run, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "SOURCE: is missing; give a run directory"),
+        ([], "SOURCE is missing; give a run directory"),
         (["a", "--md"], "--md: is for a comparison"),
-        (["a", "--about", "seed"], "--about: is for a comparison"),
-        (["a", "b", "--md", "--csv"], "--md and --csv: one form at a time"),
+        (["a", "--varying", "seed"], "--varying: is for a comparison"),
+        (["a", "b", "--md", "--csv"], "--csv: does not go with --md"),
         (["a", "b", "--set", "seed=1"], "--run and --set: are for one SOURCE"),
-        (["a", "b", "--about", "sed"], "--about sed: no run says that (did you mean seed?)"),
+        (["a", "b", "--varying", "sed"], "--varying sed: no run says that (did you mean seed?)"),
         (["a", "gone"], "run directory gone: holds no recipe.yaml"),
         (["a", "a"], "a: is given twice"),
         (["a", "b", "--trained-on", "v9"], "--trained-on v9: the plan of a does not have it"),
         (["--paper", "a", "--set", "seed=1"], "--set: does not go with --paper"),
-        (["--paper", "--trained-on", "cpu"], "--trained-on and --served-on: are for runs beside the paper"),
+        (["--paper", "--trained-on", "cpu"], "--trained-on and --served-on: are for runs compared with the paper"),
         (["--paper", "gone"], "run directory gone: holds no recipe.yaml"),
-        (["--paper", "a", "--about", "sed"], "--about sed: no run says that (did you mean seed?)"),
+        (["--paper", "a", "--varying", "sed"], "--varying sed: no run says that (did you mean seed?)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -8,6 +8,8 @@ import pytest
     [
         (["eval", "--task", "verilog"], "--dataset"),
         (["eval", "--force", "--answers", "x"], "--force: goes with SOURCE"),
+        (["serve", "runs/x", "--json", "--machine", "cpu"], "--machine: does not go with --json"),
+        (["bench", "--grid", "short"], "SOURCE is missing; give a recipe or run directory, or --url"),
         (["eval", "runs/x", "--lm-eval-tasks", "tasks"], "--lm-eval-tasks: goes with --lm-eval;"),
         (["eval", "runs/x", "--lm-eval", "arc", "--samples", "2"], "--samples: does not go with --lm-eval"),
     ],

@@ -40,7 +40,7 @@ def test_stopped_once_rows_are_replaced_no_record_tells_of_other_rows(gemsmith, 
 
     gemsmith("data", recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("gemsmith.data.stage.make_origin", stop)
+        patch.setattr("gemsmith.data.stage.make_provenance", stop)
         assert gemsmith("data", "runs/my", "--force")[0] == 130
     assert not (tmp_path / "runs" / "my" / "data.json").exists()
     assert gemsmith("data", recipe)[0] == 0

@@ -265,7 +265,7 @@ def test_damaged_lines_of_images_are_told(prepared, images):
 
 
 def test_the_same_images_elsewhere_are_the_same_rows(prepared, images, tmp_path):
-    """A run goes on from a saved step on another machine, whose folders are others."""
+    """A run resumes from a saved step on another machine, whose folders are others."""
     here = prepared(asked("wide"))[1]
     (tmp_path / "elsewhere").mkdir()
     (images / "wide.png").rename(tmp_path / "elsewhere" / "wide.png")

@@ -55,8 +55,8 @@ def test_the_same_recipe_gives_the_same_rows(run, make_run, write_rows):
     again = prepare_data(make_run(write_rows(*ROWS), {"max_length": 64}, name="again"))
     other = prepare_data(make_run(write_rows(*ROWS[1:]), {"max_length": 64}, name="other"))
     assert first.rows_sha256 == again.rows_sha256 != other.rows_sha256
-    assert first.origin.inputs_sha256["data.train"] != other.origin.inputs_sha256["data.train"]
-    assert first.template_sha256 == first.origin.inputs_sha256["chat template"]
+    assert first.provenance.inputs_sha256["data.train"] != other.provenance.inputs_sha256["data.train"]
+    assert first.template_sha256 == first.provenance.inputs_sha256["chat template"]
 
 
 def test_too_long_rows_are_dropped_counted_and_in_the_percentiles(make_run, write_rows):
@@ -179,7 +179,9 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(run, monkeypatch):
 
 def test_the_record_says_what_it_was_made_from(run):
     record = prepare_data(run)
-    assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(record.origin.inputs_sha256)
+    assert {"recipe", "data.train", "checkpoint", "tokenizer.json", "chat template"} == set(
+        record.provenance.inputs_sha256
+    )
 
 
 def test_a_row_with_a_control_token_leaves_no_record(make_run, write_rows):
@@ -287,7 +289,7 @@ def test_other_rows_get_another_record(make_run, write_rows):
     run = make_run(write_rows(*ROWS), {"max_length": 64})
     first = prepare_data(run)
     write_rows(*ROWS[1:])
-    assert prepare_data(run).origin.inputs_sha256 != first.origin.inputs_sha256
+    assert prepare_data(run).provenance.inputs_sha256 != first.provenance.inputs_sha256
 
 
 def test_a_record_that_cannot_be_read_is_written_again(run, gemsmith):

@@ -46,7 +46,7 @@ def test_both_models_are_scored_with_the_runs_own_template_and_recorded(
         "em,strict": LmEvalScore(value=0.0, stderr=None),
     }
     assert (record.lm_eval, record.limit, record.rows) == ("0.0.fake", 4, {"my_task": 4})
-    assert "task file my_task.yaml" in record.origin.inputs_sha256
+    assert "task file my_task.yaml" in record.provenance.inputs_sha256
     [(tuned, key), (base, _)] = [json.loads(line) for line in fake.read_text().splitlines()]
     assert (tuned["model_args"]["model"], base["model_args"]["model"], key) == ("demo", "demo-base", "none")
     assert (tuned["limit"], tuned["include_path"], tuned["model_args"]["max_length"]) == (4, str(tasks), 640)

@@ -88,7 +88,7 @@ def test_a_retry_asks_for_what_has_changed_and_does_not_evaluate_the_base_again(
     run.record_file("export").write_text(json.dumps(record | {"step": 2}))
     Path(read_questions(run)[0].images[0].path).write_bytes(image_bytes(96, 96, seed=99))
     before = len(chats(asked))
-    with Servers(run, unverified=True) as servers:
+    with Servers(run, skip_verify_check=True) as servers:
         evaluate(run, servers)
     again = [chat["model"] for chat in chats(asked)[before:] if not chat.get("return_token_ids")]
     assert (again.count("demo"), again.count("demo-base")) == (6, 1)

@@ -59,7 +59,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evaluated(run: Run, hostile: Any) -> EvalRecord:
-    with Servers(run, start=hostile.start, unverified=True) as servers:
+    with Servers(run, start=hostile.start, skip_verify_check=True) as servers:
         return evaluate(run, servers)
 
 
@@ -130,7 +130,7 @@ def test_a_task_that_is_added_later_leaves_the_answers_of_the_others(sampled: Ru
     record = evaluated(dataclasses.replace(sampled, recipe=recipe), hostile)
     assert len(hostile.asked) == 2 * SCORED and {each["temperature"] for each in hostile.asked} == {0}
     assert [(result.prompt, result.samples) for result in record.tasks] == [("official", SAMPLES), ("fenced", 1)]
-    assert {"questions of verilog 1", "questions of verilog 2"} <= record.origin.inputs_sha256.keys()
+    assert {"questions of verilog 1", "questions of verilog 2"} <= record.provenance.inputs_sha256.keys()
     hostile.forget()
     evaluated(sampled, hostile)  # with the first alone, which is there too
     assert hostile.asked == []

@@ -1,4 +1,4 @@
-"""Answers that come, fail, are kept and gone on with, whatever happens to the server and to us."""
+"""Answers that come, fail, are kept and continued with, whatever happens to the server and to us."""
 
 import contextlib
 import dataclasses
@@ -108,7 +108,7 @@ def test_a_signal_ends_the_command_within_five_seconds_while_requests_hang(
         process.send_signal(number)
         assert process.wait(30) == code
         assert time.monotonic() - begin_s < 5
-        assert process.stderr is not None and "the same command goes on where it was" in process.stderr.read()
+        assert process.stderr is not None and "the same command resumes where it was" in process.stderr.read()
 
 
 class TestWithAHostileServer:
@@ -128,7 +128,7 @@ class TestWithAHostileServer:
 
     @staticmethod
     def evaluate(run: Run, hostile: Any) -> EvalRecord:
-        with Servers(run, start=hostile.start, unverified=True) as servers:
+        with Servers(run, start=hostile.start, skip_verify_check=True) as servers:
             return evaluate(run, servers)
 
     @staticmethod
@@ -252,7 +252,7 @@ class TestWithAHostileServer:
             return chat("yes")
 
         hostile.deed = deed
-        with Servers(many, start=start, unverified=True) as servers:
+        with Servers(many, start=start, skip_verify_check=True) as servers:
             record = evaluate(many, servers)
         assert (record.tuned.score, record.tuned.failed, record.tuned.n) == (1, {}, 40)
         assert record.tasks[0].tuned.retries["server died"] == 1 and hostile.started == ["demo", "demo", "demo-base"]

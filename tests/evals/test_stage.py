@@ -168,4 +168,4 @@ def test_no_server_is_started_where_all_answers_are_there(
         again = evaluate(run, servers)
     assert (again.base, again.tuned, again.server) == (record.base, record.tuned, record.server)
     assert again.server is not None and again.server.version == "0.32.0"
-    assert again.origin.versions == record.origin.versions
+    assert again.provenance.versions == record.provenance.versions

@@ -32,7 +32,7 @@ def test_the_record_has_each_files_checksum_and_says_what_was_read(base, adapter
     assert recorded == {name: value for name, value in there.items() if name != "export.json"}
     assert record.base_sha256 == open_checkpoint(str(base)).fingerprint()
     assert (
-        record.origin.inputs_sha256[str(adapter / "adapter_model.safetensors")]
+        record.provenance.inputs_sha256[str(adapter / "adapter_model.safetensors")]
         == contents(adapter)["adapter_model.safetensors"]
     )
 
@@ -43,7 +43,7 @@ def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
     assert [check.name for check in record.checks if check.passed] == [
         "files",
         "base",
-        "beside",
+        "other files",
         "tensors",
         "values",
         "norms",
@@ -129,15 +129,17 @@ def test_a_base_is_read_through_a_url(base, adapter, tmp_path, monkeypatch, cont
     assert one == two
 
 
-def test_an_existing_target_is_refused_and_replaced_only_when_asked(base, adapter, adapter_of, tmp_path, contents):
+def test_an_existing_target_is_refused_and_replaced_only_with_force(
+    gemsmith, base, adapter, adapter_of, tmp_path, contents
+):
     out = tmp_path / "out"
     export_peft(str(base), adapter, out)
     before = contents(out)
-    with pytest.raises(RunError, match="already exists; name another, or add --overwrite"):
+    with pytest.raises(RunError, match="already exists; name another, or add --force"):
         export_peft(str(base), adapter, out)
     assert contents(out) == before
     write_peft_adapter(adapter_of("tiny-31b", seed=3), adapter, "base")
-    export_peft(str(base), adapter, out, overwrite=True)
+    assert gemsmith("export", "--base", base, "--adapter", adapter, "--out", out, "--force")[0] == 0
     assert contents(out)["merged/model-00001-of-00002.safetensors"] != before["merged/model-00001-of-00002.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
@@ -146,7 +148,7 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
     export_peft(str(base), adapter, tmp_path / "out")
     before = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / ".out.old")
-    with pytest.raises(RunError, match="already exists; name another, or add --overwrite"):
+    with pytest.raises(RunError, match="already exists; name another, or add --force"):
         export_peft(str(base), adapter, tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
@@ -154,10 +156,10 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
 
 @pytest.mark.parametrize("moment", ["check_space", "write_merged"])
 @pytest.mark.parametrize(
-    ("overwrite", "message"), [(False, "already exists"), (True, "was not written by gemsmith export")]
+    ("force", "message"), [(False, "already exists"), (True, "was not written by gemsmith export")]
 )
 def test_what_appears_at_the_target_meanwhile_is_never_replaced(
-    base, adapter, tmp_path, monkeypatch, moment, overwrite, message, contents
+    base, adapter, tmp_path, monkeypatch, moment, force, message, contents
 ):
     function = getattr(folder_module, moment)
 
@@ -168,7 +170,7 @@ def test_what_appears_at_the_target_meanwhile_is_never_replaced(
 
     monkeypatch.setattr(folder_module, moment, meanwhile)
     with pytest.raises(RunError, match=message):
-        export_peft(str(base), adapter, tmp_path / "out", overwrite=overwrite)
+        export_peft(str(base), adapter, tmp_path / "out", force=force)
     assert contents(tmp_path / "out").keys() == {"thesis.tex"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
@@ -177,7 +179,7 @@ def test_a_folder_that_export_did_not_write_is_never_replaced(base, adapter, tmp
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years")
     with pytest.raises(RunError, match="was not written by gemsmith export"):
-        export_peft(str(base), adapter, tmp_path / "home", overwrite=True)
+        export_peft(str(base), adapter, tmp_path / "home", force=True)
     assert contents(tmp_path / "home").keys() == {"thesis.tex"}
 
 
@@ -191,10 +193,10 @@ def test_a_run_and_whatever_else_lies_beside_an_export_are_never_replaced(base, 
     with pytest.raises(
         RunError, match=f"out: holds {name}, which gemsmith export did not write, so it is not replaced; name another"
     ):
-        export_peft(str(base), adapter, out, overwrite=True)
+        export_peft(str(base), adapter, out, force=True)
     assert contents(out) == before
     (out / name).unlink()
-    export_peft(str(base), adapter, out, overwrite=True)
+    export_peft(str(base), adapter, out, force=True)
 
 
 @pytest.mark.parametrize("out", [".", "new/.."])
@@ -211,7 +213,7 @@ def test_a_target_without_a_name_of_its_own_is_one_line(gemsmith, base, adapter,
 def test_a_target_in_or_around_what_is_read_is_refused(base, adapter, tmp_path, out, contents):
     before = contents(tmp_path)
     with pytest.raises(RunError, match="which is read, or holds it"):
-        export_peft(str(base), adapter, tmp_path / out, overwrite=True)
+        export_peft(str(base), adapter, tmp_path / out, force=True)
     assert contents(tmp_path) == before
 
 
@@ -219,7 +221,7 @@ def test_a_target_that_is_a_link_is_refused(base, adapter, tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(RunError, match="is a symbolic link; name the folder itself"):
-        export_peft(str(base), adapter, tmp_path / "link", overwrite=True)
+        export_peft(str(base), adapter, tmp_path / "link", force=True)
 
 
 def test_another_process_at_the_same_target_is_waited_for_by_the_user(base, adapter, tmp_path):
@@ -273,12 +275,13 @@ def test_a_read_only_disk_is_one_line(gemsmith, base, adapter, read_only):
     ("arguments", "message"),
     [
         ([], "give a recipe or run directory; or --base, --out"),
+        (["--force"], "give a recipe or run directory; or --base, --out"),
         (["--base", "b", "--out", "o"], "one of --adapter and --from-tunix"),
         (["--base", "b", "--out", "o", "--adapter", "a", "--from-tunix", "t"], "one of --adapter and --from-tunix"),
         (["--base", "b", "--out", "o", "--adapter", "a", "--alpha", "2"], "--alpha: goes with --from-tunix"),
         (
             ["--base", "b", "--out", "o", "--adapter", "a", "--set", "seed=1"],
-            "--run, --set and --force: go with SOURCE",
+            "--run and --set: go with SOURCE",
         ),
         (["--base", "b", "--out", "o", "--adapter", "nothing"], "--adapter nothing: is not a folder"),
         (["--base", "b", "--out", "o", "--from-tunix", "nothing"], "--from-tunix nothing: is not a folder"),

@@ -113,13 +113,13 @@ def test_an_adapter_of_zeros_is_refused(base, adapter, tmp_path, rewrite):
 
 
 def test_a_base_whose_files_are_links_into_the_target_is_not_overwritten(base, adapter, tmp_path):
-    """An earlier export, taken as the base through links: --overwrite would delete it once the new one is complete."""
+    """An earlier export, taken as the base through links: --force would delete it once the new one is complete."""
     out, view = tmp_path / "out", tmp_path / "view"
     export_peft(str(base), adapter, out)
     shutil.copytree(out / "merged", view, copy_function=os.symlink)
     before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
     with pytest.raises(RunError, match=r"lies in .*/view/.*, which is read, or holds it"):
-        export_peft(str(view), adapter, out, overwrite=True)
+        export_peft(str(view), adapter, out, force=True)
     assert {file: file.read_bytes() for file in out.rglob("*") if file.is_file()} == before
 
 

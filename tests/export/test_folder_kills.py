@@ -41,7 +41,7 @@ else:
         if wanted == 2 and count == 2:
             die()
     Path.rename = counted
-folder.export_peft(base, Path(adapter), Path(out), overwrite=True)
+folder.export_peft(base, Path(adapter), Path(out), force=True)
 """
 
 
@@ -63,7 +63,7 @@ def test_killed_at_any_moment_the_old_or_the_new_export_is_whole_and_the_next_st
         assert verify_files(out) and contents(out) != old
     else:
         assert contents(out) == old
-    export_peft(str(base), adapter, out, overwrite=True)
+    export_peft(str(base), adapter, out, force=True)
     assert (
         verify_files(out)
         and contents(out)["adapter/adapter_model.safetensors"] != old["adapter/adapter_model.safetensors"]
@@ -82,6 +82,6 @@ def test_killed_by_the_clock_nothing_half_written_has_the_targets_name(base, ada
     child.kill()
     child.wait()
     assert not out.exists() or verify_files(out)
-    export_peft(str(base), adapter, out, overwrite=True)
+    export_peft(str(base), adapter, out, force=True)
     assert verify_files(out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]

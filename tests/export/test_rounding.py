@@ -55,7 +55,7 @@ def test_a_folder_of_its_own_says_it_too(gemsmith, tiny_checkpoint, adapter_of, 
     base, out = tiny_checkpoint("tiny-12b", "bfloat16"), tmp_path / "out"
     assert gemsmith("export", "--base", base, "--adapter", tmp_path / "weak", "--out", out)[0] == 0
     code, _, err = gemsmith("verify", out)
-    assert code == 0 and "verify: notice: Rounding to bfloat16 took much of the adapter" in err
+    assert code == 0 and "verify: warning: Rounding to bfloat16 took much of the adapter" in err
 
 
 @pytest.mark.parametrize(("factor", "fires"), [(0.003, True), (1, False)])

@@ -45,7 +45,7 @@ def test_a_merge_that_is_refused_leaves_the_old_export_whole(trained_on):
 
 def test_a_record_of_a_trl_step_needs_no_library_of_the_jax_backend(trained_on, adapter_of):
     save_peft_step(adapter_of("tiny-12b"), trained_on.checkpoints / "3")
-    assert export(trained_on).origin.versions.keys() == {"python", "numpy", "ml_dtypes"}
+    assert export(trained_on).provenance.versions.keys() == {"python", "numpy", "ml_dtypes"}
 
 
 def test_a_full_disk_leaves_the_old_export_whole(trained_on, adapter_of, monkeypatch):

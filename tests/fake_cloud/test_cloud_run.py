@@ -18,7 +18,7 @@ needs_bubblewrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bub
 
 def test_a_rendered_job_is_read_as_it_is_meant():
     task = read_job(JOB.read_text())
-    assert task.command[:3] == ("gemsmith", "launch", "here") and task.mounts == {"/mnt/weights": "weights"}
+    assert task.command[:3] == ("gemsmith", "launch", "worker") and task.mounts == {"/mnt/weights": "weights"}
     assert (task.job, task.timeout_s, task.retries) == ("verilog-31b", 43200.0, 3)
 
 

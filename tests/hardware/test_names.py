@@ -87,8 +87,8 @@ def test_several_slices_have_the_chips_the_hosts_and_the_prices_of_all():
 
 
 def test_only_tpus_have_several_slices():
-    with pytest.raises(RecipeError, match=r"^--on: '2x8xh100' was given; only TPUs have several slices, name one"):
-        find_machine(load_catalog(), "2x8xh100", "--on")
+    with pytest.raises(RecipeError, match=r"^--machine: '2x8xh100' was given; only TPUs have several slices, name one"):
+        find_machine(load_catalog(), "2x8xh100", "--machine")
 
 
 def test_slices_need_the_speed_of_what_joins_them(tmp_path):
@@ -103,8 +103,10 @@ def test_slices_need_the_speed_of_what_joins_them(tmp_path):
 
 
 def test_an_unknown_machine_names_the_key_and_near_ones_in_one_line():
-    with pytest.raises(RecipeError, match=r"^--on: 'v5p-9' .*\(did you mean v5p-8 or .*\); allowed: .*v6e-8") as error:
-        find_machine(load_catalog(), "v5p-9", "--on")
+    with pytest.raises(
+        RecipeError, match=r"^--machine: 'v5p-9' .*\(did you mean v5p-8 or .*\); allowed: .*v6e-8"
+    ) as error:
+        find_machine(load_catalog(), "v5p-9", "--machine")
     assert "\n" not in str(error.value)
 
 

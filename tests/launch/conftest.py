@@ -91,9 +91,9 @@ def shipped(launched, tmp_path):
 
 
 @pytest.fixture
-def python(tmp_path):
-    """A folder as `make build/python` makes it."""
-    folder = tmp_path / "python"
+def wheel(tmp_path):
+    """A folder as `make build/wheel` makes it."""
+    folder = tmp_path / "wheel"
     folder.mkdir()
     for name in (WHEEL, *LOCKS):
         (folder / name).write_text("x")

@@ -45,7 +45,7 @@ def launched(recipe, tmp_path):
 def machine(root: str, attempt: int) -> subprocess.Popen:
     """A new machine: nothing is on its disk."""
     shutil.rmtree("work", ignore_errors=True)
-    command = [sys.executable, "-c", RUNNER, "launch", "here", root, "--folder", "work", "--stages", STAGES]
+    command = [sys.executable, "-c", RUNNER, "launch", "worker", root, "--folder", "work", "--stages", STAGES]
     environment = os.environ | {"CLOUD_RUN_TASK_ATTEMPT": str(attempt), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
@@ -127,7 +127,7 @@ def test_a_launch_with_images_trains_on_the_same_rows_as_here_and_its_scores_com
     here, there = (json.loads((run / "data.json").read_text()) for run in (tmp_path / "here", home))
     assert here["rows_sha256"] == there["rows_sha256"] and here["images"] == there["images"] == 48
     # The recipe's own hash has the path of the rows in it.
-    sources = [{**record["origin"]["inputs_sha256"], "recipe": ""} for record in (here, there)]
+    sources = [{**record["provenance"]["inputs_sha256"], "recipe": ""} for record in (here, there)]
     assert sources[0] == sources[1] and len(sources[0]) == 5
     if "eval" in stages:
         assert json.loads((home / "eval.json").read_text())

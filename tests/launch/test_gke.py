@@ -34,7 +34,7 @@ def test_a_slice_is_asked_for_by_its_shape(launched):
         seconds,
         "gemsmith",
         "launch",
-        "here",
+        "worker",
         "gs://runs/team/big",
     ]
     assert [*container["command"], *container["args"]][:8] == ended
@@ -123,7 +123,7 @@ def test_slices_of_the_recipe_are_taken_without_an_option(launched):
 
 @pytest.mark.parametrize(("on", "machine"), [("gke", "2xv6e-8"), ("tpu-vm", "2xv6e-16"), ("sky", "2xv6e-8")])
 def test_slices_that_a_target_cannot_join_are_refused_in_one_line(launched, on, machine):
-    line = rf"^--machine {machine}: --on {on} does not have it; several slices are launched by --on gke, each of two"
+    line = rf"^--machine {machine}: --provider {on} does not have it; several slices are launched by --provider gke"
     with pytest.raises(InputError, match=line) as error:
         launched(on, machine=machine)
     assert "\n" not in str(error.value)

@@ -29,7 +29,7 @@ def refused(launched, fake_tools, gemsmith):
 
     def launch(*options, answers=()):
         calls = fake_tools(*answers, *FINE)
-        code, _, err = gemsmith("launch", "big.yaml", *("--on", "cloud-run", *WHERE, *options))
+        code, _, err = gemsmith("launch", "big.yaml", *("--provider", "cloud-run", *WHERE, *options))
         *lines, error = err.splitlines()
         assert code == 2 and error.startswith("error: ") and "Traceback" not in err, err
         assert not [call for call in calls() if CHANGES & {*call}] and not Path("launches").exists()
@@ -81,7 +81,10 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
             ("--region", "us-east1"),
             "--region us-east1: the catalog has no on-demand price of cloud-run-20 there; it has",
         ),
-        (("--machine", "v5p-8"), "--machine v5p-8: --on cloud-run does not have it; it has cloud-run-20, cloud-run-30"),
+        (
+            ("--machine", "v5p-8"),
+            "--machine v5p-8: --provider cloud-run does not have it; it has cloud-run-20, cloud-run-30",
+        ),
         (("--name", "a" * 29), f"--name {'a' * 29}: must be 1 to 28 of a-z, 0-9 and -"),
         (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
         (

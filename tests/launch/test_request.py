@@ -29,7 +29,7 @@ def test_the_cheapest_machine_that_fits_is_proposed_first(launched):
 @pytest.mark.parametrize("on", ["gke", "sky"])
 def test_no_machine_of_another_cloud_is_named(launched, on):
     with pytest.raises(
-        InputError, match=rf"--machine sagemaker-g7e: --on {on} does not have it; it has .*8xh100"
+        InputError, match=rf"--machine sagemaker-g7e: --provider {on} does not have it; it has .*8xh100"
     ) as error:
         launched(on, machine="sagemaker-g7e", cluster="c1")
     assert "azure-nc144lds" not in str(error.value) and not str(error.value).endswith("sagemaker-g7e")
@@ -110,7 +110,7 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
         ({"stages": "train,date"}, r"--stages date: is no stage \(did you mean data\?\)"),
         ({"stages": "train,data"}, "--stages train,data: must name stages in their order"),
         ({"stages": "serve"}, "--stages serve: needs vLLM.*--image"),
-        ({"machine": "v5p-8"}, "--machine v5p-8: --on cloud-run does not have it; it has cloud-run-20"),
+        ({"machine": "v5p-8"}, "--machine v5p-8: --provider cloud-run does not have it; it has cloud-run-20"),
         ({"machine": "v5q-8"}, "'v5q-8' is not in the catalog"),
         ({"machine": "cloud-run-20"}, "--machine cloud-run-20: 80 GiB of memory do not hold 103 GB: merged weights 63"),
         ({"overrides": ("train.backend=tunix",)}, r"train\.backend: tunix was given.*trains with trl"),

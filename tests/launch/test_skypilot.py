@@ -59,7 +59,7 @@ def test_gpus_are_counted(launched):
 def test_the_job_ends_by_itself_and_has_room_for_the_weights(launched):
     found = task(launched("sky", machine="v5p-8", timeout_hours=2))
     assert found["run"].startswith(
-        "timeout --signal=TERM --kill-after=120 7200 gemsmith launch here gs://runs/team/big "
+        "timeout --signal=TERM --kill-after=120 7200 gemsmith launch worker gs://runs/team/big "
     )
     assert found["resources"]["disk_size"] == 300
 

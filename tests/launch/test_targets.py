@@ -42,8 +42,8 @@ def test_two_slices_are_rendered_as_they_were(shipped):
     compare(GOLDEN / "gke" / "two_slices", rendered(shipped, "gke", "verilog_31b", machine="2xv6e-16"))
 
 
-def test_uvs_python_is_rendered_as_it_was(shipped, python):
-    compare(GOLDEN / "tpu-vm" / "uv_python", rendered(shipped, "tpu-vm", "verilog_31b", python=python))
+def test_uvs_python_is_rendered_as_it_was(shipped, wheel):
+    compare(GOLDEN / "tpu-vm" / "uv_wheel", rendered(shipped, "tpu-vm", "verilog_31b", wheel=wheel))
 
 
 def compare(folder, files):

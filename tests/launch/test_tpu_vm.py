@@ -116,7 +116,7 @@ def test_the_node_is_deleted_however_the_stages_end(boot, code):
     calls, ended = boot(code=code)
     assert ended == code
     (run,) = [call for call in calls if call[:2] == ["docker", "run"]]
-    assert run[-6:] == ["here", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
+    assert run[-6:] == ["worker", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
     assert deletions(calls)[-1][5] == "big" and "--force" in deletions(calls)[-1]
     assert any(call[:2] == ["gcloud", "storage"] and call[-2].endswith("worker-0.txt") for call in calls)
 
@@ -174,25 +174,25 @@ def test_the_script_is_shipped_with_the_package():
 
 
 class TestWithoutAContainer:
-    def test_uv_installs_what_the_locks_name_and_the_stages_run_there(self, boot, python, tmp_path):
-        calls, ended = boot(python=python, code=3)
+    def test_uv_installs_what_the_locks_name_and_the_stages_run_there(self, boot, wheel, tmp_path):
+        calls, ended = boot(wheel=wheel, code=3)
         assert ended == 3 and deletions(calls) and not [call for call in calls if call[0] == "docker"]
         (installed,) = [call for call in calls if call[:3] == ["uv", "pip", "install"]]
         assert "--no-deps" in installed and [Path(word).name for word in installed if word.endswith("lock")] == [*LOCKS]
         (run,) = [call for call in calls if call[0] == "gemsmith"]
-        assert run[1:4] == ["launch", "here", "gs://runs/team/big"]
-        again, _ = boot(python=python)
+        assert run[1:4] == ["launch", "worker", "gs://runs/team/big"]
+        again, _ = boot(wheel=wheel)
         assert [call[0] for call in again if call[0] in ("uv", "python3", "gemsmith")] == ["gemsmith"]
 
-    def test_an_install_that_fails_is_tried_four_times_and_ends_the_node(self, boot, python):
-        calls, ended = boot(python=python, installs=1)
+    def test_an_install_that_fails_is_tried_four_times_and_ends_the_node(self, boot, wheel):
+        calls, ended = boot(wheel=wheel, installs=1)
         assert ended == 1 and deletions(calls) and not [call for call in calls if call[0] == "gemsmith"]
         assert len([call for call in calls if call[:3] == ["uv", "pip", "install"]]) == 4
 
-    def test_the_wheel_is_uploaded_and_no_image_is_asked_for(self, launched, python, launch_record):
-        request = launched("tpu-vm", python=python)
+    def test_the_wheel_is_uploaded_and_no_image_is_asked_for(self, launched, wheel, launch_record):
+        request = launched("tpu-vm", wheel=wheel)
         text = script(request)
-        assert f"{python}/{WHEEL} {python}/train.lock" in text and "gs://runs/team/big/python/" in text
+        assert f"{wheel}/{WHEEL} {wheel}/train.lock" in text and "gs://runs/team/big/wheel/" in text
         assert not [check for check in tpu_vm.preflight(request) if "image" in check.name or "artifact" in check.name]
         assert not [
             line for line in leftover_resources(launch_record.model_copy(update={"image": None})) if "image" in line

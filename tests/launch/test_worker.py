@@ -61,7 +61,7 @@ def test_an_image_that_cannot_draw_a_report_says_so_and_ends_well(launched_bucke
 
     monkeypatch.setattr("gemsmith.report.stage.report", lack)
     here(launched_bucket, ["plan"])
-    assert "report: notice: not written (No module named 'matplotlib')" in capfd.readouterr().err
+    assert "report: warning: not written (No module named 'matplotlib')" in capfd.readouterr().err
     assert Bucket(launched_bucket).read("run/plan.json")
 
 

@@ -11,7 +11,7 @@ from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord, TrainStep
-from gemsmith.runs.run import make_origin, open_run, write_record
+from gemsmith.runs.run import make_provenance, open_run, write_record
 
 H200 = ("NVIDIA H200",)
 
@@ -30,12 +30,12 @@ def trained(recipe, tmp_path):
         spread=(0.99, 1.0, 1.01),
     ) -> Path:
         run = open_run(tmp_path / name, recipe("gemma4-e2b", machines=("1xh200",)))
-        origin = make_origin(run, "train", start_clock())
+        provenance = make_provenance(run, "train", start_clock())
         changed = {"accelerators": devices} | ({"processor": processor} if processor else {})
-        origin = origin.model_copy(update={"machine": origin.machine.model_copy(update=changed)})
+        provenance = provenance.model_copy(update={"machine": provenance.machine.model_copy(update=changed)})
         seconds = [50.0] + [step_s * spread[step * len(spread) // (steps - 1)] for step in range(steps - 1)]
         record = TrainRecord(
-            origin=origin,
+            provenance=provenance,
             backend="tunix",
             model="gemma4-e2b",
             steps=tuple(
@@ -101,7 +101,7 @@ def test_rows_that_were_there_stay(trained, tmp_path):
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        ({"steps": 8}, "has 7 steps beside the first of each start; train at least 10"),
+        ({"steps": 8}, "has 7 steps besides the first of each start; train at least 10"),
         ({"devices": ("NVIDIA X1",) * 2}, "was trained on 2 x NVIDIA X1, which no machine of the catalog is"),
         ({"devices": (), "processor": "Another"}, "was trained on another computer (Another"),
         ({"step_s": 0.001}, "shorter than 1xh200 can be by its row"),

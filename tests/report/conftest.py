@@ -22,7 +22,7 @@ from gemsmith.runs.records import (
     DataRecord,
     ExportRecord,
     FileSum,
-    Origin,
+    Provenance,
     Record,
     ServeRecord,
     TrainRecord,
@@ -61,8 +61,8 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def origin(run: Run, stage: str) -> Origin:
-    return Origin(
+def provenance(run: Run, stage: str) -> Provenance:
+    return Provenance(
         started=STARTED[stage],
         duration_s=SECONDS[stage],
         gemsmith="0.1.0",
@@ -110,7 +110,7 @@ def plan_record(run: Run, model: str) -> PlanRecord:
             )
         )
     return PlanRecord(
-        origin=origin(run, "plan"),
+        provenance=provenance(run, "plan"),
         model=model,
         parameters=30_697_345_280,
         trained_parameters=485_490_688,
@@ -128,7 +128,7 @@ def plan_record(run: Run, model: str) -> PlanRecord:
 
 def data_record(run: Run, steps: int) -> DataRecord:
     return DataRecord(
-        origin=origin(run, "data"),
+        provenance=provenance(run, "data"),
         rows=9_959,
         dropped={"too long (over 4096 tokens)": 41, "no assistant turn": 3},
         ignored_columns={"id": 10_003, "source": 9_000},
@@ -163,7 +163,7 @@ def train_steps(steps: int) -> list[TrainStep]:
 def train_record(run: Run, model: str, steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> TrainRecord:
     timed = steps[1:] or steps
     return TrainRecord(
-        origin=origin(run, "train"),
+        provenance=provenance(run, "train"),
         backend="tunix",
         model=model,
         steps=tuple(steps),
@@ -180,7 +180,7 @@ def train_record(run: Run, model: str, steps: Sequence[TrainStep], resumed_at: S
 def export_record(run: Run, step: int) -> ExportRecord:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json", "tokenizer.json"]
     return ExportRecord(
-        origin=origin(run, "export"),
+        provenance=provenance(run, "export"),
         step=step,
         adapter=(FileSum(name="adapter_model.safetensors", bytes=1_941_962_752, sha256=digest("adapter")),),
         merged=tuple(
@@ -194,7 +194,7 @@ def export_record(run: Run, step: int) -> ExportRecord:
 def verify_record(run: Run, passed: bool) -> VerifyRecord:
     difference = 3.1e-6 if passed else 0.82
     return VerifyRecord(
-        origin=origin(run, "verify"),
+        provenance=provenance(run, "verify"),
         passed=passed,
         checks=(
             Check(
@@ -218,7 +218,7 @@ def verify_record(run: Run, passed: bool) -> VerifyRecord:
 
 def serve_record(run: Run, model: str, answer: str) -> ServeRecord:
     return ServeRecord(
-        origin=origin(run, "serve"),
+        provenance=provenance(run, "serve"),
         url="http://127.0.0.1:8000",
         model=model,
         command=("python", "-m", "vllm.entrypoints.openai.api_server", "--model", "merged", "--dtype", "float32"),
@@ -256,7 +256,7 @@ def bench_record(run: Run, lengths: Sequence[int], rates: Sequence[float], faile
                 )
             )
     return BenchRecord(
-        origin=origin(run, "bench"),
+        provenance=provenance(run, "bench"),
         cells=tuple(cells),
         prefix_caching=False,
         command=("python", "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--request-rate", "1"),
@@ -314,7 +314,7 @@ def eval_record(run: Run, hostile: bool) -> EvalRecord:
         difference=difference,
     )
     return EvalRecord(
-        origin=origin(run, "eval"),
+        provenance=provenance(run, "eval"),
         scorer="verilog-exact",
         base=base,
         tuned=tuned,

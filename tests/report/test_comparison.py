@@ -69,10 +69,10 @@ def test_a_plan_without_prices_says_how_to_get_them(make_run):
 def test_machines_that_the_records_do_not_tell_are_given(make_run):
     run = make_run()
     price(run)
-    machine = read_record(run, STAGES["train"].record).origin.machine
-    origin = read_record(run, STAGES["train"].record).origin
+    machine = read_record(run, STAGES["train"].record).provenance.machine
+    provenance = read_record(run, STAGES["train"].record).provenance
     chips = machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
-    change(run, "train", origin=origin.model_copy(update={"machine": chips}))
+    change(run, "train", provenance=provenance.model_copy(update={"machine": chips}))
     assert read_sides([run.path])[0].train_rates == {}
     (side,) = read_sides([run.path], trained_on=["v5p-8"], served_on=["run=v6e-8"])
     assert side.train_rates["on demand"].machine == "v5p-8" and side.serve_rates["on demand"].machine == "v6e-8"
@@ -95,9 +95,9 @@ def test_a_machine_that_cannot_be_is_refused(make_run, given, message):
 def test_a_price_of_chips_that_did_not_train_is_refused_and_a_missing_one_said(make_run):
     run = make_run()
     price(run)
-    origin = read_record(run, STAGES["train"].record).origin
-    chips = origin.machine.model_copy(update={"accelerators": ("NVIDIA H100 80GB HBM3",) * 8})
-    change(run, "train", origin=origin.model_copy(update={"machine": chips}), machine="8xh100")
+    provenance = read_record(run, STAGES["train"].record).provenance
+    chips = provenance.machine.model_copy(update={"accelerators": ("NVIDIA H100 80GB HBM3",) * 8})
+    change(run, "train", provenance=provenance.model_copy(update={"machine": chips}), machine="8xh100")
     with pytest.raises(InputError, match=r"has 8 x NVIDIA H100 80GB HBM3, so it was trained on 8xh100"):
         read_sides([run.path], trained_on=["2xh100"])
     (side,) = read_sides([run.path])
@@ -135,10 +135,10 @@ def test_a_recipe_that_was_edited_afterwards_is_not_taken_for_what_the_records_w
     runs = [make_run("a"), make_run("b")]
     before = read_sides([run.path for run in runs])
     assert key in before[0].conditions and not before[0].unproven
-    unlike = bears(compare_sides(before, about=["model"]))
+    unlike = bears(compare_sides(before, varying=["model"]))
     edit_recipe(runs[1], key, value)
     sides = read_sides([run.path for run in runs])
-    found = bears(compare_sides(sides, about=["model"]))
+    found = bears(compare_sides(sides, varying=["model"]))
     added = {name: kinds for name, kinds in found.items() if name not in unlike}
     assert set(added) == ({stale} if stale else set()), "the keys that may be others are no rows of their own"
     assert (key not in sides[1].conditions) == (stale is not None)
@@ -158,8 +158,8 @@ def test_two_runs_that_are_stale_alike_are_not_alike(make_run):
 def test_a_record_that_does_not_say_what_it_was_made_from_is_stale(make_run):
     """It was a traceback."""
     run = make_run("a")
-    origin = read_record(run, STAGES["train"].record).origin
-    change(run, "train", origin=origin.model_copy(update={"inputs_sha256": {}}))
+    provenance = read_record(run, STAGES["train"].record).provenance
+    change(run, "train", provenance=provenance.model_copy(update={"inputs_sha256": {}}))
     side = read_side(run.path, "a")
     assert "lora.rank" in side.unproven and side.conditions["train:stale"] == "yes"
 
@@ -167,5 +167,5 @@ def test_a_record_that_does_not_say_what_it_was_made_from_is_stale(make_run):
 def test_a_record_replaced_since_confounds_what_was_made_from_it(make_run):
     runs = [make_run("a"), make_run("b")]
     change(runs[1], "data", rows=7)
-    found = bears(compare_sides(read_sides([run.path for run in runs]), about=["model"]))
+    found = bears(compare_sides(read_sides([run.path for run in runs]), varying=["model"]))
     assert "train:stale" in found and "lora.rank" in read_side(runs[1].path, "b").conditions

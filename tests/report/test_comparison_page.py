@@ -145,4 +145,4 @@ def test_runs_beside_the_paper_are_held_against_both_of_its_sides(make_run, undr
     page = render_comparison(redrawn.comparison, redrawn)
     for first in ("paper&#39;s TPU", "paper&#39;s GPU"):
         assert f"<h2>mine against {first}</h2>" in page
-    assert "drawn again, beside mine" in page and Outline(page).wrong == []
+    assert "drawn again, compared with mine" in page and Outline(page).wrong == []

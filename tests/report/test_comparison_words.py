@@ -15,8 +15,8 @@ def test_values_are_short_and_say_when_they_are_not_there():
 def test_an_effect_says_which_ratios_and_why():
     how = {"condition": "seed", "values": ("0", "1"), "confounds": ("quality",), "why": "chance"}
     assert words.effect(ConditionDifference(**how)) == "quality: chance"
-    assert words.effect(ConditionDifference(**how | {"about": "seed"})) == "what is compared"
-    assert words.effect(ConditionDifference(**how | {"about": "data.train"})) == "follows from data.train"
+    assert words.effect(ConditionDifference(**how | {"varying": "seed"})) == "what is compared"
+    assert words.effect(ConditionDifference(**how | {"varying": "data.train"})) == "follows from data.train"
     assert words.effect(ConditionDifference(**how | {"confounds": ()})) == "bears on nothing: chance"
 
 

@@ -179,7 +179,7 @@ def test_whatever_the_numbers_are_there_is_a_page(make_run, number):
         (b"", "is not a record of this version"),
         (b"\xff\xfe\x00", "is not a record of this version"),
         (b"[" * 100_000, "is not a record of this version"),
-        (b'{"schema_version": 7, "origin": {"gemsmith": "9.1"}}', "has schema_version 7, this Gemsmith"),
+        (b'{"schema_version": 7, "provenance": {"gemsmith": "9.1"}}', "has schema_version 7, this Gemsmith"),
         (None, "train.json: cannot be read (Is a directory); remove it, then run: gemsmith train"),
     ],
     ids=["truncated", "empty", "bytes", "deep", "later", "folder"],

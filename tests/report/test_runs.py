@@ -17,8 +17,8 @@ def test_each_state_is_told_apart(make_run, tmp_path):
     broken.write_text(broken.read_text()[:99])
     stale = make_run("changed")
     record = read_record(stale, STAGES["train"].record)
-    origin = record.origin.model_copy(update={"inputs_sha256": {"recipe": "0"}})
-    write_record(stale, record.model_copy(update={"origin": origin}))
+    provenance = record.provenance.model_copy(update={"inputs_sha256": {"recipe": "0"}})
+    write_record(stale, record.model_copy(update={"provenance": provenance}))
     assert {run.name: run.state for run in find_runs(tmp_path)} == {
         "whole": "complete",
         "begun": "stopped",

@@ -81,8 +81,8 @@ def test_the_summary_shows_the_notices_below_its_table(make_run, capsys, told):
     run.report.write_text("x")
     print_summary(run)
     lines = capsys.readouterr().out.splitlines()
-    assert "warning: The loss rose." in lines and "notice: The score did not move: [/a] 12 of 200." in lines
-    assert lines.index("warning: The loss rose.") > max(
+    assert "critical: The loss rose." in lines and "warning: The score did not move: [/a] 12 of 200." in lines
+    assert lines.index("critical: The loss rose.") > max(
         number for number, line in enumerate(lines) if line.strip().startswith("all ")
     )
     assert lines[-1] == str(run.report)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.runs.records import SCHEMA_VERSION, Computer, Origin, ServeRecord, TrainStep, read_record_file
+from gemsmith.runs.records import SCHEMA_VERSION, Computer, Provenance, ServeRecord, TrainStep, read_record_file
 
-ORIGIN = Origin(
+PROVENANCE = Provenance(
     started="2026-01-01T00:00:00+00:00",
     duration_s=1.5,
     gemsmith="0",
@@ -16,7 +16,7 @@ ORIGIN = Origin(
     seed=0,
     inputs_sha256={},
 )
-RECORD = ServeRecord(origin=ORIGIN, url="u", model="m", command=("a", "b"), start_s=0.1, vllm="0", answer="é\n")
+RECORD = ServeRecord(provenance=PROVENANCE, url="u", model="m", command=("a", "b"), start_s=0.1, vllm="0", answer="é\n")
 
 
 def read(file):

@@ -20,7 +20,7 @@ from gemsmith.runs.run import (
     has_outputs,
     inputs_sha256,
     is_up_to_date,
-    make_origin,
+    make_provenance,
     open_run,
     open_run_readonly,
     open_source,
@@ -30,7 +30,7 @@ from gemsmith.runs.run import (
 
 
 def opened(*arguments):
-    return open_source(*arguments, claim=lambda folder: None)
+    return open_source(*arguments, lock=lambda folder: None)
 
 
 def recipe(*overrides: str):
@@ -39,7 +39,7 @@ def recipe(*overrides: str):
 
 def data_record(run) -> DataRecord:
     return DataRecord(
-        origin=make_origin(run, "data", start_clock()),
+        provenance=make_provenance(run, "data", start_clock()),
         rows=3,
         dropped={},
         packed_rows=1,
@@ -55,7 +55,7 @@ def data_record(run) -> DataRecord:
 
 def verify_record(run) -> VerifyRecord:
     return VerifyRecord(
-        origin=make_origin(run, "verify", start_clock()),
+        provenance=make_provenance(run, "verify", start_clock()),
         passed=True,
         checks=(Check(name="names", passed=True, detail=""),),
         changed_tensors=1,
@@ -94,7 +94,7 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
     write_record(run, data_record(run))
     file = run.record_file("data")
     record = json.loads(file.read_text()) | {"schema_version": version, "unknown": 1}
-    record["origin"]["gemsmith"] = "9.1"
+    record["provenance"]["gemsmith"] = "9.1"
     file.write_text(json.dumps(record))
     expected = (
         rf"data\.json: has schema_version {shown}, this Gemsmith {__version__} reads 1; open it with Gemsmith 9\.1, or "
@@ -106,7 +106,7 @@ def test_a_record_of_another_version_is_refused_and_never_made_again_in_passing(
 
 
 def test_a_record_of_another_version_may_have_any_form(run):
-    run.record_file("data").write_text('{"schema_version": 2, "origin": []}')
+    run.record_file("data").write_text('{"schema_version": 2, "provenance": []}')
     with pytest.raises(VersionError, match="open it with the Gemsmith that wrote it, or"):
         read_record(run, DataRecord)
 
@@ -171,7 +171,7 @@ def test_a_plan_holds_nobody_to_its_keys(run):
 
 def test_a_stage_that_is_done_again_may_have_other_keys(run):
     write_record(run, data_record(run))
-    assert open_run(run.path, recipe("data.max_length=128"), force="data").recipe.data.max_length == 128
+    assert open_run(run.path, recipe("data.max_length=128"), force=("data",)).recipe.data.max_length == 128
 
 
 def test_reasons_stay_in_the_recipe_when_the_run_is_opened_again(tmp_path):
@@ -240,7 +240,7 @@ def test_what_would_have_stopped_a_run_that_goes_on_may_become_anything(run):
 def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
     (run.checkpoints / "10").mkdir(parents=True)
     before = run.recipe_file.read_bytes()
-    again = open_run(run.path, recipe("lora.rank=8"), force="train")
+    again = open_run(run.path, recipe("lora.rank=8"), force=("train",))
     assert run.recipe_file.read_bytes() == before and again.recipe.lora.rank == 8
     commit_recipe(again)
     assert find_run(run.path).lora.rank == 8
@@ -251,9 +251,9 @@ def test_training_again_holds_its_recipe_back_until_it_has_begun(run):
 def test_a_recipe_that_was_held_back_in_vain_is_forgotten(run):
     """A forced stage failed; then what it was to replace was deleted, and the stage is done with another recipe."""
     write_record(run, data_record(run))
-    open_run(run.path, recipe("data.max_length=128"), force="data")
+    open_run(run.path, recipe("data.max_length=128"), force=("data",))
     run.record_file("data").unlink()
-    commit_recipe(open_run(run.path, recipe("data.max_length=512"), force="data"))
+    commit_recipe(open_run(run.path, recipe("data.max_length=512"), force=("data",)))
     assert find_run(run.path).data.max_length == 512
 
 

@@ -14,7 +14,7 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from support.hostile_server import Hostile, hostile_server
 
 
@@ -71,7 +71,7 @@ def adapted_run(exported_run: Callable[..., Run]) -> Callable[..., Run]:
         base = open_checkpoint(run.recipe.checkpoint).fingerprint()
         record = read_record(run, ExportRecord).model_copy(update={"adapter": sums, "base_sha256": base})
         write_record(run, record)
-        verified = {"origin": make_origin(run, "verify", start_clock()), "logits_effect": logits_effect}
+        verified = {"provenance": make_provenance(run, "verify", start_clock()), "logits_effect": logits_effect}
         write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
         return run
 

@@ -50,7 +50,7 @@ def printed(
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
     def run(source: str, machine: str, *more: str) -> tuple[str, str]:
-        code, out, err = gemsmith("serve", source, "--on", machine, "--print", *more)
+        code, out, err = gemsmith("serve", source, "--machine", machine, "--print", *more)
         assert code == 0, err
         return out.replace(str(ROOT), "/gemsmith").replace(str(tmp_path), "/gemsmith"), err
 
@@ -88,7 +88,7 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
     gemsmith: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    options = ("--on", "2xh100", "--print", "--set", "serve.host=0.0.0.0")
+    options = ("--machine", "2xh100", "--print", "--set", "serve.host=0.0.0.0")
     code, out, err = gemsmith("serve", "google/gemma-4-E2B-it", *options)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "serve.host: 0.0.0.0 lets other machines in, and $VLLM_API_KEY is not set" in err
@@ -98,16 +98,16 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
     ("arguments", "expected"),
     [
         (
-            ["google/gemma-4-E2B-it", "--on", "2xh10", "--print"],
-            "--on 2xh10: is not in the catalog (did you mean 2xh100",
+            ["google/gemma-4-E2B-it", "--machine", "2xh10", "--print"],
+            "--machine 2xh10: is not in the catalog (did you mean 2xh100",
         ),
-        (["google/gemma-4-E2B-it", "--on", "8xb200"], "this host has 0 of its 8 b200"),
+        (["google/gemma-4-E2B-it", "--machine", "8xb200"], "this host has 0 of its 8 b200"),
         (
             ["google/gemma-4-E2B-it", "--print", "--set", "lora.rank=4"],
             "--set lora.rank: google/gemma-4-E2B-it is no run",
         ),
         (["somebody/unknown", "--print"], "is not here to read what model it is; add --set model="),
-        (["google/gemma-4-E2B-it", "--json"], "--json, --run and --unverified are for a run or a recipe"),
+        (["google/gemma-4-E2B-it", "--json"], "--json, --run and --skip-verify-check are for a run or a recipe"),
         (["nothing.yaml", "--print"], "is neither a recipe nor a run directory"),
     ],
 )
@@ -122,8 +122,8 @@ def test_what_cannot_be_served_is_one_line(
 def test_a_run_prints_what_it_has(
     exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
-    code, out, err = gemsmith("serve", run.path, "--on", "1xh100", "--print")
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
+    code, out, err = gemsmith("serve", run.path, "--machine", "1xh100", "--print")
     assert code == 0 and f"--volume {run.merged}:/model:ro" in out and "not there yet" not in err
     assert "--max-model-len 640" in out, "the recipe's own"
 
@@ -133,7 +133,7 @@ def test_a_printed_server_of_other_weights_than_were_trained_on_is_told_of(
 ) -> None:
     path = exported_run({"train": {"dtype": "nf4"}}).path
     for weights, told in (("adapter", True), ("merged", False)):
-        code, _, err = gemsmith("serve", path, "--on", "1xh100", "--print", "--set", f"serve.weights={weights}")
+        code, _, err = gemsmith("serve", path, "--machine", "1xh100", "--print", "--set", f"serve.weights={weights}")
         assert code == 0 and ("# The adapter was trained on the base in nf4" in err) == told
 
 
@@ -189,13 +189,13 @@ def test_on_the_machine_itself_the_same_command_runs_in_docker_and_its_container
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     run = open_source(
-        exported_run({"data": {"max_length": 64}, "serve": {"max_model_len": 640}}).path, claim=lambda folder: None
+        exported_run({"data": {"max_length": 64}, "serve": {"max_model_len": 640}}).path, lock=lambda folder: None
     )
-    printed = gemsmith("serve", run.path, "--on", "1xh100", "--print", "--set", "serve.port=8123")[1]
+    printed = gemsmith("serve", run.path, "--machine", "1xh100", "--print", "--set", "serve.port=8123")[1]
     monkeypatch.setattr(
         "gemsmith.serve.stage.curl_line", lambda server: (server.process.terminate(), curl_line(server))[1]
     )
-    code, _, err = gemsmith("serve", run.path, "--on", "1xh100", "--set", f"serve.port={free_port()}")
+    code, _, err = gemsmith("serve", run.path, "--machine", "1xh100", "--set", f"serve.port={free_port()}")
     assert code == 1 and "vLLM died" in err, err
     asked, started, removed = (json.loads(line) for line in log.read_text().splitlines())
     assert asked[0] == "version" and started[:4] == ["run", "--rm", "--init", "--name"]

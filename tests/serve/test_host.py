@@ -28,7 +28,7 @@ def test_a_gpu_host_is_known_by_its_gpus(
     if is_it:
         refuse_other_host(MACHINES[machine])
         return
-    with pytest.raises(MachineError, match=rf"^--on {machine}: this host has \d of its \d h100 .*add --print"):
+    with pytest.raises(MachineError, match=rf"^--machine {machine}: this host has \d of its \d h100 .*add --print"):
         refuse_other_host(MACHINES[machine])
 
 
@@ -59,7 +59,7 @@ def test_a_machine_of_several_hosts_is_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     row = "{chip: v6e, chips: 16, hosts: 2, interconnect_bytes_per_s: 2.0e+11, source: x, date: '2026'}"
     own.write_text(f"machines: {{v6e-16: {row}}}")
-    with pytest.raises(RecipeError, match=r"^--on v6e-16: has 2 hosts"):
+    with pytest.raises(RecipeError, match=r"^--machine v6e-16: has 2 hosts"):
         machine_named("v6e-16", str(own))
     assert machine_named("v6e-8", str(own)).chips == 8
 

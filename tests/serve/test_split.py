@@ -55,7 +55,7 @@ def test_fp8_is_for_weights_that_do_not_fit_and_no_others() -> None:
 
 
 def test_what_fits_in_no_way_is_one_line_with_numbers() -> None:
-    expected = r"--on 1xh100: gemma4-31b needs \d+\.\d GB a device with float32 weights .*72\.0 may be used; lower"
+    expected = r"--machine 1xh100: gemma4-31b needs \d+\.\d GB a device with float32 weights .*72\.0 may be used; lower"
     with pytest.raises(MachineError, match=expected):
         split("1xh100", "gemma4-31b", dtype="float32")
 

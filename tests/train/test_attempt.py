@@ -111,7 +111,7 @@ def test_the_second_ctrl_c_ends_a_step_in_which_python_hears_nothing():
     ended = run_steps("hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)", unheard_s=0.1)  # ten minutes
     assert (ended.returncode, ended.stdout) == (130, "first\n")
     assert ended.stderr.splitlines()[-1] == (
-        "note: stopped by Ctrl-C; the same command goes on from the last saved step"
+        "note: stopped by Ctrl-C; the same command resumes from the last saved step"
     )
 
 

@@ -100,7 +100,7 @@ def test_steps_without_a_loss_or_an_update_are_left_out():
      "0.0001 of 0.0001: lower optimizer.warmup_ratio"),
     ({}, [0.02] * 20, (), "it was low from the start"),
     ({}, [0.0] * 20, (), "it was low from the start"),
-    ({"train": {"init_adapter": "mine"}}, [2.5] * 20, (), "training went on from train.init_adapter"),
+    ({"train": {"init_adapter": "mine"}}, [2.5] * 20, (), "training continued from train.init_adapter"),
     ({}, [2.5] * 20, tuple(range(1, 13)), "the updates of 12 of 20 steps were left out"),
     ({"optimizer": {"learning_rate": 1e-9, "warmup_steps": 2}}, [2.5] * 20, (), "optimizer.learning_rate, 1e-09, is "
                                                                                 "too low, or 20 steps"),

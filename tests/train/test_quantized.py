@@ -1,4 +1,4 @@
-"""Training on a base of codes: it learns, stops and goes on as any other."""
+"""Training on a base of codes: it learns, stops and resumes as any other."""
 
 import os
 import signal

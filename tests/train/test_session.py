@@ -47,9 +47,9 @@ class Still:
 
 @pytest.fixture
 def session_of(small_recipe, tmp_path):
-    def make(*outcomes, fresh=False, **train):
+    def make(*outcomes, restart=False, **train):
         run = Run(path=tmp_path, recipe=small_recipe(train=train))
-        return TrainSession(run, Still(outcomes), steps=4, fresh=fresh)
+        return TrainSession(run, Still(outcomes), steps=4, restart=restart)
 
     return make
 
@@ -95,7 +95,7 @@ def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, caps
     monkeypatch.setattr(Still, "writes", True)
     monkeypatch.setattr(Still, "restore", lambda *_: None, raising=False)
     monkeypatch.setattr(TrainSession, "_resume", lambda _: (3, [], []))
-    TrainSession(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, fresh=False)
+    TrainSession(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, restart=False)
     assert capsys.readouterr().err == "train  resuming from step 3 of 8\n"
 
 
@@ -126,11 +126,11 @@ def test_a_step_without_targets_or_of_a_bad_loss_is_not_logged(session_of):
 
 
 def test_what_was_saved_before_is_deleted_once_a_step_has_shown_that_training_works(session_of):
-    attempt = session_of({}, {}, fresh=True)
+    attempt = session_of({}, {}, restart=True)
     assert attempt._backend.deleted == 0
     with pytest.raises(Terminated):
         attempt.train()
-    assert attempt._backend.deleted == 1 and not attempt.fresh
+    assert attempt._backend.deleted == 1 and not attempt.restart
 
 
 def test_a_loss_is_skipped_above_its_limit_only_where_the_recipe_says_so(session_of, monkeypatch):

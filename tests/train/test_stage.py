@@ -92,9 +92,9 @@ def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
     first, second = (prepare(tmp_path / name, **KEYS | {"train": saves}) for name in ("first", "second"))
     training = start("train", first.path)
     wait_for_a_save(training, first.checkpoints)
-    for fresh in (False, True):
+    for restart in (False, True):
         with pytest.raises(RunError) as error:
-            train(second, fresh=fresh)
+            train(second, restart=restart)
         expected = (
             f"train.checkpoint_folder {tmp_path / 'saves'}: is in use by `gemsmith train {first.path}` (process "
             f"{training.pid} on"

@@ -56,7 +56,7 @@ def test_a_step_that_is_saved_already_counts_unless_training_starts_again(tmp_pa
     (run.checkpoints / "7").mkdir(parents=True)
     check_export_step(run, 25)
     with pytest.raises(RecipeError, match=r"export\.step: 7 was given"):
-        check_export_step(run, 25, fresh=True)
+        check_export_step(run, 25, restart=True)
 
 
 def test_nothing_is_asked_of_a_recipe_that_exports_the_last(tmp_path):

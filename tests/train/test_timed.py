@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.plan.stage import plan
-from gemsmith.runs.records import Computer, Origin, TrainRecord, TrainStep
+from gemsmith.runs.records import Computer, Provenance, TrainRecord, TrainStep
 from gemsmith.runs.run import open_run
 from gemsmith.train.logging import against_plan, describe, machine_of, timed_steps, trained_s
 
@@ -73,7 +73,7 @@ def test_a_catalog_that_is_gone_ends_no_training(small_recipe, tmp_path):
 )
 def test_seconds_are_of_the_last_start_and_of_the_steps_before_it(duration_s, resumed_at, expected):
     machine = Computer(system="Linux", processor="x", cores=1, memory_bytes=1)
-    origin = Origin.model_construct(duration_s=duration_s, machine=machine)
+    provenance = Provenance.model_construct(duration_s=duration_s, machine=machine)
     steps = tuple(steps_of(4, 1, 2, 2))
-    train = TrainRecord.model_construct(origin=origin, steps=steps, resumed_at=resumed_at, compile_s=8.0)
+    train = TrainRecord.model_construct(provenance=provenance, steps=steps, resumed_at=resumed_at, compile_s=8.0)
     assert trained_s(train) == expected

@@ -82,7 +82,7 @@ def test_an_exported_run_passes_every_check(make_run, variant, dtype, capsys):
         "files",
         "base",
         "adapter",
-        "beside",
+        "other files",
         "tensors",
         "values",
         "norms",
@@ -170,7 +170,7 @@ def test_what_is_no_weight_is_compared_with_the_base_even_where_the_checksums_kn
     (exported.merged / name).write_text("{}")
     record_again(exported)
     verdict = "is not in the base" if name == "new.json" else "is not the base's"
-    assert failed(exported) == {"beside": f"{name} {verdict}"}
+    assert failed(exported) == {"other files": f"{name} {verdict}"}
 
 
 @pytest.mark.parametrize("dtype", ["nf4", "int8"])
@@ -322,4 +322,4 @@ def test_export_records_what_it_wrote(exported):
     assert {file.name: file.sha256 for file in record.merged} == {
         file.name: sha256_file(file) for file in exported.merged.iterdir()
     }
-    assert set(stage_module.PACKAGES) <= record.origin.versions.keys()
+    assert set(stage_module.PACKAGES) <= record.provenance.versions.keys()

@@ -118,7 +118,7 @@ class ConditionDifference(Part):
     confounds: tuple[Kind, ...]
     """Empty: it bears on no ratio, or is what the comparison is about."""
     why: str
-    about: str | None = None
+    varying: str | None = None
     """The condition that the comparison is about, and of which this one is a consequence, or itself that one."""
 
 
@@ -137,7 +137,7 @@ class Comparison(Part):
     """All that may be said of the sides; also what `--json` prints."""
 
     sides: tuple[Side, ...]
-    about: tuple[str, ...]
+    varying: tuple[str, ...]
     differences: tuple[ConditionDifference, ...]
     alike: int
     """Conditions that all sides say alike."""
@@ -147,18 +147,18 @@ class Comparison(Part):
 
 
 def compare_sides(
-    sides: Sequence[Side], *, about: Sequence[str] = (), hours: Sequence[float] = HOURS, against: int = 1
+    sides: Sequence[Side], *, varying: Sequence[str] = (), hours: Sequence[float] = HOURS, against: int = 1
 ) -> Comparison:
     """The comparison; the first side, or each of the first `against`, is what all after it are held against.
 
-    `about`: conditions that are compared on purpose. Default: the one key of the recipe that differs, where only one
+    `varying`: conditions that are compared on purpose. Default: the one key of the recipe that differs, where only one
     does. Raises InputError for a name that no side has.
     """
     known = dict.fromkeys(name for side in sides for name in side.conditions)
-    for name in about:
+    for name in varying:
         if name not in known:
-            raise InputError(f"--about {name}: no run says that{suggest(name, known)}; give a key of the recipe")
-    asked = tuple(about)
+            raise InputError(f"--varying {name}: no run says that{suggest(name, known)}; give a key of the recipe")
+    asked = tuple(varying)
     if not asked:
         bearing = [each.condition for each in find_differences(sides, ()) if each.confounds]
         keys = [name for name in bearing if ":" not in name]
@@ -166,7 +166,7 @@ def compare_sides(
     warnings = [(side, line) for side in sides for line in (*side.missing, *check_side(side))]
     return Comparison(
         sides=tuple(sides),
-        about=asked,
+        varying=asked,
         differences=tuple(find_differences(sides, asked)),
         alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
         pairs=tuple(
@@ -178,7 +178,7 @@ def compare_sides(
     )
 
 
-def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[ConditionDifference]:
+def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[ConditionDifference]:
     """Conditions whose values are not all recorded and equal, in the order of the rules.
 
     What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
@@ -194,20 +194,20 @@ def find_differences(sides: Sequence[Side], about: tuple[str, ...]) -> list[Cond
         values = tuple(side.conditions.get(name, "no" if stale else None) for side in sides)
         differs = len(set(values)) > 1 or values[0] is None or stale
         if differs and not any(name in side.unproven for side in sides):
-            found.append(_difference(name, values, sides, about))
+            found.append(_difference(name, values, sides, varying))
     order = [rule.pattern for rule in RULES]
 
     def place(difference: ConditionDifference) -> tuple[bool, int]:
         matching = (number for number, pattern in enumerate(order) if fnmatchcase(difference.condition, pattern))
-        return not difference.confounds and difference.about is None, next(matching, len(order))
+        return not difference.confounds and difference.varying is None, next(matching, len(order))
 
     return sorted(found, key=place)
 
 
 def _difference(
-    name: str, values: tuple[str | None, ...], sides: Sequence[Side], about: tuple[str, ...]
+    name: str, values: tuple[str | None, ...], sides: Sequence[Side], varying: tuple[str, ...]
 ) -> ConditionDifference:
-    rule, cause = rule_of(name), follows_from(name, about)
+    rule, cause = rule_of(name), follows_from(name, varying)
     settled = {side.conditions.get(rule.settled_by) for side in sides} if rule.settled_by else {None}
     alike = len(settled) == 1 and None not in settled
     return ConditionDifference(
@@ -215,7 +215,7 @@ def _difference(
         values=values,
         confounds=() if cause or alike else rule.confounds,
         why=f"{rule.settled_by} is the same" if alike else rule.why,
-        about=cause,
+        varying=cause,
     )
 
 
@@ -229,8 +229,8 @@ def _concerns(name: str, sides: Sequence[Side]) -> bool:
     return all(side.real_tokens_per_s for side in sides)
 
 
-def _pair(first: Side, other: Side, about: tuple[str, ...], hours: Sequence[float]) -> Pair:
-    differences, ratios = find_differences((first, other), about), find_ratios(first, other, hours=hours)
+def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:
+    differences, ratios = find_differences((first, other), varying), find_ratios(first, other, hours=hours)
     outside = [ratio for ratio in ratios if not is_inside(ratio.value, ratio.interval)]
     return Pair(
         first=first.name,

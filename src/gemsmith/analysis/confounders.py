@@ -155,7 +155,7 @@ def needed_conditions() -> tuple[str, ...]:
     return tuple(rule.pattern for rule in RULES if rule.needed)
 
 
-def follows_from(condition: str, about: tuple[str, ...]) -> str | None:
-    """The one of `about` that the condition is, or is a consequence of."""
+def follows_from(condition: str, varying: tuple[str, ...]) -> str | None:
+    """The one of `varying` that the condition is, or is a consequence of."""
     patterns = (condition, *rule_of(condition).follows)
-    return next((name for name in about if any(fnmatchcase(name, pattern) for pattern in patterns)), None)
+    return next((name for name in varying if any(fnmatchcase(name, pattern) for pattern in patterns)), None)

@@ -64,11 +64,11 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
         return None
     basis = f"{machine.price.basis}, {machine.price.date}"
     price = HourPrice(machine=machine.name, usd_per_hour=machine.price.usd_per_hour, basis=basis)
-    there = train.origin.machine
+    there = train.provenance.machine
     stages = {
         stage: price.usd(stage_s(record))
         for stage, record in findings.records().items()
-        if record.origin.machine.is_computer_of(there)
+        if record.provenance.machine.is_computer_of(there)
     }
     tokens, training = trained_tokens(train), stages["train"]
     return ActualCost(

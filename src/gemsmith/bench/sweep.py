@@ -1,6 +1,6 @@
 """A sweep: every cell of a grid, and of the search for the rate at which the server saturates.
 
-What is measured is kept until the sweep is whole, so that a second start goes on with the others.
+What is measured is kept until the sweep is whole, so that a second start continues with the others.
 """
 
 import contextlib
@@ -303,7 +303,7 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
         except EngineError as error:
             raise EngineError(
                 f"bench: {ask}: {error}\nnothing of this cell counts; {len(sweep.cells)} cells before it are kept, and "
-                "the same command goes on with the others once the server is back"
+                "the same command continues with the others once the server is back"
             ) from None
     if not cell.completed and not any(earlier.completed for earlier in sweep.cells):
         raise EngineError(

@@ -6,11 +6,12 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, part, require_extra
+from gemsmith.cli.options import FOLDER, Number, lazy_import, require_extra, set_option
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 class _Launch(click.Group):
@@ -27,17 +28,17 @@ def launch() -> None:
     """Run a recipe's stages on Cloud Run, a TPU VM, Kubernetes or SkyPilot, and bring the results home.
 
     \b
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --print out    see what would be submitted
-    gemsmith launch my.yaml --on cloud-run --project P --bucket gs://runs --submit       submit it
+    gemsmith launch my.yaml --provider cloud-run --project P --bucket gs://runs --print out   see what is submitted
+    gemsmith launch my.yaml --provider cloud-run --project P --bucket gs://runs --submit      submit it
     gemsmith launch status my
-    gemsmith launch fetch my                                                             into runs/my
-    gemsmith launch clean my                                                             remove what it created
+    gemsmith launch fetch my                                                                  into runs/my
+    gemsmith launch clean my                                                                  remove what it created
     """
 
 
-@launch.command()
+@launch.command(short_help="Render a launch, and submit it.")
 @click.argument("recipe", type=FOLDER)
-@click.option("--on", required=True, type=click.Choice(_TARGETS), help="Where to.")
+@click.option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
 @click.option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
 @click.option("--project", required=True, metavar="ID", help="The Google Cloud project.")
 @click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
@@ -47,51 +48,51 @@ def launch() -> None:
 @click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
 @click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it.")
 @click.option(
-    "--python",
+    "--wheel",
     type=FOLDER,
     metavar="DIR",
     help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
 )
 @click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's.")
 @click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public.")
-@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then goes on from the bucket.")
+@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then resumes from the bucket.")
 @click.option("--network", metavar="NAME", help="A VPC network.")
 @click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger.")
 @click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt.")
 @click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
 @click.option("--cluster", metavar="NAME", help="For gke: the cluster.")
 @click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key; may be repeated.")
+@set_option
 @click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
 @click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
 @click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_yes
 def start(
-    recipe: Path, on: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
+    recipe: Path, provider: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
 ) -> None:
     """Render a launch, and submit it; `gemsmith launch RECIPE` is short for this."""
     if (folder is None) is not submit:
         raise InputError("--print DIR or --submit: give one of them")
-    console = part("system.console").open_console()
-    target, submission = part("launch.providers").TARGETS[on], part("launch.submit")
-    asked = part("launch.provider").LaunchOptions(**options)
+    console = lazy_import("system.console").open_console()
+    target, submission = lazy_import("launch.providers").TARGETS[provider], lazy_import("launch.submit")
+    asked = lazy_import("launch.provider").LaunchOptions(**options)
     with require_extra():
-        request = part("launch.request").make_request(recipe, target, on, asked)
+        request = lazy_import("launch.request").make_request(recipe, target, provider, asked)
         if submit:
-            submission.submit(request, target, on, max_usd=max_usd, assume_yes=yes, console=console)
+            submission.submit(request, target, provider, max_usd=max_usd, assume_yes=yes, console=console)
             return
         files = submission.print_files(request, target, folder)
     for file in files:
         click.echo(str(file))
-    upload = part("launch.upload")
+    upload = lazy_import("launch.upload")
     for line in (*upload.cost_lines(request), *upload.upload_lines(request)):
         console.print(line)
 
 
 def _opened(name: str) -> tuple[Any, Any]:
     """The launch's record and its target."""
-    record = part("launch.provider").read_launch(name)
-    return record, part("launch.providers").TARGETS[record.target]
+    record = lazy_import("launch.provider").read_launch(name)
+    return record, lazy_import("launch.providers").TARGETS[record.target]
 
 
 @launch.command()
@@ -103,7 +104,7 @@ def status(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
         return
-    part("launch.submit").show(target.status(record))
+    lazy_import("launch.submit").show(target.status(record))
 
 
 @launch.command()
@@ -111,31 +112,30 @@ def status(name: str, as_json: bool) -> None:
 def logs(name: str) -> None:
     """Print what a launch has said so far."""
     record, target = _opened(name)
-    part("launch.submit").show(target.logs(record))
+    lazy_import("launch.submit").show(target.logs(record))
 
 
-@launch.command()
+@launch.command(short_help="Bring records, adapter and logs home.")
 @click.argument("name")
 @click.option("--run", "run_path", type=FOLDER, metavar="DIR", help="Default: runs/NAME.")
 @click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
 def fetch(name: str, run_path: Path | None, merged: bool) -> None:
-    """Bring records, adapter and logs home, as far as there are any; the run goes on."""
+    """Bring records, adapter and logs home, as far as there are any; the run continues."""
     record, _ = _opened(name)
     path = run_path or Path("runs") / name
-    with require_extra(), part("system.locks").locked(path):
-        count = part("launch.sync").fetch_home(record.root, path, merged=merged)
+    with require_extra(), lazy_import("system.locks").locked(path):
+        count = lazy_import("launch.sync").fetch_home(record.root, path, merged=merged)
     click.echo(f"{path}: {count} files; next: gemsmith report {path}")
 
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
-@launch.command()
+@launch.command(short_help="End all of a launch that costs money.")
 @click.argument("name")
 @_yes
 def stop(name: str, yes: bool) -> None:
-    """End all of a launch that costs money; the same launch can go on later from its bucket."""
-    part("launch.submit").stop(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
+    """End all of a launch that costs money; the same launch can resume later from its bucket."""
+    lazy_import("launch.submit").stop(
+        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
+    )
 
 
 @launch.command()
@@ -143,7 +143,9 @@ def stop(name: str, yes: bool) -> None:
 @_yes
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
-    part("launch.submit").clean(*_opened(name), assume_yes=yes, console=part("system.console").open_console())
+    lazy_import("launch.submit").clean(
+        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
+    )
 
 
 @launch.command(hidden=True)
@@ -152,17 +154,17 @@ def clean(name: str, yes: bool) -> None:
 @click.argument("out", type=FOLDER)
 def pack(listed: Path, folder: Path, out: Path) -> None:
     """What submit.sh runs: the listed images of a folder as a few files, if each is still what the list says."""
-    part("launch.shards").pack(listed, folder, out)
+    lazy_import("launch.shards").pack(listed, folder, out)
 
 
 @launch.command(hidden=True)
 @click.argument("root", metavar="gs://…")
 @click.option("--folder", type=FOLDER, required=True, help="Where the run directory goes.")
 @click.option("--stages", required=True, metavar="A,B,…")
-def here(root: str, folder: Path, stages: str) -> None:
+def worker(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with require_extra():
-        console = part("system.console").open_console()
-        part("launch.worker").run_on_worker(
-            root, folder.resolve(), stages.split(","), part("pipeline").run_stage, console
+        console = lazy_import("system.console").open_console()
+        lazy_import("launch.worker").run_on_worker(
+            root, folder.resolve(), stages.split(","), lazy_import("pipeline").run_stage, console
         )

@@ -25,18 +25,18 @@ def cli() -> None:
     \b
     gemsmith run recipes/demo.yaml                     every stage, into runs/demo
     gemsmith run my.yaml --set lora.rank=16            the same with one key changed
-    gemsmith run runs/my                               go on with a run that was stopped
+    gemsmith run runs/my                               resume a run that was stopped
     gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
     gemsmith data my.yaml --show 3                     three rows, trained tokens colored
     gemsmith serve runs/my                             keep the tuned model up
     gemsmith report runs/a runs/b                      what differs, and the ratios that it leaves
     gemsmith runs                                      all runs: state, loss, score, speed, cost
     gemsmith chat runs/my --web                        base and tuned model side by side
-    gemsmith launch my.yaml --on tpu-vm ...            the same stages on a rented machine
+    gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
 
 
-_SIGTERM = "stopped by SIGTERM; the same command goes on where it was"
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoReturn:
@@ -85,7 +85,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[i
         return 2, error.format_message()
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
-        return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command goes on where it was"
+        return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
     except GemsmithError as error:
         return error.exit_code, str(error)
     except OSError as error:

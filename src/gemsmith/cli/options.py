@@ -63,10 +63,10 @@ set_option = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout.")
-unverified_option = click.option(
-    "--unverified", is_flag=True, help="Serve weights that verify has not passed; the record says so."
+skip_verify_option = click.option(
+    "--skip-verify-check", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
-force_option = click.option("--force", is_flag=True, help="Do the stage again although its record is complete.")
+force_option = click.option("--force", is_flag=True, help="Run again although the record is complete.")
 
 
 def bucket_url(source: Path) -> str | None:
@@ -79,7 +79,7 @@ def bucket_url(source: Path) -> str | None:
     return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}" if scheme in ("gs", "file") and rest else None
 
 
-def part(name: str) -> ModuleType:
+def lazy_import(name: str) -> ModuleType:
     """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
     with require_extra():
         return importlib.import_module(f"gemsmith.{name}")
@@ -115,23 +115,23 @@ class RunArgs:
     force: bool = False
 
     def open_run(
-        self, *, force: str | None = None, trains: bool = False, lock: contextlib.ExitStack | None = None
+        self, *, force: tuple[str, ...] = (), trains: bool = False, stack: contextlib.ExitStack | None = None
     ) -> Any:
-        """The run, its directory locked until the command ends, or until `lock` is closed."""
-        enter = lock.enter_context if lock else click.get_current_context().with_resource
+        """The run, its directory locked until the command ends, or until `stack` is closed."""
+        enter = stack.enter_context if stack else click.get_current_context().with_resource
 
-        def claim(folder: Path) -> None:
+        def lock(folder: Path) -> None:
             # Of the processes of one training, the first writes there for all.
-            if not (trains and part("train.stage").is_later_host()):
-                enter(part("system.locks").locked(folder))
+            if not (trains and lazy_import("train.stage").is_later_host()):
+                enter(lazy_import("system.locks").locked(folder))
 
-        opener = part("runs.run").open_source
-        return opener(Path(self.source), self.run_path, self.overrides, force=force, claim=claim)
+        opener = lazy_import("runs.run").open_source
+        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock)
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
-        opened = self.open_run(force=name if self.force else None, trains=name == "train")
-        return opened, part("pipeline").run_stage(opened, name, force=self.force, **options)
+        opened = self.open_run(force=(name,) if self.force else (), trains=name == "train")
+        return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 
     def print_record(self, record: Any) -> None:
         """Prints a record as JSON where --json asks for it."""
@@ -169,26 +169,30 @@ def given_options() -> set[str]:
     }
 
 
+def missing_source(instead: str) -> InputError:
+    """For a verb that can do without SOURCE, and has nothing in its place."""
+    return InputError(f"SOURCE is missing; give {instead}")
+
+
 def requires(option: str, *others: str) -> Callable[[Verb], Verb]:
     """Refuses each of the others without the option."""
-    return _refuse_together(
-        option, others, beside=False, message="{odd}: goes with {}; give it too, or leave {odd} out"
-    )
+    message = "{odd}: goes with {}; give it too, or leave {odd} out"
+    return _refuse_together(option, others, given_too=False, message=message)
 
 
 def conflicts(option: str, *others: str) -> Callable[[Verb], Verb]:
-    """Refuses each of the others beside the option."""
-    return _refuse_together(option, others, beside=True, message="{odd}: does not go with {}; leave one out")
+    """Refuses each of the others together with the option."""
+    return _refuse_together(option, others, given_too=True, message="{odd}: does not go with {}; leave one out")
 
 
-def _refuse_together(option: str, others: Sequence[str], *, beside: bool, message: str) -> Callable[[Verb], Verb]:
+def _refuse_together(option: str, others: Sequence[str], *, given_too: bool, message: str) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
         @functools.wraps(function)
         def verb(*arguments: Any, **options: Any) -> None:
             given, params = given_options(), click.get_current_context().command.params
             typed = {each.name: each.opts[0] if isinstance(each, click.Option) else "SOURCE" for each in params}
             odd = [typed[name] for name in others if name in given]
-            if odd and (option in given) is beside:
+            if odd and (option in given) is given_too:
                 raise InputError(message.format(typed[option], odd=odd[0]))
             function(*arguments, **options)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, part, requires, run_args
+from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, lazy_import, requires, run_args
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars
 
@@ -15,12 +15,14 @@ from gemsmith.system.characters import escape_control_chars
 @cli.command(short_help="Say what fits, how long it takes, its cost.")
 @run_args(count=-1)
 @click.option(
-    "--on",
+    "--machine",
     metavar="MACHINES",
     help="Plan for these, with a comma between them, or for all; default: hardware.machines.",
 )
 @click.option(
-    "--by", type=click.Choice(["usd", "hours"]), help="Rank machines by dollars or hours; with --on default: usd."
+    "--sort",
+    type=click.Choice(["usd", "hours"]),
+    help="Rank machines by dollars or hours; with --machine default: usd.",
 )
 @click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
 @click.option("--html", type=FOLDER, metavar="FILE", help="Write the plan as a page that needs nothing else.")
@@ -55,10 +57,10 @@ from gemsmith.system.characters import escape_control_chars
 @requires("calibrate", "catalog")
 @conflicts(
     "calibrate",
-    *("run_path", "overrides", "as_json", "on", "by", "fix", "html", "serve", "compiles"),
+    *("run_path", "overrides", "as_json", "machine", "sort", "fix", "html", "serve", "compiles"),
     *("compile_minutes", "compile_gb"),
 )
-@conflicts("on", "run_path")
+@conflicts("machine", "run_path")
 def plan(
     args: RunArgs,
     calibrate: bool,
@@ -71,17 +73,17 @@ def plan(
     """Say what fits on which machine, how long it takes and what it costs; by formula.
 
     SOURCE is a recipe (YAML) or a run directory. A recipe without --run is planned and nothing is written; nor is a
-    run's plan.json with --on, which asks about other machines. --fix goes with the name of one machine. With
+    run's plan.json with --machine, which asks about other machines. --fix goes with the name of one machine. With
     --calibrate plans of the machine that runs were trained and load-tested on say what these measured, 15 % each way.
 
     \b
-    gemsmith plan recipes/verilog_31b.yaml --on all --by hours
-    gemsmith plan my.yaml --on h200 --fix my_h200.yaml
+    gemsmith plan recipes/verilog_31b.yaml --machine all --sort hours
+    gemsmith plan my.yaml --machine h200 --fix my_h200.yaml
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
-        file = catalog or part("hardware").own_catalog()
-        for found in part("plan.calibrate").calibrate(args.source, file):
+        file = catalog or lazy_import("hardware").own_catalog()
+        for found in lazy_import("plan.calibrate").calibrate(args.source, file):
             click.echo(escape_control_chars(found.say()))
         click.echo(escape_control_chars(f"{file} written"), err=True)
         return
@@ -89,35 +91,42 @@ def plan(
         raise InputError(f"SOURCE: {len(args.source)} were given; plan takes one, several only with --calibrate")
     limits = None
     if compiles:
-        limits = part("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
+        limits = lazy_import("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
     _plan(replace(args, source=args.source[0]), limits, **options)
 
 
 def _plan(
-    args: RunArgs, limits: Any, *, on: str | None, by: str | None, fix: Path | None, html: Path | None, serve: bool
+    args: RunArgs,
+    limits: Any,
+    *,
+    machine: str | None,
+    sort: str | None,
+    fix: Path | None,
+    html: Path | None,
+    serve: bool,
 ) -> None:
-    stage, source = part("plan.stage"), args.source
+    stage, source = lazy_import("plan.stage"), args.source
     if fix is not None:
         stage.check_fix(fix)
-    by = by or ("usd" if on is not None else None)
-    if source.is_dir() and on is not None:
-        opened = part("runs.run").open_run_readonly(source, args.overrides, section="hardware")
-        recipe, record = opened.recipe, stage.plan_run(opened, on, by, limits)
+    sort = sort or ("usd" if machine is not None else None)
+    if source.is_dir() and machine is not None:
+        opened = lazy_import("runs.run").open_run_readonly(source, args.overrides, section="hardware")
+        recipe, record = opened.recipe, stage.plan_run(opened, machine, sort, limits)
     elif source.is_dir() or args.run_path is not None:
         opened = args.open_run()
-        recipe, record = opened.recipe, stage.plan(opened, by, limits)
+        recipe, record = opened.recipe, stage.plan(opened, sort, limits)
     else:
-        recipe = part("runs.resolve").resolve_file(source, args.overrides)[0]
-        record = stage.plan_only(recipe, on, by, limits)
+        recipe = lazy_import("runs.resolve").resolve_file(source, args.overrides)[0]
+        record = stage.plan_only(recipe, machine, sort, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
         click.echo(escape_control_chars(f"{fix} written; next: gemsmith plan {fix}"), err=True)
     if html is not None:
-        part("report.plan_page").write_plan(record, html, name=source.resolve().stem)
+        lazy_import("report.plan_page").write_plan(record, html, name=source.resolve().stem)
         click.echo(escape_control_chars(f"{html} written"), err=True)
     if args.as_json:
         args.print_record(record)
     elif serve:
-        part("report.plan_table").print_serving(record)
+        lazy_import("report.plan_table").print_serving(record)
     else:
-        part("report.plan_table").print_plan(record)
+        lazy_import("report.plan_table").print_plan(record)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, json_option, part, requires, set_option
+from gemsmith.cli.options import FOLDER, json_option, lazy_import, requires, set_option
 from gemsmith.system.characters import escape_control_chars_json
 
 
@@ -30,7 +30,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
     \b
     gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml && gemsmith run on.yaml
     """
-    text = part("export.resume_recipe").start_recipe(base, adapter, recipe=recipe, out=out)
+    text = lazy_import("export.resume_recipe").start_recipe(base, adapter, recipe=recipe, out=out)
     if out is None:
         click.echo(text, nl=False)
 
@@ -67,13 +67,13 @@ def port(sources: Sequence[Path], **options: Any) -> None:
     gemsmith port qlora.yaml --out my.yaml --devices 8
     gemsmith port adapter_config.json sft_config.json --set data.train=rows.jsonl > my.yaml
     """
-    part("importers.convert").port_files(sources, **options)
+    lazy_import("importers.convert").port_files(sources, **options)
 
 
 @cli.command(short_help="Print the recipe's JSON schema.")
 def schema() -> None:
     """Print the recipe's JSON schema, for editors."""
-    click.echo(json.dumps(part("recipe.keys").recipe_schema(), indent=2))
+    click.echo(json.dumps(lazy_import("recipe.keys").recipe_schema(), indent=2))
 
 
 @cli.command(short_help="Print the completion script of a shell.")
@@ -128,7 +128,7 @@ def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
     \b
     gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --verilog-eval FOLDER --drop-contaminated
     """
-    _show(part("data.prepare.codev").prepare_codev(source, out, **options), as_json=as_json)
+    _show(lazy_import("data.prepare.codev").prepare_codev(source, out, **options), as_json=as_json)
 
 
 @prepare.command(name="verilog-eval", short_help="Specifications of verilog-eval.")
@@ -143,7 +143,7 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
     \b
     gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
     """
-    _show(part("data.prepare.codev").prepare_verilog_eval(folder, out), as_json=as_json)
+    _show(lazy_import("data.prepare.codev").prepare_verilog_eval(folder, out), as_json=as_json)
 
 
 @prepare.command(name="oxford-pets", short_help="Images of the Oxford-IIIT Pet data set.")
@@ -159,7 +159,7 @@ def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
     \b
     gemsmith prepare oxford-pets pets --split test --out pets/test.jsonl
     """
-    _show(part("data.prepare.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
+    _show(lazy_import("data.prepare.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
 
 
 @prepare.command(name="fashion-mnist", short_help="Images of Fashion-MNIST.")
@@ -180,11 +180,11 @@ def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None
     \b
     gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion --train 2000 --held-out 200
     """
-    _show(part("data.prepare.fashion_mnist").prepare_fashion_mnist(folder, out, **counts), as_json=as_json)
+    _show(lazy_import("data.prepare.fashion_mnist").prepare_fashion_mnist(folder, out, **counts), as_json=as_json)
 
 
 def _show(record: Any, *, as_json: bool) -> None:
     if as_json:
         click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
     else:
-        part("data.prepare.codev").print_prepared(record)
+        lazy_import("data.prepare.codev").print_prepared(record)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, part
+from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, lazy_import, missing_source
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
@@ -26,7 +26,7 @@ _FORMS = ("html", "md", "csv", "json")
 @click.option("--csv", is_flag=True, help="Print CSV: a line for each difference and each ratio.")
 @click.option("--json", is_flag=True, help="Print JSON; of one run: where its page is.")
 @click.option(
-    "--about",
+    "--varying",
     multiple=True,
     metavar="KEY",
     help="What is compared on purpose, so that it confounds nothing; may be "
@@ -46,7 +46,10 @@ _FORMS = ("html", "md", "csv", "json")
     help="A machine of the run's plan, where the records do not tell which it was.",
 )
 @click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
-@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs beside them.")
+@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs compared with them.")
+@conflicts("html", "md", "csv", "json")
+@conflicts("md", "csv", "json")
+@conflicts("csv", "json")
 @conflicts("paper", "run_path", "overrides")
 def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[str], **options: Any) -> None:
     """Write report.html of a run, or compare runs, from the records alone.
@@ -57,21 +60,19 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
     \b
     gemsmith report runs/my
     gemsmith report runs/a runs/b
-    gemsmith report runs/tpu runs/gpu --about train:machine --html comparison.html
+    gemsmith report runs/tpu runs/gpu --varying train:machine --html comparison.html
     gemsmith report --paper
     gemsmith report --paper runs/my
     """
-    if len(forms := [name for name in _FORMS if options[name]]) > 1:
-        raise InputError(f"--{forms[0]} and --{forms[1]}: one form at a time; leave one out")
-    form = forms[0] if forms else None
+    form = next((name for name in _FORMS if options[name]), None)
     if options["paper"]:
         if (options["trained_on"] or options["served_on"]) and not sources:
-            raise InputError("--trained-on and --served-on: are for runs beside the paper; give a run directory")
+            raise InputError("--trained-on and --served-on: are for runs compared with the paper; give a run directory")
         _compare(sources, form, options)
     elif not sources:
-        raise InputError("SOURCE: is missing; give a run directory, several to compare them, or --paper")
+        raise missing_source("a run directory, several to compare them, or --paper")
     elif len(sources) == 1:
-        for name in ("about", "hours", "trained_on", "served_on"):
+        for name in ("varying", "hours", "trained_on", "served_on", "md", "csv"):
             if options[name]:
                 raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
         _report_one(sources[0], run_path, overrides, form, options["html"])
@@ -104,7 +105,7 @@ def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: st
     gemsmith runs runs --state stopped --state failed
     gemsmith runs runs --sort loss --name 'rank-*' --json
     """
-    listed = part("report.runs")
+    listed = lazy_import("report.runs")
     found = listed.find_runs(folder, states=states, name=name, sort=sort, reverse=reverse)
     if as_json:
         click.echo(escape_control_chars_json(json.dumps([each.as_json() for each in found], indent=1)))
@@ -116,40 +117,40 @@ def _report_one(
     source: Path, run_path: Path | None, overrides: Sequence[str], form: str | None, html: Path | None
 ) -> None:
     source, run_path = _fetched(source, run_path)
-    if form in ("md", "csv"):
-        raise InputError(f"--{form}: is for a comparison; give two run directories or more, or --html FILE")
     args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
     opened = args.open_run()
     if html is None:
-        page = part("report.stage").report(opened)
+        page = lazy_import("report.stage").report(opened)
     else:
         page = html
-        part("system.files").write_text(page, part("report.page").render_page(opened))
+        lazy_import("system.files").write_text(page, lazy_import("report.page").render_page(opened))
     click.echo(json.dumps({"report": str(page)}) if form == "json" else escape_control_chars(str(page)))
 
 
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
-    """Of runs, or with --paper of the paper and of any runs beside it."""
+    """Of runs, or with --paper of the paper and of any runs compared with it."""
     folders = [_fetched(source, None)[0] for source in sources]
-    sides = part("analysis.summary").read_sides(
+    sides = lazy_import("analysis.summary").read_sides(
         folders, trained_on=options["trained_on"], served_on=options["served_on"]
     )
-    comparison = part("analysis.compare")
-    how = {"about": options["about"], "hours": options["hours"] or comparison.HOURS}
+    comparison = lazy_import("analysis.compare")
+    how = {"varying": options["varying"], "hours": options["hours"] or comparison.HOURS}
     if not options["paper"]:
         _show(comparison.compare_sides(sides, **how), None, form, options["html"])
         return
-    published = part("analysis.published")
+    published = lazy_import("analysis.published")
     redrawn = published.reanalyze(published.read_published(), sides, **how)
     _show(redrawn.comparison, redrawn, form, options["html"])
 
 
 def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) -> None:
     """On stdout, or the page at `html`, whose place is printed then."""
-    tables = part("report.tables")
+    tables = lazy_import("report.tables")
     if form == "html":
         assert html is not None
-        part("system.files").write_text(html, part("report.comparison_page").render_comparison(comparison, redrawn))
+        lazy_import("system.files").write_text(
+            html, lazy_import("report.comparison_page").render_comparison(comparison, redrawn)
+        )
         click.echo(escape_control_chars(str(html)))
     elif form == "md":
         click.echo(escape_control_chars(tables.markdown_of(comparison, redrawn)), nl=False)
@@ -169,6 +170,6 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
     if url is None:
         return source, run_path
     folder = run_path or Path("runs") / source.name
-    with part("system.locks").locked(folder):
-        part("launch.sync").fetch_records(url, folder)
+    with lazy_import("system.locks").locked(folder):
+        lazy_import("launch.sync").fetch_records(url, folder)
     return folder, None

@@ -1,35 +1,42 @@
 """The verbs of stages that need no server: run, data, train, export, verify."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, part, run_args
+from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, lazy_import, run_args
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(short_help="Run every stage that is not complete.")
-@run_args()
-def run(args: RunArgs) -> None:
+@run_args(force=True)
+@click.option("--until", metavar="STAGE", help="Stop after this stage.")
+@click.option("--skip", multiple=True, metavar="STAGE", help="Leave this stage out; may be repeated.")
+def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
 
-    SOURCE is a recipe (YAML) or a run directory. A run that was stopped goes on where it was.
+    SOURCE is a recipe (YAML) or a run directory. A run that was stopped resumes where it was. --force runs all these
+    stages again, or those that --until and --skip leave: training starts again from step 0.
 
     \b
     gemsmith run recipes/demo.yaml
     gemsmith run my.yaml --set data.train=rows.jsonl --set checkpoint=/models/gemma-4-E2B-it
+    gemsmith run my.yaml --until eval --skip bench
     """
-    opened = args.open_run(trains=True)
-    records = part("pipeline").run_stages(opened)
+    pipeline = lazy_import("pipeline")
+    stages = pipeline.select_stages(until, skip)
+    opened = args.open_run(force=stages if args.force else (), trains="train" in stages)
+    records = pipeline.run_stages(opened, stages, force=args.force)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
         click.echo(escape_control_chars_json("{" + stages + "}"))
     else:
-        part("report.tables").print_summary(opened)
+        lazy_import("report.tables").print_summary(opened)
 
 
 @cli.command(short_help="Read, render, mask and pack the rows.")
@@ -48,17 +55,17 @@ def data(args: RunArgs, show: int | None) -> None:
     if show is None:
         args.print_record(args.run_stage("data")[1])
         return
-    runs = part("runs.run")
+    runs = lazy_import("runs.run")
     if not args.force and not args.overrides and (args.source / "recipe.yaml").exists():
         opened = runs.open_run_readonly(args.source, section="data")
         if runs.is_up_to_date(opened, "data"):  # then nothing is written, so another process may be at work there
-            part("pipeline").run_stage(opened, "data")
-            part("data.preview").show(opened, show)
+            lazy_import("pipeline").run_stage(opened, "data")
+            lazy_import("data.preview").show(opened, show)
             return
-    part("data.preview").show(args.run_stage("data")[0], show)
+    lazy_import("data.preview").show(args.run_stage("data")[0], show)
 
 
-@cli.command(short_help="Train the adapter, or go on with it.")
+@cli.command(short_help="Train the adapter, or resume it.")
 @run_args(force=True)
 @click.option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
 @click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Of several hosts: how many.")
@@ -66,7 +73,7 @@ def data(args: RunArgs, show: int | None) -> None:
     "--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0."
 )
 def train(args: RunArgs, **hosts: str | int | None) -> None:
-    """Train the adapter; a run that was stopped goes on from its last checkpoint.
+    """Train the adapter; a run that was stopped resumes from its last checkpoint.
 
     SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0; what is there is deleted once the
     first step has run. Several hosts train together when each runs this command; those of a TPU slice find each other.
@@ -80,7 +87,7 @@ def train(args: RunArgs, **hosts: str | int | None) -> None:
     args.print_record(args.run_stage("train")[1])
 
 
-_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "overwrite", "step", "rank", "alpha")
+_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 
 @cli.command(short_help="Write adapter and merged weights.")
@@ -94,9 +101,11 @@ _OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "overwrite", "step", "ran
     help="Instead: an Orbax checkpoint of an ordinary Tunix and Qwix run.",
 )
 @click.option(
-    "--out", type=FOLDER, metavar="FOLDER", help="Where adapter/, merged/ and export.json go; must not be there yet."
+    "--out",
+    type=FOLDER,
+    metavar="FOLDER",
+    help="Where adapter/, merged/ and export.json go; must not exist yet, or add --force.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an earlier export at --out, once the new one is complete.")
 @click.option(
     "--step", type=click.IntRange(min=1), metavar="N", help="With --from-tunix: the saved step; default: the last."
 )
@@ -109,7 +118,7 @@ def export(args: RunArgs, **options: Any) -> None:
     """Write the PEFT adapter and the merged safetensors.
 
     SOURCE is a recipe (YAML) or a run directory. Without it, --base and --out name folders, and --adapter or
-    --from-tunix what is merged.
+    --from-tunix what is merged; --force then replaces an earlier export at --out, once the new one is complete.
 
     \b
     gemsmith export runs/my --set export.step=200 --force
@@ -120,9 +129,9 @@ def export(args: RunArgs, **options: Any) -> None:
         args.print_record(args.run_stage("export")[1])
         return
     given = {name: options[name] for name in _OF_FOLDERS if name in given_options()}
-    of_a_run = bool(args.force or args.run_path or args.overrides)
-    record = part("export.stage").export_folder(of_a_run=of_a_run, **given)
-    part("pipeline").print_notices(record)
+    of_a_run = bool(args.run_path or args.overrides)
+    record = lazy_import("export.stage").export_folder(of_a_run=of_a_run, force=args.force, **given)
+    lazy_import("pipeline").print_warnings_of(record)
     args.print_record(record)
 
 
@@ -143,10 +152,10 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     """
     source: Path = args.source
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
-        record = part("verify.stage").verify_folder(source, base_source=base)
-        part("pipeline").print_notices(record)
+        record = lazy_import("verify.stage").verify_folder(source, base_source=base)
+        lazy_import("pipeline").print_warnings_of(record)
         if served:
-            record = part("verify.served").check_served_folder(source, base_source=base)
+            record = lazy_import("verify.served").check_served_folder(source, base_source=base)
     elif base is not None:
         raise InputError(
             f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
@@ -154,5 +163,5 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     else:
         opened, record = args.run_stage("verify")
         if served:
-            record = part("verify.served").check_served_run(opened)
+            record = lazy_import("verify.served").check_served_run(opened)
     args.print_record(record)

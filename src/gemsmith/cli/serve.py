@@ -17,58 +17,60 @@ from gemsmith.cli.options import (
     RunArgs,
     conflicts,
     given_options,
-    part,
+    lazy_import,
+    missing_source,
     require_extra,
     requires,
     run_args,
-    unverified_option,
+    skip_verify_option,
 )
 from gemsmith.errors import InputError
 
 
 @cli.command(short_help="Keep the tuned model up in vLLM.")
 @run_args(kind=str)
-@unverified_option
-@click.option("--on", "machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
+@skip_verify_option
+@click.option("--machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
 @click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
-def serve(args: RunArgs, unverified: bool, machine: str | None, as_command: bool) -> None:
+@conflicts("as_json", "machine")
+def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_command: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
     SOURCE is a run directory or a recipe (YAML); or a checkpoint: a folder with config.json, or a Hugging Face hub id.
-    --on says which machine this is, and vLLM runs in Docker where that answers; with --print the command is for that
-    machine, and neither it nor the weights need be here. With a run, --set changes keys of serve for this time only,
-    and no record. With --json the server is started, asked once, recorded and stopped. Weights that verify has not
-    passed as they are now are refused. Once the model is up, other commands may use the run directory.
+    --machine says which machine this is, and vLLM runs in Docker where that answers; with --print the command is for
+    that machine, and neither it nor the weights need be here. With a run, --set changes keys of serve for this time
+    only, and no record. With --json the server is started, asked once, recorded and stopped. Weights that verify has
+    not passed as they are now are refused. Once the model is up, other commands may use the run directory.
 
     \b
     gemsmith serve runs/my --set serve.port=8000
-    gemsmith serve recipes/verilog_31b.yaml --on v6e-8 --print
+    gemsmith serve recipes/verilog_31b.yaml --machine v6e-8 --print
     """
-    targets, folder = part("serve.targets"), Path(args.source)
+    targets, folder = lazy_import("serve.targets"), Path(args.source)
     if as_command:
         targets.print_deployment(args.source, args.run_path, args.overrides, machine)
     elif targets.is_checkpoint(args.source):
-        if args.as_json or args.run_path or unverified:
-            raise InputError(f"--json, --run and --unverified are for a run or a recipe, {args.source} is neither")
+        if args.as_json or args.run_path or skip_verify_check:
+            raise InputError(
+                f"--json, --run and --skip-verify-check are for a run or a recipe, {args.source} is neither"
+            )
         targets.serve_checkpoint(args.source, args.overrides, machine)
     elif args.as_json:
-        if machine is not None:
-            raise InputError("--on: goes without --json; leave one out")
-        args.print_record(replace(args, force=True).run_stage("serve", unverified=unverified)[1])
+        args.print_record(replace(args, force=True).run_stage("serve", skip_verify_check=skip_verify_check)[1])
     else:
         with contextlib.ExitStack() as lock:
             if (folder / "recipe.yaml").exists():
-                lock.enter_context(part("system.locks").locked(folder))
-                opened = part("runs.run").open_run_readonly(folder, args.overrides, section="serve")
+                lock.enter_context(lazy_import("system.locks").locked(folder))
+                opened = lazy_import("runs.run").open_run_readonly(folder, args.overrides, section="serve")
             else:
-                opened = args.open_run(force="serve", lock=lock)
-                part("runs.run").commit_recipe(opened)
-            targets.serve_run(opened, machine, unverified=unverified, ready=lock.close)
+                opened = args.open_run(force=("serve",), stack=lock)
+                lazy_import("runs.run").commit_recipe(opened)
+            targets.serve_run(opened, machine, skip_verify_check=skip_verify_check, ready=lock.close)
 
 
 @cli.command(short_help="Load-test the tuned model.")
 @run_args(required=False, force=True)
-@unverified_option
+@skip_verify_option
 @click.option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
 @click.option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
 @click.option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
@@ -77,13 +79,13 @@ def serve(args: RunArgs, unverified: bool, machine: str | None, as_command: bool
 )
 @click.option("--out", type=FOLDER, metavar="FILE", help="With --url: where the record goes.")
 @requires("url", "model", "tokenizer", "out")
-@conflicts("url", "force", "unverified", "run_path")
-def bench(args: RunArgs, unverified: bool, grid: str | None, **server: Any) -> None:
+@conflicts("url", "force", "skip_verify_check", "run_path")
+def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: Any) -> None:
     """Load-test the tuned model: TTFT, TPOT, ITL and throughput under each load of a grid.
 
     SOURCE is a recipe (YAML) or a run directory. With --url it is left out, or says with its section bench what is
-    measured; nothing is written there. A key comes from $VLLM_API_KEY or $OPENAI_API_KEY. A sweep that was stopped goes
-    on with the cells that are left.
+    measured; nothing is written there. A key comes from $VLLM_API_KEY or $OPENAI_API_KEY. A stopped sweep resumes with
+    the remaining cells.
 
     \b
     gemsmith bench runs/my --grid short --force
@@ -94,12 +96,12 @@ def bench(args: RunArgs, unverified: bool, grid: str | None, **server: Any) -> N
         args = replace(args, overrides=(*args.overrides, f"bench.grid={grid}"))
     if server["url"] is not None:
         given = {name: value for name, value in server.items() if value is not None}
-        record = part("bench.stage").bench_url(args.source, args.overrides, **given)
-        part("pipeline").print_notices(record)
+        record = lazy_import("bench.stage").bench_url(args.source, args.overrides, **given)
+        lazy_import("pipeline").print_warnings_of(record)
     elif args.source is None:
-        raise InputError("SOURCE is missing; give a recipe or a run directory, or --url of a server")
+        raise missing_source("a recipe or run directory, or --url of a server")
     else:
-        record = args.run_stage("bench", unverified=unverified)[1]
+        record = args.run_stage("bench", skip_verify_check=skip_verify_check)[1]
     args.print_record(record)
 
 
@@ -108,7 +110,7 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 
 @cli.command(name="eval", short_help="Score base and tuned model.")
 @run_args(required=False, force=True)
-@unverified_option
+@skip_verify_option
 @click.option("--task", type=click.Choice(["verilog"]), help="A task to add to the run's; or, with --answers, alone.")
 @click.option(
     "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
@@ -133,10 +135,11 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 @click.option("--answers", type=FOLDER, metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
 @click.option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
 @requires("lm_eval", "lm_eval_tasks")
-@requires("source", "force", "unverified", "run_path", "overrides", "table", "lm_eval")
+@requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval")
 @conflicts("lm_eval", *_OF_A_TASK, "table")
+@conflicts("source", "answers")
 def evaluate(
-    args: RunArgs, unverified: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
+    args: RunArgs, skip_verify_check: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
 ) -> None:
     """Score base and tuned model on the same questions through the served API, and say whether they differ.
 
@@ -152,19 +155,21 @@ def evaluate(
     """
     given = {name: options[name] for name in _OF_A_TASK if name in given_options()}
     if args.source is None:
-        record = part("evals.offline").score_named(given)
-        show = part("evals.offline").print_answers
+        record = lazy_import("evals.offline").score_named(given)
+        show = lazy_import("evals.offline").print_answers
     elif lm_eval is not None:
-        record = _run_lm_eval(args.open_run(), lm_eval, lm_eval_tasks, unverified=unverified)
-        show = part("evals.lm_eval").print_lm_eval
+        record = _run_lm_eval(args.open_run(), lm_eval, lm_eval_tasks, skip_verify_check=skip_verify_check)
+        show = lazy_import("evals.lm_eval").print_lm_eval
     else:
         added = [add_task(args.source, args.overrides, given)] if given else []
-        again = "eval" if args.force or added else None
+        again = ("eval",) if args.force or added else ()
         opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
-        record = part("pipeline").run_stage(opened, "eval", force=args.force, unverified=unverified)
+        record = lazy_import("pipeline").run_stage(
+            opened, "eval", force=args.force, skip_verify_check=skip_verify_check
+        )
         if again:
-            part("runs.run").commit_recipe(opened)
-        show = partial(part("evals.results").print_comparisons, table=table)
+            lazy_import("runs.run").commit_recipe(opened)
+        show = partial(lazy_import("evals.results").print_comparisons, table=table)
     if args.as_json:
         args.print_record(record)
     else:
@@ -176,12 +181,10 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
 
     One that is there is not added again. Raises InputError for options that are not for a run.
     """
-    if "answers" in given:
-        raise InputError("--answers: goes without SOURCE, for answers that exist already; leave one out")
     if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
         raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
-    recipe = part("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    schema, dataset = part("recipe.schema"), part("system.files").expanduser(given["dataset"]).resolve()
+    recipe = lazy_import("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
+    schema, dataset = lazy_import("recipe.schema"), lazy_import("system.files").expanduser(given["dataset"]).resolve()
     tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | {"dataset": str(dataset)})]
     dumped = [task.model_dump(exclude_none=True, exclude_defaults=True) for task in tasks]
     if dumped[-1] in dumped[:-1]:
@@ -189,11 +192,11 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     return f"eval.tasks={json.dumps(dumped)}"
 
 
-def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, unverified: bool) -> Any:
+def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_check: bool) -> Any:
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    with part("serve.stage").Servers(opened, unverified=unverified) as servers:
-        record = part("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=folder)
-    part("pipeline").print_notices(record)
+    with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
+        record = lazy_import("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=folder)
+    lazy_import("pipeline").print_warnings_of(record)
     return record
 
 
@@ -226,14 +229,14 @@ OF_A_RUN = ("base", "tuned")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."
 )
-@unverified_option
-@conflicts("url", "overrides", "unverified")
+@skip_verify_option
+@conflicts("url", "source", "overrides", "skip_verify_check")
 def chat(
     source: Path | None,
     url: str | None,
     models: Sequence[str],
     overrides: Sequence[str],
-    unverified: bool,
+    skip_verify_check: bool,
     **options: Any,
 ) -> None:
     """Talk to the tuned model of a run, or to any OpenAI server.
@@ -248,13 +251,13 @@ def chat(
     """
     names = ("temperature", "top_p", "max_tokens", "seed")
     with require_extra():
-        command = part("serve.chat.command")
-        sampling = part("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in names})
-        if (source is None) == (url is None):
-            raise InputError("give either SOURCE, a run directory, or --url; not " + ("both" if url else "neither"))
+        command = lazy_import("serve.chat.command")
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in names})
         if url is not None:
             command.chat_with_url(url, models, sampling=sampling, **options)
             return
+        if source is None:
+            raise missing_source("a run directory, or --url of a server")
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))
         if unknown := [name for name in chosen if name not in OF_A_RUN]:
             raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")
@@ -262,8 +265,8 @@ def chat(
             source,
             overrides,
             models=list(dict.fromkeys(chosen)),
-            read_questions=part("evals.tasks").read_questions,
+            read_questions=lazy_import("evals.tasks").read_questions,
             sampling=sampling,
-            unverified=unverified,
+            skip_verify_check=skip_verify_check,
             **options,
         )

@@ -29,7 +29,7 @@ from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import DataRecord, HeldOut, ImageBucket
 from gemsmith.runs.resolve import check_lengths
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import atomic_replace_dir, sha256_file
 from gemsmith.tasks import is_task_file
@@ -83,7 +83,7 @@ def prepare_data(run: Run) -> DataRecord:
     trained = {row.origin for row in kept}
     overlap, notices = _compare(run, [one for one in seen.documents if one.origin in trained], held_out)
     record = DataRecord(
-        origin=make_origin(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
+        provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
         dropped={**dropped, **seen.dropped},
         ignored_columns=dict(dataset.ignored_columns),
         packing_order=order if data.packing else None,
@@ -95,9 +95,9 @@ def prepare_data(run: Run) -> DataRecord:
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
-    if before and (before.rows_sha256, before.origin.inputs_sha256) == (
+    if before and (before.rows_sha256, before.provenance.inputs_sha256) == (
         record.rows_sha256,
-        record.origin.inputs_sha256,
+        record.provenance.inputs_sha256,
     ):
         record = before
     write_record(run, record)

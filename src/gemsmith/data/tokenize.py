@@ -255,7 +255,7 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
         raise DataError(
-            f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row goes on "
+            f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
             f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
             "set data.template"
         )

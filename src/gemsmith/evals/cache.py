@@ -1,4 +1,4 @@
-"""Answers as they come, in files that a second start goes on from: a line each, under a digest of what made it."""
+"""Answers as they come, in files that a second start resumes from: a line each, under a digest of what made it."""
 
 import contextlib
 import json
@@ -88,14 +88,14 @@ class AnswerCache:
                         yield found
 
 
-def open_cache(run: Run, *, fresh: bool) -> AnswerCache:
-    """The answers of the run's earlier starts; `fresh`: of an evaluation that is done again."""
-    return AnswerCache(*(run.logs / name for name in ((AGAIN,) if fresh else (DONE, ANSWERS))))
+def open_cache(run: Run, *, force: bool) -> AnswerCache:
+    """The answers of the run's earlier starts; `force`: of an evaluation that is done again."""
+    return AnswerCache(*(run.logs / name for name in ((AGAIN,) if force else (DONE, ANSWERS))))
 
 
-def keep_answers(run: Run, *, fresh: bool) -> None:
+def keep_answers(run: Run, *, force: bool) -> None:
     """Puts the answers of this record with those of the tasks that were there before, or in their place."""
-    files = open_cache(run, fresh=fresh).files
+    files = open_cache(run, force=force).files
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in files if file.exists()]
     with atomic_write(run.logs / DONE) as stream:
         stream.writelines(text if text.endswith("\n") else f"{text}\n" for text in texts)

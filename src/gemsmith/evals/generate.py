@@ -114,10 +114,10 @@ class _Asking:
         return self.model.role if self.task.held_out else f"{self.task.name}: {self.model.role}"
 
 
-def answer_all(run: Run, task: OpenTask, model: Model, *, fresh: bool = False) -> Answers:
+def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged.
 
-    Those kept from an earlier start are not asked for again, where `fresh` from an earlier start of the same; the
+    Those kept from an earlier start are not asked for again, where `force` from an earlier start of the same; the
     server is started only where answers are missing.
     Raises EngineError where it dies again and again or more than MOST_FAILED of the answers do not come, ScorerError
     where as many cannot be judged.
@@ -129,7 +129,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, fresh: bool = False) -
         images = [image.sha256 for image in question.images]
         drawn, choices = _drawn(task, number), _choices(task, question)
         keys.append(digest_question(digest, question.messages, drawn=drawn, choices=choices, images=images))
-    cache = open_cache(run, fresh=fresh)
+    cache = open_cache(run, force=force)
     kept = cache.replies()
     with judging(task.scorer) as judge:
         asking = _Asking(run=run, task=task, model=model, digest=digest, keys=keys, cache=cache, judge=judge)

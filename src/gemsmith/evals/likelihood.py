@@ -1,7 +1,7 @@
 """How likely a model finds given answers, from vLLM's log-probabilities of a prompt's tokens.
 
 The prompt's ids P are those of the server's own /tokenize for the chat, its generation prompt included: what the model
-would go on from. A choice is tokenized alone, to C. It is then asked for the ids P C, and the log-probabilities of the
+would continue. A choice is tokenized alone, to C. It is then asked for the ids P C, and the log-probabilities of the
 last len(C) of them are summed. So no token belongs half to the prompt, and the prompt's tokens are never counted.
 """
 

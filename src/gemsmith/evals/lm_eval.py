@@ -24,7 +24,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.run import Run, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE, clean_environment
-from gemsmith.serve.stage import Servers, origin_with_engine
+from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, sha256_file
 from gemsmith.system.process import last_lines, supervised
@@ -54,7 +54,7 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
     sources = {f"task file {file.relative_to(folder)}": sha256_file(file) for file in files if folder}
     record = LmEvalRecord(
-        origin=origin_with_engine(run, "eval", clock, servers.base().vllm, sources=sources),
+        provenance=provenance_with_engine(run, "eval", clock, servers.base().vllm, sources=sources),
         warnings=servers.warnings,
         lm_eval=version,
         tasks=tuple(tasks),

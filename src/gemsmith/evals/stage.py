@@ -28,8 +28,8 @@ from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record, write_record
 from gemsmith.serve.settings import find_vllm
-from gemsmith.serve.stage import Servers, origin_with_engine
-from gemsmith.system.console import open_console
+from gemsmith.serve.stage import Servers, provenance_with_engine
+from gemsmith.system.console import print_warnings
 from gemsmith.system.files import atomic_write, sha256_file
 
 
@@ -43,11 +43,11 @@ class ScoredTask:
     result: TaskResult
 
 
-def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
+def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
     """Scores tuned and base on the same questions and records both; each answer goes to logs/eval_rows.jsonl.
 
     Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only. So does one
-    with other tasks. `fresh`, or where it is complete, it asks for all, and what is there is replaced at its end.
+    with other tasks. `force`, or where it is complete, it asks for all, and what is there is replaced at its end.
 
     Raises RecipeError where there is nothing to score, DataError where a row has no answer to compare with, EngineError
     where a server dies again and again or too many requests fail, ScorerError where the scorer fails on as many.
@@ -67,13 +67,13 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
         overlap = find_overlap(trained, [as_document(question) for question in held_out.questions])
     read_record(run, ExportRecord)
     servers.check_verified()  # also where all answers are there from an earlier start
-    if fresh := fresh or is_up_to_date(run, "eval"):
+    if force := force or is_up_to_date(run, "eval"):
         _print_replaced(run, tasks)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
     answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
     for model in _models(run, servers):
         for task in tasks:
-            found = answer_all(run, task, model, fresh=fresh)
+            found = answer_all(run, task, model, force=force)
             print_scores(task, model.role, found)
             answers[model.role].append(found)
     scored = [
@@ -85,7 +85,7 @@ def evaluate(run: Run, servers: Servers, *, fresh: bool = False) -> EvalRecord:
         for each in scored:
             for row in generate_rows(each.task, each.base, each.tuned):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    keep_answers(run, fresh=fresh)
+    keep_answers(run, force=force)
     write_record(run, record)
     return record
 
@@ -102,7 +102,7 @@ def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
     changes = [f"{key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in keys]
     if changes or before != after:
         replaced = f"the record of {before} answers of each model is replaced by one of {after} once that is complete"
-        open_console().print("; ".join([f"eval: notice: {replaced}", *changes]), style="yellow")
+        print_warnings("eval", ["; ".join([replaced, *changes])])
 
 
 def _models(run: Run, servers: Servers) -> tuple[Model, Model]:
@@ -145,7 +145,7 @@ def _make_record(
         warnings += overlap_notices(overlap)
     difference = first.result.difference if first.task.held_out else None
     return EvalRecord(
-        origin=origin_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
+        provenance=provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
         server=first.base.server,
         warnings=tuple(warnings),
         scorer=first.result.task,

@@ -48,7 +48,7 @@ def find_step(run: Run, step: int | None = None) -> int:
         if step not in steps:
             raise RunError(
                 f"{run.checkpoints}: holds {', '.join(map(str, steps))}, and training ended at step {step}, says "
-                f"{record}; put that step back, or delete that file and go on from step {steps[-1]} with: gemsmith "
+                f"{record}; put that step back, or delete that file and resume from step {steps[-1]} with: gemsmith "
                 f"train {run.path}"
             )
     if not steps:

@@ -48,14 +48,14 @@ from gemsmith.runs.records import (
     DataRecord,
     ExportRecord,
     FileSum,
-    Origin,
+    Provenance,
     Record,
     RecordT,
     TrainRecord,
     TrainStep,
     read_record_file,
 )
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
 from gemsmith.system.version import __version__
@@ -89,7 +89,7 @@ class ExportDir:
         """Raises VersionError, and RunError with what to do where it is missing or damaged."""
         if kind.stage == ExportRecord.stage:
             missing = "give a run directory, or a folder that gemsmith export wrote"
-            damaged = "export again, with --overwrite"
+            damaged = "export again, with --force"
         else:
             missing, damaged = (f"{do}: gemsmith {kind.stage} {self.path}" for do in ("run first", "run"))
         return read_record_file(self.record_file(kind.stage), kind, missing=missing, damaged=damaged)
@@ -97,8 +97,8 @@ class ExportDir:
     def write_record(self, record: Record) -> None:
         write_text(self.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
-    def make_origin(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Origin:
-        return Origin(
+    def make_provenance(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Provenance:
+        return Provenance(
             started=clock.started,
             duration_s=round(clock.elapsed_s(), 3),
             gemsmith=__version__,
@@ -116,7 +116,7 @@ def export(run: Run) -> ExportRecord:
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     if run.record_file("data").exists():
-        begun_on = read_record(run, DataRecord).origin.inputs_sha256.get("checkpoint")
+        begun_on = read_record(run, DataRecord).provenance.inputs_sha256.get("checkpoint")
         check_base(base, begun_on, fingerprint, source=str(run.path))
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     with (
@@ -137,7 +137,7 @@ def export(run: Run) -> ExportRecord:
         run.record_file("export").unlink(missing_ok=True)
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
-        origin=make_origin(run, "export", clock, packages=packages),
+        provenance=make_provenance(run, "export", clock, packages=packages),
         step=step,
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
@@ -186,12 +186,10 @@ def export_folder(
 ) -> ExportRecord:
     """What the command line's options ask for. Raises InputError where they do not go together."""
     if of_a_run:
-        raise InputError(
-            "--run, --set and --force: go with SOURCE, a recipe or run directory; give one, or leave them out"
-        )
+        raise InputError("--run and --set: go with SOURCE, a recipe or run directory; give one, or leave them out")
     if not base or out is None or (adapter is None) == (from_tunix is None):
         raise InputError(
-            "export: give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
+            "SOURCE is missing; give a recipe or run directory; or --base, --out, and one of --adapter and --from-tunix"
         )
     if from_tunix is not None:
         return export_tunix(base, from_tunix, out, **options)
@@ -214,7 +212,7 @@ class _Source:
     packages: tuple[str, ...] = PACKAGES
 
 
-def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite: bool = False) -> ExportRecord:
+def export_peft(base_source: str, adapter_folder: Path, out: Path, *, force: bool = False) -> ExportRecord:
     """Writes a PEFT folder's adapter and the base with it merged in to `out`, and records what is in them.
 
     Raises InputError where anything does not fit together, before a byte is written.
@@ -222,7 +220,7 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, overwrite:
     clock = start_clock()
     if not adapter_folder.is_dir():
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
-    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), adapter_folder))
+    check_target = partial(_check_target, out, force=force, sources=(Path(base_source), adapter_folder))
     check_target()
     files = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
@@ -241,7 +239,7 @@ def export_tunix(
     step: int | None = None,
     rank: int | None = None,
     alpha: float | None = None,
-    overwrite: bool = False,
+    force: bool = False,
 ) -> ExportRecord:
     """Writes an ordinary Tunix run's adapter and the base with it merged in to `out`, and records what they hold."""
     from gemsmith.export.tunix import read_tunix_adapter
@@ -251,7 +249,7 @@ def export_tunix(
         raise CheckpointError(
             f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder"
         )
-    check_target = partial(_check_target, out, overwrite=overwrite, sources=(Path(base_source), checkpoint))
+    check_target = partial(_check_target, out, force=force, sources=(Path(base_source), checkpoint))
     check_target()
     base = open_checkpoint(base_source)
     found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
@@ -291,7 +289,7 @@ def _check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, so
         )
 
 
-def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> None:
+def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
     """Raises RunError where writing `out` would lose something."""
     place = out.absolute().resolve()
     for source in sources:
@@ -309,10 +307,9 @@ def _check_target(out: Path, *, overwrite: bool, sources: tuple[Path, ...]) -> N
         raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
-    if not overwrite:
+    if not force:
         raise RunError(
-            f"--out {out}: already exists; name another, or add --overwrite, which replaces it once the new one is "
-            "complete"
+            f"--out {out}: already exists; name another, or add --force, which replaces it once the new one is complete"
         )
     if not (out / "export.json").is_file():
         raise RunError(
@@ -356,7 +353,7 @@ def _write(
         merged = write_merged(base, adapter, new.merged)
         files = _files(writing.result(), merged)
         record = ExportRecord(
-            origin=new.make_origin(clock, source.packages, {"base": fingerprint} | hashing.result()),
+            provenance=new.make_provenance(clock, source.packages, {"base": fingerprint} | hashing.result()),
             warnings=() if source.adapter.quantized is None else (other_weights,),
             source=str(source.folder),
             step=source.step,

@@ -137,7 +137,7 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "average_tokens_across_devices": average_rule,
     "train_sampling_strategy": supports("random", otherwise=rules.OTHER_ORDER),
     "dataloader_in_order": supports(True, otherwise=rules.OTHER_ORDER),
-    "ignore_data_skip": supports(False, otherwise="a run that goes on repeats rows; Gemsmith's goes on where it was"),
+    "ignore_data_skip": supports(False, otherwise="a resumed run repeats rows; Gemsmith's resumes where it was"),
     "deepspeed.*": supports(
         otherwise="DeepSpeed's settings, which may be of any kind; write them as training arguments"
     ),

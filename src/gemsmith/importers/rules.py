@@ -316,7 +316,7 @@ SHARED_RULES: Mapping[str, Rule] = {
     "load_best_model_at_end": supports(
         False, otherwise="the result is the best checkpoint, Gemsmith's the last; export.step picks one"
     ),
-    "resume_from_checkpoint": supports(False, otherwise="goes on from a checkpoint; Gemsmith starts anew"),
+    "resume_from_checkpoint": supports(False, otherwise="resumes from a checkpoint; Gemsmith starts anew"),
     "fsdp": several_devices,
     "fsdp_config.*": several_devices,
     "deepspeed": several_devices,

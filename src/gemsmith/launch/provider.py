@@ -49,7 +49,7 @@ class LaunchOptions(Part):
     region: str | None = None
     zone: str | None = None
     image: str | None = None
-    python: Path | None = None
+    wheel: Path | None = None
     """A folder with Gemsmith's wheel and locks, which uv installs in place of an image."""
     service_account: str | None = None
     secret: str | None = None

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
-from gemsmith.errors import InputError, RecipeError, suggest
+from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (
     MOUNT,
@@ -29,7 +29,7 @@ from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
-from gemsmith.runs.stages import SERVED, STAGES
+from gemsmith.runs.stages import SERVED, STAGES, check_stage_names
 from gemsmith.system.version import __version__
 
 FOLDER = "inputs"
@@ -99,7 +99,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
     return Inputs(placed=tuple(placed), copies=copies, images=tuple(images), weights_bucket=weights)
 
 
-def make_request(source: Path, target: Target, on: str, options: LaunchOptions) -> LaunchRequest:
+def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
     """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
 
     Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
@@ -107,7 +107,7 @@ def make_request(source: Path, target: Target, on: str, options: LaunchOptions) 
     """
     recipe, derived = resolve_file(source, options.overrides)
     name = options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-")
-    _check_options(name, target, on, options)
+    _check_options(name, target, provider, options)
     catalog = load_catalog(recipe.hardware.catalog)
     root = f"{options.bucket.rstrip('/')}/{name}"
     inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
@@ -116,10 +116,12 @@ def make_request(source: Path, target: Target, on: str, options: LaunchOptions) 
             f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
         )
     unfit, refused, found = list[InputError](), list[InputError](), list[LaunchRequest]()
-    for machine in _machines(recipe, catalog, target, on, options):
+    for machine in _machines(recipe, catalog, target, provider, options):
         request = None
         try:
-            request = _request_on(machine, recipe, derived, inputs=inputs, root=root, on=on, options=options)
+            request = _request_on(
+                machine, recipe, derived, inputs=inputs, root=root, provider=provider, options=options
+            )
             target.check(request)
             found.append(request)
             if not target.SUPPORTS_ANY_MACHINE:
@@ -132,25 +134,27 @@ def make_request(source: Path, target: Target, on: str, options: LaunchOptions) 
     problems = refused + unfit
     if len({str(problem) for problem in problems}) > 1:
         raise InputError(
-            f"{problems[0]} (of {len(problems)} machines of --on {on} none can be had; choose one with --machine)"
+            f"{problems[0]} (of {len(problems)} machines of --provider {provider} none can be had; choose one with "
+            "--machine)"
         )
     raise problems[0]
 
 
-def _check_options(name: str, target: Target, on: str, options: LaunchOptions) -> None:
+def _check_options(name: str, target: Target, provider: str, options: LaunchOptions) -> None:
     """What goes into scripts and manifests is a word, whoever wrote the command line."""
     for option in _WORDS:
         value = getattr(options, option)
         if value is not None and not _WORD.fullmatch(value):
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
-    if options.python is not None:
+    if options.wheel is not None:
         if not target.SUPPORTS_WHEEL:
             raise InputError(
-                f"--python {options.python}: --on {on} runs a container; leave it out, or choose --on tpu-vm"
+                f"--wheel {options.wheel}: --provider {provider} runs a container; leave it out, or choose "
+                "--provider tpu-vm"
             )
         if options.image is not None:
-            raise InputError("--image, --python: give one of them")
-        check_wheel(options.python)
+            raise InputError("--wheel: does not go with --image; leave one out")
+        check_wheel(options.wheel)
     if not _NAME.fullmatch(name):
         raise InputError(
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
@@ -166,10 +170,7 @@ def _check_options(name: str, target: Target, on: str, options: LaunchOptions) -
 
 def _check_stages(options: LaunchOptions) -> None:
     stages = options.stages
-    if unknown := [stage for stage in stages if stage not in STAGES]:
-        raise InputError(
-            f"--stages {unknown[0]}: is no stage{suggest(unknown[0], STAGES)}; allowed: {', '.join(STAGES)}"
-        )
+    check_stage_names(stages, "--stages")
     if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
         raise InputError(
             f"--stages {served[0]}: needs vLLM, which Gemsmith's images do not have; run it after gemsmith launch "
@@ -179,7 +180,7 @@ def _check_stages(options: LaunchOptions) -> None:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(STAGES)}")
 
 
-def _machines(recipe: Recipe, catalog: Catalog, target: Target, on: str, options: LaunchOptions) -> list[Machine]:
+def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, options: LaunchOptions) -> list[Machine]:
     """Those to try, the cheapest first, where each would be rented; a price that is not known is told at its turn."""
     given = [machine for machine in catalog.machines.values() if target.gives(machine)]
     if options.machine is not None:
@@ -188,11 +189,11 @@ def _machines(recipe: Recipe, catalog: Catalog, target: Target, on: str, options
             return [machine]
         other = "it has " + ", ".join(machine.name for machine in given)
         if machine.slices > 1:
-            other = "several slices are launched by --on gke, each of two hosts or more, such as 2xv6e-16"
-        raise InputError(f"--machine {machine.name}: --on {on} does not have it; {other}")
+            other = "several slices are launched by --provider gke, each of two hosts or more, such as 2xv6e-16"
+        raise InputError(f"--machine {machine.name}: --provider {provider} does not have it; {other}")
     asked = [find_machine(catalog, name) for name in recipe.hardware.machines]
     if not given:
-        raise InputError(f"--on {on}: the catalog has no machine of it; add one in hardware.catalog")
+        raise InputError(f"--provider {provider}: the catalog has no machine of it; add one in hardware.catalog")
     named = [machine for machine in asked if target.gives(machine)]
 
     def usd_per_hour(machine: Machine) -> float:
@@ -211,7 +212,7 @@ def _request_on(
     *,
     inputs: Inputs,
     root: str,
-    on: str,
+    provider: str,
     options: LaunchOptions,
 ) -> LaunchRequest:
     """The request for one machine. Raises InputError where it does not do, by the image, the plan or the catalog."""
@@ -224,7 +225,7 @@ def _request_on(
     plan = plan_only(with_values(recipe, [ResolvedValue("hardware.machines", (machine.name,), "")]))
     if not plan.machines[0].fits:
         raise RecipeError(f"--machine {machine.name}: does not fit by the plan: {plan.machines[0].notes[0]}")
-    chosen, image = _choose(machine, root, on, options)
+    chosen, image = _choose(machine, root, provider, options)
     placed = [*inputs.placed, *_machine_keys(recipe, machine, root)]
     moved, derived_keys = with_values(recipe, placed), {item.key for item in derived}
     bill = estimate_cost(
@@ -235,7 +236,7 @@ def _request_on(
         spot=options.spot,
         timeout_hours=options.timeout_hours,
         # A TPU VM is one attempt: its program starts again on the same node, within the same time.
-        attempts=1 if on == "tpu-vm" else options.retries + 1,
+        attempts=1 if provider == "tpu-vm" else options.retries + 1,
     )
     return LaunchRequest(
         options=chosen,
@@ -256,7 +257,7 @@ def _request_on(
     )
 
 
-def _choose(machine: Machine, root: str, on: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
+def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
     """The options with what was left to choose, and the image with its reason."""
     region, project = _region(machine, options), options.project
     if options.image is not None:
@@ -269,9 +270,9 @@ def _choose(machine: Machine, root: str, on: str, options: LaunchOptions) -> tup
         "name": root.rpartition("/")[2],
         "machine": machine.name,
         "region": region,
-        "image": None if options.python else image.value,
-        "python": options.python and options.python.resolve(),
-        "service_account": options.service_account or f"{_ACCOUNTS[on]}@{project}.iam.gserviceaccount.com",
+        "image": None if options.wheel else image.value,
+        "wheel": options.wheel and options.wheel.resolve(),
+        "service_account": options.service_account or f"{_ACCOUNTS[provider]}@{project}.iam.gserviceaccount.com",
     }
     return ChosenOptions.model_validate(chosen), image
 

@@ -126,7 +126,7 @@ def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Pa
 
 
 def submit(
-    request: LaunchRequest, target: Target, on: str, *, max_usd: float | None, assume_yes: bool, console: Console
+    request: LaunchRequest, target: Target, provider: str, *, max_usd: float | None, assume_yes: bool, console: Console
 ) -> LaunchRecord:
     """Renders into launches/NAME, asks, runs submit.sh there and returns the launch's record.
 
@@ -150,7 +150,7 @@ def submit(
         dict(request.options)
         | {
             "state": "submitting",
-            "target": on,
+            "target": provider,
             "root": request.root,
             "usd_per_hour": request.bill.usd_per_hour,
             "max_usd": round(most_usd, 2),
@@ -197,7 +197,7 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
 
 
 def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
-    """Ends all that costs money; what is in the bucket stays, so that the run can go on."""
+    """Ends all that costs money; what is in the bucket stays, so that the run can resume."""
     found = list(_found(target.running(record)))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
 

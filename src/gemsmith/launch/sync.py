@@ -44,7 +44,7 @@ class RunSync:
         self._sending = threading.Lock()
 
     def acquire_lease(self) -> None:
-        """From now on another machine that wrote there refuses to go on, such as one that was given up as lost."""
+        """From now on another machine that wrote there refuses to continue, such as one that was given up as lost."""
         self._bucket.write(_WRITER, self._token)
 
     def fetch(self, *, without: Collection[str] = ()) -> None:
@@ -163,7 +163,7 @@ def fetch_step(bucket: Bucket, step: int, checkpoints: Path) -> None:
         if sha256_file(target) != expected:
             raise RunError(
                 f"{bucket.url}/{CHECKPOINTS}{step}/{name}: is not what was saved; delete {CHECKPOINTS}{step}{_WHOLE} "
-                "there, and training goes on from the step before"
+                "there, and training resumes from the step before"
             )
 
 

@@ -23,20 +23,20 @@ _WORTH_SAYING_BYTES = GB // 10
 
 def check_wheel(folder: Path) -> None:
     """Raises InputError unless the folder has the wheel of this version, no other wheel, and the locks."""
-    make = "make build/python in Gemsmith's sources makes such a folder"
+    make = "make build/wheel in Gemsmith's sources makes such a folder"
     if not folder.is_dir():
-        raise InputError(f"--python {folder}: is no folder; {make}")
+        raise InputError(f"--wheel {folder}: is no folder; {make}")
     wheels = sorted(path.name for path in folder.glob("*.whl"))
     if wheels != [WHEEL]:
         found = f"has {', '.join(wheels)}" if wheels else "has no wheel"
-        raise InputError(f"--python {folder}: {found}; it must have {WHEEL} alone; {make}")
+        raise InputError(f"--wheel {folder}: {found}; it must have {WHEEL} alone; {make}")
     if missing := [name for name in LOCKS if not (folder / name).is_file()]:
-        raise InputError(f"--python {folder}: has no {missing[0]}; {make}")
+        raise InputError(f"--wheel {folder}: has no {missing[0]}; {make}")
 
 
 def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     """Reason and command of each copy to the bucket; the recipe last, since the machine begins with it."""
-    launched, python = f"{request.root}/launched", request.options.python
+    launched, wheel = f"{request.root}/launched", request.options.wheel
     steps = [
         (f"What the recipe reads of this machine: {local}", _copy(local, remote))
         for local, remote in request.inputs.items()
@@ -56,10 +56,10 @@ def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
             ),
             ("", ("rm", "-r", packed)),
         ]
-    if python is not None:
-        files = [str(python / name) for name in (WHEEL, *LOCKS)]
-        wheel = ("gcloud", "storage", "cp", *files, f"{request.root}/python/")
-        steps.append(("Gemsmith's wheel and its locks, which uv installs there.", wheel))
+    if wheel is not None:
+        files = [str(wheel / name) for name in (WHEEL, *LOCKS)]
+        copy = ("gcloud", "storage", "cp", *files, f"{request.root}/wheel/")
+        steps.append(("Gemsmith's wheel and its locks, which uv installs there.", copy))
     return [*steps, ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml"))]
 
 
@@ -107,7 +107,7 @@ def say_bytes(count: int) -> str:
 def worker_command(request: LaunchRequest, *, folder: str) -> Command:
     """What the machine runs: the stages, with the run directory kept in the bucket."""
     return (
-        *("gemsmith", "launch", "here", request.root, "--folder", f"{folder}/{request.options.name}"),
+        *("gemsmith", "launch", "worker", request.root, "--folder", f"{folder}/{request.options.name}"),
         *("--stages", ",".join(request.options.stages)),
     )
 

@@ -29,7 +29,7 @@ _READERS_OF_MERGED = {"verify", *SERVED}
 def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: RunStage, console: Console) -> Run:
     """The run, once its stages have ended well; what is complete in the bucket is not done again.
 
-    Started again, on this machine or another, it goes on from the last stage and saved step in the bucket. Of several
+    Started again, on this machine or another, it resumes from the last stage and saved step in the bucket. Of several
     hosts only the first writes there, and the others end with training.
     """
     bucket, first = Bucket(root), not is_later_host()
@@ -43,7 +43,7 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
     mirror.fetch(without=() if _READERS_OF_MERGED & left else ("merged",))
     _say_attempt(console, path)
     with contextlib.chdir(launched), contextlib.ExitStack() as stack:
-        run = open_source(Path("recipe.yaml"), path, claim=lambda claimed: stack.enter_context(locked(claimed)))
+        run = open_source(Path("recipe.yaml"), path, lock=lambda held: stack.enter_context(locked(held)))
         for stage in stages:
             if first:
                 _run_mirrored(run, stage, run_stage, mirror, console)
@@ -61,7 +61,7 @@ def _send_report(run: Run, mirror: RunSync, console: Console) -> None:
     try:
         importlib.import_module("gemsmith.report.stage").report(run)
     except (GemsmithError, OSError, ModuleNotFoundError) as error:
-        console.print(f"report: notice: not written ({error}); at home: gemsmith report RUN")
+        console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
     mirror.send()
 
 
@@ -73,7 +73,7 @@ def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, co
         # Also of a stage that failed: its log says why.
         mirror.send()
     for failure in mirror.failures:
-        console.print(f"{stage}: notice: a saved step reached the bucket only at a later try: {failure}")
+        console.print(f"{stage}: warning: a saved step reached the bucket only at a later try: {failure}")
 
 
 def _fetch_launched(bucket: Bucket, folder: Path) -> None:
@@ -88,7 +88,7 @@ def _fetch_launched(bucket: Bucket, folder: Path) -> None:
 
 
 def _say_attempt(console: Console, path: Path) -> None:
-    """On which attempt this is, and what there is to go on from."""
+    """On which attempt this is, and what there is to resume from."""
     attempt = os.environ.get("CLOUD_RUN_TASK_ATTEMPT", "")
     records = sorted(file.stem for file in path.glob("*.json"))
     steps = sorted((file.name for file in (path / "checkpoints").glob("*")), key=len)

@@ -131,7 +131,7 @@ def _trained(run: Run, record: TrainRecord) -> list[Measured]:
     seconds = [step.step_s for step in timed_steps(record.steps, record.resumed_at)]
     if len(seconds) < LEAST_STEPS:
         raise RunError(
-            f"--calibrate {run.path}: has {len(seconds)} steps beside the first of each start; train at least "
+            f"--calibrate {run.path}: has {len(seconds)} steps besides the first of each start; train at least "
             f"{LEAST_STEPS}"
         )
     fast, slow = _middle(run.path, seconds)
@@ -145,9 +145,9 @@ def _trained(run: Run, record: TrainRecord) -> list[Measured]:
             stage="train",
             shares={"matmuls": [_share(run.path, run.recipe, record, machine, step_s) for step_s in (slow, fast)]},
             source=source,
-            date=record.origin.started[:10],
+            date=record.provenance.started[:10],
         )
-        for machine in _machines(run, record.origin.machine, "was trained")
+        for machine in _machines(run, record.provenance.machine, "was trained")
     ]
 
 
@@ -178,7 +178,7 @@ def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Me
                 stage="bench",
                 shares={"decode": shares.decode, "prefill": shares.prefill},
                 source=source,
-                date=record.origin.started[:10],
+                date=record.provenance.started[:10],
             )
         )
     return found
@@ -186,10 +186,12 @@ def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Me
 
 def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Computer:
     """The computer of a load test, with the accelerators of the training there: its own record does not have them."""
-    tested = record.origin.machine
-    if any("cpu" in f"{package} {version}" for package, version in record.origin.versions.items() if "vllm" in package):
+    tested = record.provenance.machine
+    if any(
+        "cpu" in f"{package} {version}" for package, version in record.provenance.versions.items() if "vllm" in package
+    ):
         return tested
-    trained = train.origin.machine if train else tested
+    trained = train.provenance.machine if train else tested
     if trained.accelerators and tested.is_computer_of(trained):
         return trained
     raise RunError(

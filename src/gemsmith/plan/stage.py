@@ -30,9 +30,9 @@ from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, Origin
+from gemsmith.runs.records import DataRecord, Provenance
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, is_up_to_date, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
 
 
@@ -75,29 +75,33 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
 
 
 ALL = "all"
-By = Literal["usd", "hours"]
+Sort = Literal["usd", "hours"]
 
 
-def plan(run: Run, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
+def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    record = plan_run(run, by=by, limits=limits)
+    record = plan_run(run, sort=sort, limits=limits)
     write_record(run, record)
     return record
 
 
-def plan_run(run: Run, on: str | None = None, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
+def plan_run(
+    run: Run, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None
+) -> PlanRecord:
     """The run's plan, for the machines named in `on` where that is given, which has a comma between them or is `all`.
 
     Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named. With
     limits the step is compiled within them for each TPU.
     """
     data: DataRecord | None = read_record(run, DataRecord) if is_up_to_date(run, "data") else None
-    return _plan(run, data, on, by, limits)
+    return _plan(run, data, machine, sort, limits)
 
 
-def plan_only(recipe: Recipe, on: str | None = None, by: By | None = None, limits: Limits | None = None) -> PlanRecord:
+def plan_only(
+    recipe: Recipe, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None
+) -> PlanRecord:
     """The plan of a resolved recipe that has no run directory. Nothing is written."""
-    return _plan(Run(path=Path(), recipe=recipe), None, on, by, limits)
+    return _plan(Run(path=Path(), recipe=recipe), None, machine, sort, limits)
 
 
 def plan_recipe(
@@ -105,7 +109,7 @@ def plan_recipe(
     variant: Variant,
     *,
     steps: StepCount,
-    origin: Origin,
+    provenance: Provenance,
     tokens: RealTokens | None = None,
     images: ImageCount | None = None,
     machines: Sequence[Machine] | None = None,
@@ -137,7 +141,7 @@ def plan_recipe(
     )
     work = asked.work
     return PlanRecord(
-        origin=origin,
+        provenance=provenance,
         model=variant.name,
         parameters=work.parameters,
         trained_parameters=work.trained_parameters,
@@ -151,7 +155,7 @@ def plan_recipe(
     )
 
 
-def ranked(record: PlanRecord, by: By) -> PlanRecord:
+def ranked(record: PlanRecord, sort: Sort) -> PlanRecord:
     """The plan with machines that fit first, the cheapest or fastest ahead; then what a change makes fit.
 
     Judged by the upper ends; what has no price comes after what has one.
@@ -159,7 +163,7 @@ def ranked(record: PlanRecord, by: By) -> PlanRecord:
 
     def place(machine: MachinePlan) -> tuple[bool, bool, float]:
         planned = machine if machine.fits else machine.fix
-        found = getattr(planned, by, None)
+        found = getattr(planned, sort, None)
         if planned is None or found is None:
             return not machine.fits, True, (planned.hours or (0, 0))[1] if planned else float("inf")
         return not machine.fits, False, found[1]
@@ -174,7 +178,7 @@ def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
     """
     check_fix(path)
     if len(record.machines) != 1:
-        raise InputError(f"--fix {path}: {len(record.machines)} machines are planned; name one with --on")
+        raise InputError(f"--fix {path}: {len(record.machines)} machines are planned; name one with --machine")
     (machine,) = record.machines
     if machine.fits:
         raise InputError(f"--fix {path}: the recipe fits {machine.name} as it is; nothing was written")
@@ -197,44 +201,48 @@ def check_fix(path: Path) -> None:
         raise InputError(f"--fix {path}: already exists; name another file, or delete it")
 
 
-def _plan(run: Run, data: DataRecord | None, on: str | None, by: By | None, limits: Limits | None) -> PlanRecord:
+def _plan(
+    run: Run, data: DataRecord | None, machine: str | None, sort: Sort | None, limits: Limits | None
+) -> PlanRecord:
     clock, recipe = start_clock(), run.recipe
     sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
     catalog = load_catalog(recipe.hardware.catalog)
     for file in own_files(recipe.hardware.catalog):
         sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
-    machines = _find_machines(recipe, catalog, on)
+    machines = _find_machines(recipe, catalog, machine)
     if limits is not None and not any(compiles_for(recipe, machine) for machine in machines):
         names = ", ".join(machine.name for machine in machines)
         raise InputError(
             f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
-            "the catalog that have a topology, such as v5p-8, with --on, and train.backend tunix"
+            "the catalog that have a topology, such as v5p-8, with --machine, and train.backend tunix"
         )
     compile_step = None if limits is None else compiler(limits)
-    origin = make_origin(run, "plan", clock, sources=sources)
+    provenance = make_provenance(run, "plan", clock, sources=sources)
     variant = recipe_variant(recipe)
     record = plan_recipe(
         recipe,
         variant,
         steps=count_steps(recipe, data),
-        origin=origin,
+        provenance=provenance,
         tokens=count_real_tokens(recipe, data),
         images=count_images(recipe, variant, data),
         machines=machines,
         compile_step=compile_step,
     )
-    record = record.model_copy(update={"origin": origin.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})})
-    return record if by is None else ranked(record, by)
+    record = record.model_copy(
+        update={"provenance": provenance.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})}
+    )
+    return record if sort is None else ranked(record, sort)
 
 
-def _find_machines(recipe: Recipe, catalog: Catalog, on: str | None) -> list[Machine]:
+def _find_machines(recipe: Recipe, catalog: Catalog, machine: str | None) -> list[Machine]:
     """The machines to plan for, each once, in the order of their names."""
-    if on is None:
+    if machine is None:
         found = [find_machine(catalog, name) for name in recipe.hardware.machines]
-    elif on.strip().lower() == ALL:
+    elif machine.strip().lower() == ALL:
         found = list(catalog.machines.values())
-    elif names := [name.strip() for name in on.split(",") if name.strip()]:
-        found = [find_machine(catalog, name, "--on") for name in names]
+    elif names := [name.strip() for name in machine.split(",") if name.strip()]:
+        found = [find_machine(catalog, name, "--machine") for name in names]
     else:
-        raise InputError(f"--on {on!r}: names no machine; give {ALL}, or names with a comma between them")
+        raise InputError(f"--machine {machine!r}: names no machine; give {ALL}, or names with a comma between them")
     return list({machine.name: machine for machine in found}.values())

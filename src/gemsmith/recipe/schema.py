@@ -276,7 +276,7 @@ class Serve(Section):
         "auto", description="As served; `auto`: as the weights are."
     )
     python: str | None = Field(
-        None, description="The Python of the environment that holds vLLM; default: .venv-serve beside Gemsmith's own."
+        None, description="The Python of the environment that holds vLLM; default: .venv-serve next to Gemsmith's own."
     )
     start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
     weights: Annotated[Literal["auto", "merged", "adapter"], Says("serve bench eval")] = Field(
@@ -290,7 +290,7 @@ class Serve(Section):
         "auto", description="Of keys and values; `auto` is the weights'."
     )
     container_image: Annotated[str | None, Says("plan serve")] = Field(
-        None, description="The Docker image of gemsmith serve --on; default: vLLM's own for the machine's kind."
+        None, description="The Docker image of gemsmith serve --machine; default: vLLM's own for the machine's kind."
     )
     arguments: AsServed[tuple[str, ...]] = Field((), description="Further arguments to vLLM's server.", strict=False)
 
@@ -318,7 +318,7 @@ class Bench(Section):
     images: OfPlan[bool] = Field(False, description="Requests are rows of data.eval with images, not random text.")
     prompts: Positive | None = Field(
         128,
-        description="Requests that a cell measures, beside those of its warm-up; null: as many as its rate and length "
+        description="Requests that a cell measures, without those of its warm-up; null: as many as its rate and length "
         "need.",
     )
     slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(

@@ -62,10 +62,10 @@ def condition_value(value: str | None) -> str:
 
 def effect(difference: ConditionDifference) -> str:
     """What a difference does to the ratios, and why."""
-    if difference.about == difference.condition:
+    if difference.varying == difference.condition:
         return "what is compared"
-    if difference.about is not None:
-        return f"follows from {difference.about}"
+    if difference.varying is not None:
+        return f"follows from {difference.varying}"
     if not difference.confounds:
         return f"bears on nothing: {difference.why}"
     return f"{', '.join(difference.confounds)}: {difference.why}"
@@ -80,13 +80,13 @@ def title(comparison: Comparison) -> str:
 def summary_line(comparison: Comparison) -> str:
     """What the table of differences comes to."""
     bearing = sum(1 for each in comparison.differences if each.confounds)
-    about = f"What is compared is {' and '.join(comparison.about)}. " if comparison.about else ""
+    varying = f"What is compared is {' and '.join(comparison.varying)}. " if comparison.varying else ""
     if not bearing:
-        nothing = "Nothing else" if about else "Nothing"
-        return f"{about}{nothing} that bears on a ratio differs; {comparison.alike} conditions are alike."
+        nothing = "Nothing else" if varying else "Nothing"
+        return f"{varying}{nothing} that bears on a ratio differs; {comparison.alike} conditions are alike."
     are = "conditions differ" if bearing > 1 else "condition differs"
     return (
-        f"{about}{bearing} {'other ' * bool(about)}{are} or cannot be said to be alike, and bear"
+        f"{varying}{bearing} {'other ' * bool(varying)}{are} or cannot be said to be alike, and bear"
         f"{'s' if bearing == 1 else ''} on a ratio; {comparison.alike} are alike. A ratio is a headline only where "
         "none bears on it."
     )
@@ -155,7 +155,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
-    beside = f", beside {', '.join(names[2:])}" if names[2:] else ""
+    others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
     at_catalog = [
         charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
         for curve in (redrawn.at_catalog if redrawn else ())
@@ -164,11 +164,11 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     html = template.render(
         comparison=comparison,
         names=names,
-        title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{beside}",
+        title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{others}",
         summary_line=summary_line(comparison),
         redrawn=redrawn,
-        bearing=[each for each in comparison.differences if each.confounds or each.about],
-        others=[each for each in comparison.differences if not each.confounds and not each.about],
+        bearing=[each for each in comparison.differences if each.confounds or each.varying],
+        others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=[_pair(comparison, pair) for pair in comparison.pairs],
         loss=charts.loss_chart(comparison),
         at_catalog=at_catalog,

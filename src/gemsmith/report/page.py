@@ -176,7 +176,7 @@ def render_page(run: Run) -> str:
         run_name=run.path.resolve().name,
         model=findings.model(run.recipe),
         stages=len(records),
-        started=min((record.origin.started for record in records.values()), default=None),
+        started=min((record.provenance.started for record in records.values()), default=None),
         total_s=total_s(findings),
         warnings=find_notices(findings),
         headlines=headlines(findings),

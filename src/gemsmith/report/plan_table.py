@@ -61,7 +61,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
         lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
     else:
         lines += _noted_lines(record)
-        lines.append("Prices, speeds and their sources for each machine: --json, or fewer machines with --on.")
+        lines.append("Prices, speeds and their sources for each machine: --json, or fewer machines with --machine.")
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
 
 

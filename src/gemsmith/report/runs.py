@@ -97,7 +97,7 @@ def read_listed(folder: Path) -> RunRow:
         score=findings.eval.tuned.score if findings.eval else None,
         speed=findings.train.real_tokens_per_s if findings.train else None,
         cost=side.train_usd("on demand"),
-        started=min((record.origin.started for record in records.values()), default=None),
+        started=min((record.provenance.started for record in records.values()), default=None),
         problem=problem,
     )
 

@@ -1,4 +1,4 @@
-"""Tables: what came out of a run, and a comparison; rows made once, for the terminal, Markdown and CSV."""
+"""Tables: the results of a run, and a comparison; rows made once, for the terminal, Markdown and CSV."""
 
 import csv
 import io
@@ -80,7 +80,7 @@ def print_summary(run: Run) -> None:
     console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run).to_rich())
     for notice in find_notices(read_findings(run)):
-        mark = ("warning: ", "bold red") if notice.critical else ("notice: ", "yellow")
+        mark = ("critical: ", "bold red") if notice.critical else ("warning: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
         console.print(Text(str(run.report)), soft_wrap=True)
@@ -101,7 +101,7 @@ def summary_table(run: Run) -> Table:
             start = ["", ""] if number else [name, duration(stage_s(records[stage]))]
             rows.append([*start, what, Text(value, style="".join(style))])
     rows.append([Text("all", style="bold"), duration(total_s(findings)), "", ""])
-    title = f"What came out of {run.path.name}"
+    title = f"Results of {run.path.name}"
     return Table(
         title=title, columns=("stage", "time", "what", "value"), rows=rows, right=("time",), whole=("stage", "time")
     )
@@ -208,7 +208,7 @@ def print_comparison(comparison: Comparison) -> None:
         for line in (*pair.refused, *curve_lines(pair)):
             console.print(Text(line), soft_wrap=True)
     for notice in comparison.warnings:
-        console.print(Text.assemble(("notice: ", "yellow"), notice), soft_wrap=True)
+        console.print(Text.assemble(("warning: ", "yellow"), notice), soft_wrap=True)
 
 
 def print_verdicts(redrawn: Reanalysis) -> None:

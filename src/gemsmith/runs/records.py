@@ -38,7 +38,7 @@ class Computer(Part):
         return self.model_copy(update={"accelerators": other.accelerators}) == other
 
 
-class Origin(Part):
+class Provenance(Part):
     """When, where and from what a record was made: the same in every record."""
 
     started: str
@@ -58,7 +58,7 @@ class Record(Part):
     stage: ClassVar[str]
     schema_version: int = SCHEMA_VERSION
     status: Literal["complete"] = "complete"
-    origin: Origin
+    provenance: Provenance
     warnings: tuple[str, ...] = ()
     """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
     its top."""
@@ -386,8 +386,8 @@ def _refuse_another_version(file: Path, text: bytes) -> None:
     version = content.get("schema_version", SCHEMA_VERSION) if isinstance(content, dict) else SCHEMA_VERSION
     if version == SCHEMA_VERSION:
         return
-    origin = content.get("origin")
-    writer = origin.get("gemsmith") if isinstance(origin, dict) else None
+    provenance = content.get("provenance")
+    writer = provenance.get("gemsmith") if isinstance(provenance, dict) else None
     named = isinstance(writer, str) and writer != __version__
     program = f"Gemsmith {writer}" if named else "the Gemsmith that wrote it"
     raise VersionError(

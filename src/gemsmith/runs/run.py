@@ -19,9 +19,9 @@ from gemsmith.errors import RunError, VersionError
 from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
-from gemsmith.runs.records import Origin, Record, RecordT, read_record_file
+from gemsmith.runs.records import Provenance, Record, RecordT, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
-from gemsmith.runs.stages import STAGES, reads
+from gemsmith.runs.stages import STAGES, depends_on, reads
 from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
 from gemsmith.system.version import __version__
@@ -82,11 +82,11 @@ class Run:
         return self.path / f"{stage}.json"
 
 
-def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, force: str | None = None) -> Run:
+def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, force: tuple[str, ...] = ()) -> Run:
     """A run directory for a resolved recipe, made if it does not exist.
 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
-    `force`, which is about to be run again, or one that depends on it.
+    one of `force`, which are about to be run again, or depends on one.
     """
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
@@ -103,7 +103,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     values = dict(flatten(recipe.model_dump(mode="json")))
     # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
     # place.
-    pending = force is not None and has_outputs(run, force)
+    pending = any(has_outputs(run, stage) for stage in force)
     if force and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)
     file = _next_recipe_file(run) if pending else run.recipe_file
@@ -116,22 +116,22 @@ def open_source(
     path: Path | None = None,
     overrides: Sequence[str] = (),
     *,
-    force: str | None = None,
-    claim: Callable[[Path], Any],
+    force: tuple[str, ...] = (),
+    lock: Callable[[Path], Any],
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
 
-    `claim(directory)` is called before anything is written, and before a run there is read: to lock it.
+    `lock(directory)` is called before anything is written, and before a run there is read: to lock it.
     """
     if not source.is_dir():
         folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
         _refuse_foreign(folder)
-        claim(folder)
+        lock(folder)
         return open_run(folder, *resolved, force=force)
     if path is not None and path.resolve() != source.resolve():
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
     _refuse_no_run(source)
-    claim(source)
+    lock(source)
     return open_run(source, *_resolve_again(source, overrides, force), force=force)
 
 
@@ -152,7 +152,7 @@ def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str
 
     Raises RunError where a key outside the section differs.
     """
-    recipe, _ = _resolve_again(path, overrides, None)
+    recipe, _ = _resolve_again(path, overrides, ())
     others = [
         key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
     ]
@@ -173,7 +173,7 @@ def is_up_to_date(run: Run, stage: str) -> bool:
     except RunError:
         return False
     # Beside these a record has what the stage hashed as it ran.
-    now, then = inputs_sha256(run, stage), record.origin.inputs_sha256
+    now, then = inputs_sha256(run, stage), record.provenance.inputs_sha256
     return getattr(record, "passed", True) and all(then.get(name) == value for name, value in now.items())
 
 
@@ -197,13 +197,13 @@ def write_record(run: Run, record: Record) -> None:
     write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
 
-def make_origin(
+def make_provenance(
     run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None
-) -> Origin:
+) -> Provenance:
     """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
     from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
 
-    return Origin(
+    return Provenance(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
@@ -231,7 +231,7 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
     edited = [
         one.stage
         for one in records
-        if one.origin.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
+        if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
     ]
     keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
     return {key for key in keys if any(reads(stage, key) for stage in edited)}
@@ -244,7 +244,7 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 
 
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys that training cannot go on with, with both values.
+    """Dotted keys that training cannot resume with, with both values.
 
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
     steps say.
@@ -263,19 +263,15 @@ def _next_recipe_file(run: Run) -> Path:
     return run.path / ".recipe.yaml.next"
 
 
-def _readers(run: Run, key: str, force: str | None) -> list[str]:
+def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
     readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key) and has_outputs(run, stage)]
-    return [stage for stage in readers if force is None or not _depends_on(stage, force)]
+    return [stage for stage in readers if not any(depends_on(stage, each) for each in force)]
 
 
-def _resolve_again(path: Path, overrides: Sequence[str], force: str | None) -> tuple[Recipe, list[ResolvedValue]]:
+def _resolve_again(path: Path, overrides: Sequence[str], force: tuple[str, ...]) -> tuple[Recipe, list[ResolvedValue]]:
     run = Run(path=path, recipe=find_run(path))
     return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
-
-
-def _depends_on(stage: str, other: str) -> bool:
-    return stage == other or any(_depends_on(upstream, other) for upstream in STAGES[stage].upstream)
 
 
 def _refuse_no_run(path: Path) -> None:
@@ -291,7 +287,7 @@ def _refuse_foreign(path: Path) -> None:
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
 
 
-def _refuse_another_recipe(run: Run, there: Recipe, force: str | None) -> None:
+def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> None:
     for key, (old, new) in differing_keys(there, run.recipe).items():
         if key in _STOPS and old == "stop" and not run.record_file("train").exists():
             continue

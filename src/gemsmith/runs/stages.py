@@ -3,8 +3,10 @@
 Which keys of the recipe it reads, the recipe's schema says.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gemsmith.errors import InputError, suggest
 from gemsmith.recipe.keys import KEYS
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord
@@ -42,6 +44,22 @@ STAGES: dict[str, Stage] = {
     ),
 }
 SERVED = tuple(name for name, stage in STAGES.items() if stage.needs_server)
+
+
+def check_stage_names(names: Iterable[str], option: str) -> None:
+    """Raises InputError for a name that is no stage's; `option` is what takes the names."""
+    for name in names:
+        if name not in STAGES:
+            raise InputError(f"{option} {name}: is no stage{suggest(name, STAGES)}; allowed: {', '.join(STAGES)}")
+
+
+def depends_on(stage: str, other: str) -> bool:
+    """Whether a stage is the other, or reads a record that depends on it.
+
+    >>> depends_on("verify", "data"), depends_on("verify", "plan")
+    (True, False)
+    """
+    return stage == other or any(depends_on(upstream, other) for upstream in STAGES[stage].upstream)
 
 
 def reads(stage: str, key: str, *, image_requests: bool = False) -> bool:

@@ -295,7 +295,7 @@ def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> 
     budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if layout.batched_tokens != BATCHED[0] and not budget:
         budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
-        why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit beside the weights"
+        why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
     _choose_encoder(chosen)
     if settings.kv_cache_dtype != "auto":
         chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")

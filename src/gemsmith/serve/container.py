@@ -159,11 +159,13 @@ def machine_named(name: str, catalog: str | None) -> Machine:
     machines = load_catalog(catalog).machines
     if name not in machines:
         raise RecipeError(
-            f"--on {name}: is not in the catalog{suggest(name, machines)}; allowed: {', '.join(machines)}; add "
+            f"--machine {name}: is not in the catalog{suggest(name, machines)}; allowed: {', '.join(machines)}; add "
             "others in hardware.catalog"
         )
     if machines[name].hosts > 1:
-        raise RecipeError(f"--on {name}: has {machines[name].hosts} hosts, a server here has one; name a smaller one")
+        raise RecipeError(
+            f"--machine {name}: has {machines[name].hosts} hosts, a server here has one; name a smaller one"
+        )
     return machines[name]
 
 
@@ -183,8 +185,8 @@ def refuse_other_host(machine: Machine) -> None:
     if len(same) < machine.chips:
         has = ", ".join(sorted({chip or "a TPU" for chip in found})) or f"no {machine.chip.kind.upper()}"
         raise MachineError(
-            f"--on {machine.name}: this host has {len(same)} of its {machine.chips} {machine.chip.name} ({has}); run "
-            "this there, or add --print for the command"
+            f"--machine {machine.name}: this host has {len(same)} of its {machine.chips} {machine.chip.name} ({has}); "
+            "run this there, or add --print for the command"
         )
 
 

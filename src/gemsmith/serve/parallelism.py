@@ -51,12 +51,12 @@ def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, l
         tried.append(layout)
     if not tried:
         raise MachineError(
-            f"--on {machine.name}: its {machine.devices} devices cannot share the {variant.heads} heads of "
+            f"--machine {machine.name}: its {machine.devices} devices cannot share the {variant.heads} heads of "
             f"{variant.name}"
         )
     least = min(tried, key=lambda layout: layout.memory.total)
     raise MachineError(
-        f"--on {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
+        f"--machine {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
         f"{least.weight_dtype} weights and serve.max_model_len {length} (estimated), {limit / 1e9:.1f} may be used; "
         "lower serve.max_model_len, or name a larger machine"
     )

@@ -245,7 +245,7 @@ def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None
     rounding = _ROUNDING.get(base.facts.dtype or "", _ROUNDING_OTHERWISE)
     if strayed > rounding and strayed > effect / 10:
         raise EngineError(
-            f"vLLM at {tuned.url} applies the adapter {tuned.model} to the base, too: beside the tuned model "
+            f"vLLM at {tuned.url} applies the adapter {tuned.model} to the base, too: next to the tuned model "
             f"{base.model} answers otherwise than alone, by {strayed:.2g} in log-probability; set serve.weights "
             "to merged"
         )

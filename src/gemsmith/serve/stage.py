@@ -21,8 +21,8 @@ from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import Clock, start_clock
-from gemsmith.runs.records import DataRecord, ExportRecord, Origin, ServeRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.serve.client.chat import Failure, read_chat
 from gemsmith.serve.server import Server, check_adapter_applied, open_client, post_json, running_server
 from gemsmith.serve.settings import (
@@ -35,7 +35,7 @@ from gemsmith.serve.settings import (
 )
 from gemsmith.serve.vllm_checks import refuse_vision
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import sha256_file
 
 # Reading less than this takes no time worth a word.
@@ -65,7 +65,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
         record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
         return VerificationIssue(reason="verify.json is unreadable", remedy=verify)
-    if record.origin.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
+    if record.provenance.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
         return VerificationIssue(reason="they were exported again after they were verified", remedy=verify)
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
@@ -106,16 +106,16 @@ class Servers:
         run: Run,
         *,
         prefix_caching: bool = False,
-        unverified: bool = False,
+        skip_verify_check: bool = False,
         machine: Machine | None = None,
         in_docker: bool = False,
         start: Callable[..., AbstractContextManager[Server]] = running_server,
     ) -> None:
-        """`unverified`: the tuned weights are served whatever verify says of them.
+        """`skip_verify_check`: the tuned weights are served whatever verify says of them.
 
         `machine`: what this host is, of the catalog; None: as it is.
         """
-        self._run, self._unverified, self._start = run, unverified, start
+        self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
         settings = make_settings(run, prefix_caching=prefix_caching)
         self._settings = settings.model_copy(update={"machine": machine, "in_docker": in_docker})
         self.takes_images = settings.images
@@ -143,7 +143,7 @@ class Servers:
     def tuned(self) -> Server:
         """A server of the tuned weights, under the run directory's name.
 
-        Raises RunError where they are not what verify has passed, unless that is insisted on; then `warnings` says so.
+        Raises RunError where they are not what verify has passed, unless `skip_verify_check`; then `warnings` says so.
         Raises EngineError where an adapter is loaded and not applied.
         """
         read_record(self._run, ExportRecord)
@@ -164,14 +164,14 @@ class Servers:
         self._stack.close()
 
     def check_verified(self) -> None:
-        """Raises RunError where verify has not passed the tuned weights, unless that is insisted on; see `warnings`."""
+        """Raises RunError where verify has not passed the tuned weights, unless `skip_verify_check`; see `warnings`."""
         if self._checked or (self._current is not None and self._current[0] == self._tuned_folder):
             return
         doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
-        if doubt is not None and not self._unverified:
+        if doubt is not None and not self._skip_verify_check:
             raise RunError(
                 f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
-                "to serve these weights all the same, add --unverified to gemsmith serve, bench or eval"
+                "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
         exported = read_record(self._run, ExportRecord)
@@ -255,7 +255,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     clock = start_clock()
     server = servers.tuned()
     record = ServeRecord(
-        origin=origin_with_engine(run, "serve", clock, server.vllm),
+        provenance=provenance_with_engine(run, "serve", clock, server.vllm),
         warnings=servers.warnings,
         url=server.url,
         model=server.model,
@@ -271,22 +271,23 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     return record
 
 
-def keep_serving(run: Run, *, unverified: bool = False, ready: Callable[[], None] = lambda: None, **where: Any) -> None:
+def keep_serving(
+    run: Run, *, skip_verify_check: bool = False, ready: Callable[[], None] = lambda: None, **where: Any
+) -> None:
     """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
 
     `ready` is called once nothing more is written to the run. `where`: machine and in_docker, as of Servers.
 
     Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
     """
-    with Servers(run, prefix_caching=True, unverified=unverified, **where) as servers:
+    with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check, **where) as servers:
         if differing_keys(load_recipe(run.recipe_file), run.recipe):
             ask_first(servers.tuned())
         else:
             serve(run, servers)
         server = servers.tuned()
         ready()
-        for notice in servers.warnings:
-            open_console().print(f"serve: notice: {notice}", style="yellow")
+        print_warnings("serve", servers.warnings)
         wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
 
 
@@ -311,11 +312,11 @@ def curl_line(server: Server) -> str:
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
 
-def origin_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Origin:
-    """The record's origin with vLLM's version in it, which lives in an environment of its own."""
-    origin = make_origin(run, stage, clock, **more)
+def provenance_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
+    """The record's provenance with vLLM's version in it, which lives in an environment of its own."""
+    provenance = make_provenance(run, stage, clock, **more)
     package, _, version = vllm.partition(" ")
-    return origin.model_copy(update={"versions": origin.versions | {package: version}})
+    return provenance.model_copy(update={"versions": provenance.versions | {package: version}})
 
 
 def _first_request(server: Server) -> dict[str, Any]:

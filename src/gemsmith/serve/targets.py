@@ -96,10 +96,10 @@ def comments(deployment: Deployment, named: ServeTarget) -> list[str]:
 
 
 def serve_run(
-    run: Run, machine_name: str | None, *, unverified: bool = False, ready: Callable[[], None] = lambda: None
+    run: Run, machine_name: str | None, *, skip_verify_check: bool = False, ready: Callable[[], None] = lambda: None
 ) -> None:
     """Serves a run's model until Ctrl-C: on this machine as it is, or as the machine that it is said to be."""
-    keep_serving(run, unverified=unverified, ready=ready, **_where(machine_name, run.recipe))
+    keep_serving(run, skip_verify_check=skip_verify_check, ready=ready, **_where(machine_name, run.recipe))
 
 
 def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | None) -> None:

@@ -24,6 +24,14 @@ def open_console(*, stderr: bool = True, soft_wrap: bool = True, **options: Any)
     return _LiteralConsole(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, **options)
 
 
+def print_warnings(stage: str, warnings: Iterable[str], *, critical: Iterable[str] = ()) -> None:
+    """A line on stderr for each warning of a stage, the critical ones first."""
+    console = open_console()
+    for kind, style, texts in (("critical", "bold red", critical), ("warning", "yellow", warnings)):
+        for text in texts:
+            console.print(Text.assemble((f"{stage}: {kind}: ", style), text))
+
+
 def text_column(template: str) -> TextColumn:
     """A column of a progress bar; `template` is as TextColumn's, such as "{task.description}"."""
     return _LiteralColumn(template)

@@ -176,7 +176,7 @@ def trained_s(train: TrainRecord) -> float:
     earlier starts took beside their steps, nor steps that were lost with them.
     """
     before = sum(step.step_s for step in train.steps if step.step <= max(train.resumed_at, default=0))
-    return max(train.origin.duration_s + before, train.compile_s + sum(step.step_s for step in train.steps))
+    return max(train.provenance.duration_s + before, train.compile_s + sum(step.step_s for step in train.steps))
 
 
 def machine_of(run: Run, accelerators: Sequence[str]) -> str | None:

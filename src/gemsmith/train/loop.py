@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
-from gemsmith.runs.run import Run, commit_recipe, make_origin, write_record
+from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
@@ -101,7 +101,7 @@ class TrainBackend(Protocol):
         """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
     def prepare(self, session: "TrainSession") -> None:
-        """Puts model and optimizer on the devices: at their start, where the session has no step to go on from."""
+        """Puts model and optimizer on the devices: at their start, where the session has no step to resume from."""
 
     def restore(self, step: int) -> None:
         """Gives model and optimizer their values after a saved step. Raises CorruptCheckpointError."""
@@ -123,15 +123,15 @@ class TrainBackend(Protocol):
 
 
 class TrainSession:
-    """One attempt at a run: where it goes on, its log, and what it decides about each step."""
+    """One attempt at a run: where it resumes, its log, and what it decides about each step."""
 
-    def __init__(self, run: Run, backend: TrainBackend, *, steps: int, fresh: bool) -> None:
-        self.run, self.steps, self.fresh = run, steps, fresh
+    def __init__(self, run: Run, backend: TrainBackend, *, steps: int, restart: bool) -> None:
+        self.run, self.steps, self.restart = run, steps, restart
         self.stopping, self.should_stop = Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
-        self.done, earlier, self._resumed_at = (0, [], []) if fresh else self._resume()
+        self.done, earlier, self._resumed_at = (0, [], []) if restart else self._resume()
         backend.prepare(self)
         if self.done:
             with self._one_line_damage():
@@ -149,7 +149,7 @@ class TrainSession:
         return None if found is None else describe(found)
 
     def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
-        """The step to go on after, the steps up to it, and those after which earlier attempts went on."""
+        """The step to resume after, the steps up to it, and those after which earlier attempts resumed."""
         step = self._backend.resumable_step()
         if step is None:
             return 0, [], []
@@ -161,7 +161,7 @@ class TrainSession:
 
     @contextlib.contextmanager
     def _one_line_damage(self) -> Iterator[None]:
-        """Raises RunError where the last saved step cannot be gone on from; it names the last one that can."""
+        """Raises RunError where the last saved step cannot be resumed from; it names the last one that can."""
         try:
             yield
         except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
@@ -174,7 +174,7 @@ class TrainSession:
                     f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force"
                 ) from None
             raise RunError(
-                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then go on from it with: gemsmith train "
+                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then resume from it with: gemsmith train "
                 f"{run.path}"
             ) from None
 
@@ -198,7 +198,7 @@ class TrainSession:
 
     def stopped(self, number: int) -> BaseException:
         """What to raise where a signal has ended the attempt."""
-        return stopped(self.run, number, None if self.fresh else self._last_saved())
+        return stopped(self.run, number, None if self.restart else self._last_saved())
 
     # What a backend asks.
 
@@ -224,7 +224,7 @@ class TrainSession:
                 f"{run.data}: no token of step {plan.step} is trained on; make the rows again with: gemsmith data "
                 f"{run.path} --force"
             )
-        if self.fresh:
+        if self.restart:
             self.delete_previous_run()
         now_s = time.monotonic()
         step_s, self._mark_s = now_s - self._mark_s, now_s
@@ -252,7 +252,7 @@ class TrainSession:
             self.run.record_file("train").unlink(missing_ok=True)
             shutil.rmtree(self.run.tensorboard, ignore_errors=True)
             commit_recipe(self.run)
-        self.fresh = False
+        self.restart = False
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
@@ -288,10 +288,10 @@ class TrainSession:
         inside = run.recipe.train.checkpoint_folder is None
         machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256
         sources = {"train.init_adapter": start} if start else None
-        origin = make_origin(run, "train", clock, packages=self._backend.packages, sources=sources)
-        devices = origin.machine.model_copy(update={"accelerators": facts.accelerators})
+        provenance = make_provenance(run, "train", clock, packages=self._backend.packages, sources=sources)
+        devices = provenance.machine.model_copy(update={"accelerators": facts.accelerators})
         return TrainRecord(
-            origin=origin.model_copy(update={"machine": devices}),
+            provenance=provenance.model_copy(update={"machine": devices}),
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
@@ -331,14 +331,14 @@ class TrainSession:
 
 
 def train_session(
-    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, fresh: bool = False
+    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, restart: bool = False
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
-    `fresh`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be gone on from, and once the
+    `restart`: see gemsmith.train.stage.train. Raises RunError for saved steps that cannot be resumed from, and once the
     last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
-    session = TrainSession(run, backend, steps=steps, fresh=fresh)
+    session = TrainSession(run, backend, steps=steps, restart=restart)
     with stop_on_signals(session.stopping):
         session.train()
         record = session.record(clock, model)

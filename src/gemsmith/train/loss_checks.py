@@ -151,7 +151,7 @@ def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
     if low:
         return "it was low from the start, so these rows had little left to teach"
     if recipe.train.init_adapter:
-        return "training went on from train.init_adapter, which may have learnt from such rows before"
+        return "training continued from train.init_adapter, which may have learnt from such rows before"
     return (
         f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
     )

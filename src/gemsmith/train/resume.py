@@ -1,4 +1,4 @@
-"""What an attempt at a run saves beside the arrays, what it refuses to go on from, and how a signal ends it."""
+"""What an attempt at a run saves beside the arrays, what it refuses to resume from, and how a signal ends it."""
 
 import atexit
 import contextlib
@@ -171,7 +171,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
         if not ended.wait(_UNHEARD_S):
             console = open_console()
             console.show_cursor()
-            console.print("note: stopped by Ctrl-C; the same command goes on from the last saved step")
+            console.print("note: stopped by Ctrl-C; the same command resumes from the last saved step")
             leave(130)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

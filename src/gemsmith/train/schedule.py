@@ -54,13 +54,13 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
     )
 
 
-def check_export_step(run: Run, steps: int, *, fresh: bool = False) -> None:
+def check_export_step(run: Run, steps: int, *, restart: bool = False) -> None:
     """Raises RecipeError where training for so many steps does not leave the one to export."""
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return
     there: list[int] = []
-    if not fresh and run.checkpoints.is_dir():
+    if not restart and run.checkpoints.is_dir():
         there = [int(entry.name) for entry in run.checkpoints.iterdir() if entry.name.isdecimal()]
     kept = sorted({*there, *range(train.save_steps, steps + 1, train.save_steps), steps})[-train.save_total_limit :]
     if wanted not in kept:

@@ -35,16 +35,16 @@ _PACKAGES = {
 _EXTRAS = {"tunix": "jax", "trl": "trl"}
 
 
-def train(run: Run, *, fresh: bool = False) -> TrainRecord:
+def train(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a finished training, also written to train.json; continues from the last checkpoint, if any.
 
-    `fresh` starts at step 0, and deletes what an earlier training left once the first step has run: until then nothing
-    is lost. Raises RunError where another process saves to the same folder, MachineError where the backend is not
+    `restart` starts at step 0, and deletes what an earlier training left once the first step has run: nothing is lost
+    before. Raises RunError where another process saves to the same folder, MachineError where the backend is not
     installed, RecipeError where export.step will not be saved, and whatever the backend raises. A bucket has no locks:
     there nothing keeps a second training out.
     """
     steps = read_record(run, DataRecord).steps
-    check_export_step(run, steps, fresh=fresh)
+    check_export_step(run, steps, restart=restart)
     say_schedule(run.recipe, steps)
     in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
     with (
@@ -53,10 +53,10 @@ def train(run: Run, *, fresh: bool = False) -> TrainRecord:
         else locked(run.checkpoints, what="train.checkpoint_folder")
     ):
         if run.recipe.train.backend == "trl":
-            return _train_with_trl(run, fresh=fresh)
+            return _train_with_trl(run, restart=restart)
         from gemsmith.train.jax.backend import train_with_tunix
 
-        return train_with_tunix(run, fresh=fresh)
+        return train_with_tunix(run, restart=restart)
 
 
 def check_training(run: Run) -> None:
@@ -76,18 +76,18 @@ def check_training(run: Run) -> None:
         check_export_step(run, recipe.train.max_steps)
 
 
-def _train_with_trl(run: Run, *, fresh: bool) -> TrainRecord:
+def _train_with_trl(run: Run, *, restart: bool) -> TrainRecord:
     try:
         from gemsmith.train.torch.distributed import train_in_processes
 
-        if record := train_in_processes(run, fresh=fresh):
+        if record := train_in_processes(run, restart=restart):
             return record
         from gemsmith.train.torch.backend import train_with_trl
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("gemsmith"):
             raise
         raise _not_installed("trl", error.name) from None
-    return train_with_trl(run, fresh=fresh)
+    return train_with_trl(run, restart=restart)
 
 
 def _not_installed(backend: str, package: str | None) -> MachineError:

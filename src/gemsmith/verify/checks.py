@@ -46,7 +46,7 @@ def report_checks(checks: Sequence[Check], place: Path) -> None:
         raise VerifyError(f"{place}: " + "; ".join(f"{check.name}: {check.detail}" for check in failed))
 
 
-def compare_beside(base: Checkpoint, merged: Checkpoint) -> list[str]:
+def compare_other_files(base: Checkpoint, merged: Checkpoint) -> list[str]:
     """Files that are missing, too many, or not the base's, by name; tensors are compared elsewhere."""
     shards = {place.file.name for checkpoint in (base, merged) for place in checkpoint.places.values()}
     expected = {file.name: file for file in files_to_write(base) if file.name not in shards}

@@ -112,7 +112,9 @@ def _agrees(adapted: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens], allo
             f"; the others part where two tokens are {max(gaps):.2g} apart in log-probability (allowed {allowed:g})"
         )
     if max(gaps) > allowed:
-        detail += "; vLLM applies the adapter in another way: serve the merged weights (gemsmith serve --unverified)"
+        detail += (
+            "; vLLM applies the adapter in another way: serve the merged weights (gemsmith serve --skip-verify-check)"
+        )
     return Check(name="served adapter", passed=max(gaps) <= allowed, detail=detail)
 
 

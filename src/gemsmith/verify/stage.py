@@ -22,9 +22,9 @@ from gemsmith.export.stage import ExportDir
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_origin, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file
-from gemsmith.verify.checks import check_losses, compare_beside, make_check, report_checks, rounding_notices
+from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
 from gemsmith.verify.logits import compare_logits
 from gemsmith.verify.prompts import make_prompts, trained_rows
 
@@ -49,7 +49,7 @@ def verify(run: Run) -> VerifyRecord:
     clock = start_clock()
     exported: ExportRecord = read_record(run, ExportRecord)
     found = _run_checks(exported, open_checkpoint(run.recipe.checkpoint), run, run)
-    record = VerifyRecord(origin=make_origin(run, "verify", clock, packages=PACKAGES), **found)
+    record = VerifyRecord(provenance=make_provenance(run, "verify", clock, packages=PACKAGES), **found)
     write_record(run, record)
     report_checks(record.checks, run.path)
     return record
@@ -63,14 +63,14 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
     found = _run_checks(exported, base, folder, None)
     file = folder.record_file("export")
     inputs_sha256 = {file.name: sha256_file(file), "base": base.fingerprint()}
-    record = VerifyRecord(origin=folder.make_origin(clock, PACKAGES, inputs_sha256), **found)
+    record = VerifyRecord(provenance=folder.make_provenance(clock, PACKAGES, inputs_sha256), **found)
     folder.write_record(record)
     report_checks(record.checks, out)
     return record
 
 
 def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir, run: Run | None) -> dict[str, Any]:
-    """What verify.json says, but for its origin. `run`: where the adapter was trained, where that is known."""
+    """What verify.json says, but for its provenance. `run`: where the adapter was trained, where that is known."""
     found: dict[str, Any] = {
         "changed_tensors": 0,
         "expected_tensors": exported.merged_tensors,
@@ -88,7 +88,9 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir
     if run:
         checks.append(_check_trained(run, exported, adapter))
     checks.append(
-        make_check("beside", compare_beside(base, merged), "tokenizer, chat template and configs are the base's")
+        make_check(
+            "other files", compare_other_files(base, merged), "tokenizer, chat template and configs are the base's"
+        )
     )
     tensors, found["changed_tensors"] = compare_tensors(into, merged, adapter)
     problems, rounding_loss = recompute(into, merged, adapter)

@@ -210,8 +210,8 @@ def large_run(make_run: Callable[..., Run]) -> Run:
     write_record(run, plan.model_copy(update={"machines": (first, *plan.machines[1:])}))
     images = {"images": 812, "soft_tokens": 227_360, "most_patches": 5_040}
     write_record(run, data.model_copy(update=images))
-    machine = train.origin.machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
-    origin = train.origin.model_copy(update={"machine": machine, "duration_s": 1_300.0})
+    machine = train.provenance.machine.model_copy(update={"accelerators": ("TPU v5",) * 4})
+    provenance = train.provenance.model_copy(update={"machine": machine, "duration_s": 1_300.0})
     used = {
         "peak_memory_bytes": int(55.7 * GIB),
         "machine": "v5p-8",
@@ -219,7 +219,7 @@ def large_run(make_run: Callable[..., Run]) -> Run:
         "spikes": (700,),
         "skipped": (700,),
     }
-    write_record(run, train.model_copy(update={"origin": origin, **used}))
+    write_record(run, train.model_copy(update={"provenance": provenance, **used}))
     write_record(run, large_bench(read_record(run, BenchRecord)))
     write_record(run, large_eval(read_record(run, EvalRecord)))
     write_record(run, read_record(run, ServeRecord).model_copy(update={"server": FACTS}))
@@ -227,7 +227,7 @@ def large_run(make_run: Callable[..., Run]) -> Run:
         "arc_easy": {"acc": LmEvalScore(value=0.791, stderr=0.008), "acc_norm": LmEvalScore(value=0.77, stderr=None)}
     }
     lm_eval = LmEvalRecord(
-        origin=origin,
+        provenance=provenance,
         lm_eval="0.4.13",
         tasks=("arc_easy",),
         limit=None,

@@ -7,7 +7,7 @@ import pytest
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections.cost import make_time as make
 from gemsmith.report.sections.cost import stage_spans, training_spans
-from gemsmith.runs.records import Origin, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.records import Provenance, TrainRecord, TrainSaves, TrainStep
 
 
 def step(number, seconds):
@@ -15,10 +15,10 @@ def step(number, seconds):
 
 
 def train(steps, *, duration_s, compile_s=0.0, resumed_at=(), saves=None):
-    origin = Origin.model_construct(duration_s=duration_s)
+    provenance = Provenance.model_construct(duration_s=duration_s)
     fields = {"steps": steps, "compile_s": compile_s, "resumed_at": resumed_at, "compiled_from_cache": False}
     fields["saves"] = saves
-    return TrainRecord.model_construct(origin=origin, **fields)
+    return TrainRecord.model_construct(provenance=provenance, **fields)
 
 
 def test_training_is_compile_steps_saves_and_the_rest():

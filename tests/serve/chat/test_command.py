@@ -138,7 +138,7 @@ def test_a_server_for_conversations_has_room_for_them(short_run, told, monkeypat
 
     def room(*overrides):
         command.chat_with_run(
-            short_run.path, overrides, models=["tuned"], unverified=True, read_questions=list, **NOTHING
+            short_run.path, overrides, models=["tuned"], skip_verify_check=True, read_questions=list, **NOTHING
         )
         return told["voices"][0].max_model_len
 

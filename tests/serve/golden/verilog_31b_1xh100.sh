@@ -6,7 +6,7 @@
 # --tensor-parallel-size 1: divides the 16 kv heads and 4 global ones of gemma4-31b
 # memory: GB a device, estimated: bfloat16 weights 61.4, one sequence's keys and values 5.5, a forward pass 2.7; of 72.0 that vLLM may use
 # --language-model-only: serve.images is false
-# --max-num-batched-tokens 4096: with 8192 the sliding windows' keys and values would not fit beside the weights
+# --max-num-batched-tokens 4096: with 8192 the sliding windows' keys and values would not fit next to the weights
 # not there yet: runs/verilog_31b/merged
 docker run --rm --init \
   --gpus all \

@@ -210,7 +210,7 @@ def test_once_its_record_is_deleted_training_goes_on_to_the_step_that_was_lost(w
     assert (
         code == 2
         and not trained.merged.exists()
-        and "delete that file and go on from step 4 with" in error
+        and "delete that file and resume from step 4 with" in error
         and gemsmith(*advised(error))[0] == 0
     )
     assert read_record(trained, TrainRecord).resumed_at == (4,) and sums(trained, 6) == sums(whole, 6)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ENDS = """
 import json, os, signal, sys, time
 recipe = json.load(sys.stdin)
-assert recipe["train"]["mesh"]["fsdp"] == 2 and os.environ["WORLD_SIZE"] == "2" and sys.argv[2:] == ["--fresh"]
+assert recipe["train"]["mesh"]["fsdp"] == 2 and os.environ["WORLD_SIZE"] == "2" and sys.argv[2:] == ["--restart"]
 if os.environ["RANK"] == "1":
     print("error: its own reason", file=sys.stderr)
     sys.exit({code})
@@ -47,7 +47,7 @@ def test_what_a_process_ended_with_is_what_the_command_ends_with(
     monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.2)
     run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
     with pytest.raises(kind, match=expected):
-        trl_launch.launch(run, 2, fresh=True)
+        trl_launch.launch(run, 2, restart=True)
 
 
 SAVES = """
@@ -66,7 +66,7 @@ def test_the_process_that_writes_the_checkpoint_has_all_the_time_it_needs(small_
     monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.1)
     run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
     with pytest.raises(Terminated, match="stopped by SIGTERM: no step is saved yet; continue with"):
-        trl_launch.launch(run, 2, fresh=False)
+        trl_launch.launch(run, 2, restart=False)
     assert (tmp_path / "saved").exists()
 
 
@@ -102,7 +102,7 @@ def test_the_first_ctrl_c_lets_all_processes_save_and_the_second_ends_them(
     presses = threading.Thread(target=press)
     presses.start()
     with pytest.raises(KeyboardInterrupt, match="stopped by Ctrl-C: step 7 is saved; continue with: gemsmith train"):
-        trl_launch.launch(run, 2, fresh=False)
+        trl_launch.launch(run, 2, restart=False)
     presses.join()
 
 

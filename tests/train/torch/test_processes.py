@@ -36,7 +36,7 @@ def sigterm_once(file):
 
 @pytest.mark.slow
 def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
-    """One call starts both and hands SIGTERM on to both; the next one goes on where they stopped."""
+    """One call starts both and hands SIGTERM on to both; the next one resumes where they stopped."""
     alone = prepare(tmp_path / "alone", data=DATA, train=TRAIN, **KEYS)
     together = prepare(tmp_path / "together", data=DATA, train=TRAIN | {"mesh": {"fsdp": 2}}, **KEYS)
     one = train(alone)

@@ -1,4 +1,4 @@
-"""Training runs that are stopped, by whom or what ever, and go on: nothing changes and nothing is lost."""
+"""Training runs that are stopped, by whom or what ever, and resume: nothing changes and nothing is lost."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The targets by the name that --on takes."""
+"""The targets by the name that --provider takes."""
 
 from gemsmith.launch.provider import Target
 from gemsmith.launch.providers import cloud_run, gke, skypilot, tpu_vm

@@ -2,7 +2,7 @@
 
 A job's files are kept in its memory, so the memory follows from what the run holds. A base in a bucket is read through
 a read-only mount; everything that is written goes to the bucket object by object, never through the mount, which has
-no atomic rename. vLLM is told in the service what `gemsmith serve --on` would tell it on such a machine.
+no atomic rename. vLLM is told in the service what `gemsmith serve --machine` would tell it on such a machine.
 """
 
 import json
@@ -151,7 +151,7 @@ def _service(request: LaunchRequest) -> str:
         heading=(
             "The tuned model as a private service; run serve.sh once the job has ended. Without requests no instance "
             "runs.",
-            "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and beside it:",
+            "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and in another terminal:",
             "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
         ),
         accelerator=ACCELERATOR,

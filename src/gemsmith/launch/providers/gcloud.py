@@ -45,7 +45,7 @@ def first_checks(request: LaunchRequest, *, apis: tuple[str, ...]) -> list[Prefl
 
 def common_checks(request: LaunchRequest, *, roles: tuple[str, ...] = ()) -> list[PreflightCheck]:
     """The buckets, the image if there is one, and the service account with its `roles` in the project."""
-    image = [] if request.options.python else [image_check(request)]
+    image = [] if request.options.wheel else [image_check(request)]
     return [*bucket_checks(request), *image, *account_checks(request, roles=roles)]
 
 

@@ -58,7 +58,9 @@ def gives(machine: Machine) -> bool:
 def check(request: LaunchRequest) -> None:
     """Raises InputError without a cluster."""
     if request.options.cluster is None:
-        raise InputError("--cluster: is missing; --on gke needs the name of a cluster of yours, in --region or --zone")
+        raise InputError(
+            "--cluster: is missing; --provider gke needs the name of a cluster of yours, in --region or --zone"
+        )
 
 
 def render(request: LaunchRequest) -> dict[str, str]:

@@ -89,7 +89,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
 
 def preflight(request: LaunchRequest) -> list[PreflightCheck]:
     options, kind, runtime = request.options, accelerator_type(request.machine), RUNTIMES[request.machine.chip.name]
-    roles = ("roles/tpu.admin", *(() if options.python else image_roles(request)))
+    roles = ("roles/tpu.admin", *(() if options.wheel else image_roles(request)))
     return [
         *first_checks(request, apis=("tpu.googleapis.com", "storage.googleapis.com")),
         *common_checks(request, roles=roles),

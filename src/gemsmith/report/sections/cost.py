@@ -134,7 +134,7 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
         saves_s, number = train.saves.s, train.saves.number
         saves_words = f"{number:,} save{'s' if number != 1 else ''} of {size(train.saves.bytes)} in all, waited for"
     steps_s = sum(step.step_s for step in steps)
-    rest_s = max(0.0, train.origin.duration_s - train.compile_s - steps_s - saves_s)
+    rest_s = max(0.0, train.provenance.duration_s - train.compile_s - steps_s - saves_s)
     earlier_s = sum(step.step_s for step in train.steps if step.step <= begun)
     parts = [
         (f"{begun:,} steps of earlier starts", earlier_s, False),

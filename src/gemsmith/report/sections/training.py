@@ -37,8 +37,8 @@ def make_about(run: Run, findings: RunRecords) -> dict[str, Any]:
     machines: dict[Computer, list[str]] = {}
     versions: dict[str, set[str]] = {}
     for stage, record in findings.records().items():
-        machines.setdefault(record.origin.machine, []).append(stage)
-        for name, version in {"gemsmith": record.origin.gemsmith, **record.origin.versions}.items():
+        machines.setdefault(record.provenance.machine, []).append(stage)
+        for name, version in {"gemsmith": record.provenance.gemsmith, **record.provenance.versions}.items():
             versions.setdefault(name, set()).add(version)
     order = sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))
     return {

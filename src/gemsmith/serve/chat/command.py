@@ -19,7 +19,7 @@ from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.stage import Servers, takes_images
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.tasks import Question
 
 CONVERSATION_TOKENS = 4096
@@ -36,7 +36,7 @@ def chat_with_run(
     system: str,
     web: bool,
     port: int | None,
-    unverified: bool,
+    skip_verify_check: bool,
 ) -> None:
     """Talks to the tuned model of a run, its base, or both, which one server then holds.
 
@@ -48,15 +48,14 @@ def chat_with_run(
     run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight = ImageSupport(takes_images=False)
-    with Servers(run, prefix_caching=True, unverified=unverified) as servers:
+    with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
         found = {"base": servers.base, "tuned": servers.tuned}
         voices = []
         for label in models:
             server = found[label]()
             length = server.facts.max_model_len
             voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
-        for notice in servers.warnings:
-            open_console().print(f"chat: notice: {notice}", style="yellow")
+        print_warnings("chat", servers.warnings)
         if takes_images(run):
             config = read_config(fetch_folder(run.recipe.checkpoint))
             sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))

@@ -121,7 +121,7 @@ class Conversation:
 def chat_loop(setup: ChatSetup) -> None:
     """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
 
-    Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation goes on.
+    Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation continues.
     """
     conversation, console = Conversation(voices=setup.voices, system=setup.system), open_console()
     if sys.stdin.isatty():

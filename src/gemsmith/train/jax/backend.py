@@ -93,10 +93,10 @@ def _print_unless_left_over(before: Any, swallowed: Any) -> None:
         before(swallowed)
 
 
-def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
+def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a finished training, written to train.json; continues from the last complete checkpoint.
 
-    `fresh`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine,
+    `restart`: see gemsmith.train.stage.train. Raises InputError for a mesh or rows that do not fit the machine,
     MachineError where space or memory runs out, EngineError where a loss is one that the recipe stops at, and
     Terminated after SIGTERM, once the last step is saved.
     """
@@ -112,7 +112,7 @@ def train_with_tunix(run: Run, *, fresh: bool = False) -> TrainRecord:
     check_hosts(run)
     with _one_line_errors(run):
         backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
-        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
+        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
 
 
 def adapted_model(
@@ -281,7 +281,7 @@ class TunixBackend:
             name: place(numbers[name], shapes[name]) for name in numbers
         }
         self.trained, self.moments, metrics = update(self.trained, self.moments, frozen, inputs)
-        if self._session.fresh:
+        if self._session.restart:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
             jax.block_until_ready(metrics)
             self._session.delete_previous_run()

@@ -51,11 +51,11 @@ from gemsmith.train.torch.trainer import Callbacks, TrlTrainer
 _MOST_PROCESSES = 32
 
 
-def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
+def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a training that this process takes part in; continues from the last complete checkpoint.
 
-    `fresh`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine has
-    not, MachineError where memory or space runs out, EngineError where a loss is one that the recipe stops at, and
+    `restart`: see gemsmith.train.stage.train. Raises InputError for what the recipe asks and this backend or machine
+    lacks, MachineError where memory or space runs out, EngineError where a loss is one that the recipe stops at, and
     Terminated after SIGTERM, once saved.
     """
     clock, recipe = start_clock(), run.recipe
@@ -67,12 +67,12 @@ def train_with_trl(run: Run, *, fresh: bool = False) -> TrainRecord:
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with joined(gpus) as group, _one_line_errors(run), _quiet():
-        if gpus:  # a run that goes on must meet the bits that it would have had; on CPU torch's kernels do so anyway
+        if gpus:  # a resumed run must meet the bits that it would have had; on CPU torch's kernels do so anyway
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             # With experts, transformers asks for operations that have no deterministic form.
             torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
         backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
-        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, fresh=fresh)
+        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
 
 
 class TrlBackend:

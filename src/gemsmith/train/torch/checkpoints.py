@@ -97,7 +97,7 @@ class PeftCheckpoints:
             raise CorruptCheckpointError(str(error)) from None
 
     def delete_all(self) -> None:
-        """Also what another backend left: a new training must not go on from it, nor an export find it."""
+        """Also what another backend left: a new training must not resume from it, nor an export find it."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 if entry.name != LOCK:

@@ -43,7 +43,7 @@ _PATIENCE_S = 60.0
 _LONGEST_SILENCE = timedelta(hours=1)
 
 
-def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
+def train_in_processes(run: Run, *, restart: bool) -> TrainRecord | None:
     """The record of a training that several processes of this machine do; None where one does."""
     if started_by_torchrun():
         return None
@@ -52,7 +52,7 @@ def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
         return None
     trl_mesh(run.recipe, processes)
     load_batches(run)
-    launch(run, processes, fresh=fresh)
+    launch(run, processes, restart=restart)
     return read_record(run, TrainRecord)
 
 
@@ -85,9 +85,9 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
     )
 
 
-def launch(run: Run, processes: int, *, fresh: bool) -> None:
+def launch(run: Run, processes: int, *, restart: bool) -> None:
     """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
-    command = [*_WORKER, str(run.path), *(["--fresh"] if fresh else [])]
+    command = [*_WORKER, str(run.path), *(["--restart"] if restart else [])]
     by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith", "train", str(run.path)]
     console = open_console()
     console.print(

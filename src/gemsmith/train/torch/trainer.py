@@ -2,7 +2,7 @@
 
 A step is a function of the recipe and its number, as in the JAX backend: rows, learning rate, dropout. Upstream's loss,
 sampler, scheduler, checkpoints and logs are replaced, since each of them would make another run of the same recipe:
-- its schedule and its batches follow from a count that starts anew when a run goes on;
+- its schedule and its batches follow from a count that starts anew when a run resumes;
 - its loss averages over processes unless every one is told the step's number of targets;
 - it applies an update whatever the loss is.
 """
@@ -168,7 +168,7 @@ class TrlTrainer(SFTTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         if inputs["first"]:
             self._step, self._counts = inputs["step"], inputs["counts"]
-            # Dropout follows from seed and step, so a run that goes on needs no random state.
+            # Dropout follows from seed and step, so a resumed run needs no random state.
             torch.manual_seed(_mixed(self._recipe.seed, self._step, self._group.rank))
         return super().training_step(model, inputs, num_items_in_batch)
 

@@ -1,4 +1,4 @@
-"""One of several training processes: `python -m gemsmith.train.torch.worker RUN [--fresh] < recipe.json`."""
+"""One of several training processes: `python -m gemsmith.train.torch.worker RUN [--restart] < recipe.json`."""
 
 import ctypes
 import os
@@ -23,7 +23,7 @@ def main() -> int:
 
     run, rank = Run(path=Path(sys.argv[1]), recipe=Recipe.model_validate_json(sys.stdin.read())), os.environ["RANK"]
     try:
-        train_with_trl(run, fresh="--fresh" in sys.argv[2:])
+        train_with_trl(run, restart="--restart" in sys.argv[2:])
     except Terminated as error:  # whoever started it says so, once for all
         return error.exit_code
     except GemsmithError as error:

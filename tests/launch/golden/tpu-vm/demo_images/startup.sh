@@ -10,9 +10,9 @@ IMAGE=us-east5-docker.pkg.dev/demo-project/gemsmith/train-tpu:VERSION  # docker/
 TIMEOUT_S=43200  # --timeout-hours 12
 SECRET=''  # the Hugging Face token's in Secret Manager; empty: none is needed
 STAGING=/dev/shm/gemsmith  # the boot disk is smaller than the weights of a large model
-COMMAND=(gemsmith launch here gs://runs/team/demo-images --folder /dev/shm/gemsmith/demo-images --stages 'plan,data,train,export,verify')
+COMMAND=(gemsmith launch worker gs://runs/team/demo-images --folder /dev/shm/gemsmith/demo-images --stages 'plan,data,train,export,verify')
 
-# Every host runs this at every boot, also after maintenance: the stages go on from what the bucket has.
+# Every host runs this at every boot, also after maintenance: the stages resume from what the bucket has.
 set -uo pipefail
 
 metadata() {
@@ -26,7 +26,7 @@ mkdir -p "$state"
 delete=(gcloud compute tpus queued-resources delete "$NAME" --project "$PROJECT" --zone "$ZONE" --force --quiet --async)
 
 # Whatever ends this script, the first host deletes the node: nothing is left that costs money. But where the machine
-# itself goes down, as for maintenance, it boots again and goes on: systemd says so, or has ended this script with TERM.
+# itself goes down, as for maintenance, it boots again and resumes: systemd says so, or has ended this script with TERM.
 finish() {
     code=$?
     trap - EXIT TERM

@@ -8,7 +8,7 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
-from gemsmith.verify.checks import compare_beside
+from gemsmith.verify.checks import compare_other_files
 
 FILES = (
     "chat_template.jinja",
@@ -34,7 +34,7 @@ def merged(base, tmp_path):
 
 
 def test_a_copy_has_no_problem_and_every_file_is_known(base, merged):
-    assert compare_beside(base, merged) == []
+    assert compare_other_files(base, merged) == []
     assert {file.name for file in base.folder.iterdir() if file.suffix != ".safetensors"} == {*FILES, "LICENSE"}
 
 
@@ -42,9 +42,9 @@ def test_a_copy_has_no_problem_and_every_file_is_known(base, merged):
 def test_a_file_that_was_tampered_with_or_removed_is_named(base, merged, name):
     file = merged.folder / name
     file.write_bytes(file.read_bytes() + b"\n")
-    assert compare_beside(base, merged) == [f"{name} is not the base's"]
+    assert compare_other_files(base, merged) == [f"{name} is not the base's"]
     file.unlink()
-    assert compare_beside(base, merged) == [f"{name} is missing"]
+    assert compare_other_files(base, merged) == [f"{name} is missing"]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_file_that_was_tampered_with_or_removed_is_named(base, merged, name):
 def test_one_changed_key_is_named(base, merged, name, keys):
     file = merged.folder / name
     file.write_text(json.dumps(json.loads(file.read_text()) | keys, indent=2) + "\n")
-    assert compare_beside(base, merged) == [f"{name} is not the base's"]
+    assert compare_other_files(base, merged) == [f"{name} is not the base's"]
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_one_changed_key_is_named(base, merged, name, keys):
 def test_a_file_that_was_added_is_named(base, merged, name):
     (merged.folder / name).parent.mkdir(exist_ok=True)
     (merged.folder / name).write_text("{}")
-    assert compare_beside(base, merged) == [f"{name} is not in the base"]
+    assert compare_other_files(base, merged) == [f"{name} is not in the base"]

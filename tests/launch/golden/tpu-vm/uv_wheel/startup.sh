@@ -11,9 +11,9 @@ PYTHON=3.11  # as in docker/train-tpu.Dockerfile; the node has 3.10
 TIMEOUT_S=43200  # --timeout-hours 12
 SECRET=''  # the Hugging Face token's in Secret Manager; empty: none is needed
 STAGING=/dev/shm/gemsmith  # the boot disk is smaller than the weights of a large model
-COMMAND=(gemsmith launch here gs://runs/team/verilog-31b --folder /dev/shm/gemsmith/verilog-31b --stages 'plan,data,train,export,verify')
+COMMAND=(gemsmith launch worker gs://runs/team/verilog-31b --folder /dev/shm/gemsmith/verilog-31b --stages 'plan,data,train,export,verify')
 
-# Every host runs this at every boot, also after maintenance: the stages go on from what the bucket has.
+# Every host runs this at every boot, also after maintenance: the stages resume from what the bucket has.
 set -uo pipefail
 
 metadata() {
@@ -27,7 +27,7 @@ mkdir -p "$state"
 delete=(gcloud compute tpus queued-resources delete "$NAME" --project "$PROJECT" --zone "$ZONE" --force --quiet --async)
 
 # Whatever ends this script, the first host deletes the node: nothing is left that costs money. But where the machine
-# itself goes down, as for maintenance, it boots again and goes on: systemd says so, or has ended this script with TERM.
+# itself goes down, as for maintenance, it boots again and resumes: systemd says so, or has ended this script with TERM.
 finish() {
     code=$?
     trap - EXIT TERM
@@ -69,7 +69,7 @@ export HOME=${HOME:-/root}
 python=$state/python
 install() {
     mkdir -p "$state/wheel"
-    gcloud storage cp "$ROOT/python/*" "$state/wheel/" --quiet || return
+    gcloud storage cp "$ROOT/wheel/*" "$state/wheel/" --quiet || return
     python3 -m pip install --quiet --upgrade --target "$state/uv" "uv==$UV" || return
     "$state/uv/bin/uv" venv --quiet --clear --python "$PYTHON" "$python" || return
     "$state/uv/bin/uv" pip install --quiet --python "$python/bin/python" --no-deps --torch-backend cpu \
