@@ -7,15 +7,15 @@
     gemsmith.load_model(gemsmith.open_run("runs/my"), "merged").generate("Hi!")
     gemsmith.merge("google/gemma-4-31B-it", "my-lora", "tuned")
 
-A function with the name of a part, such as `gemsmith.plan`, would be lost as soon as the part is imported. What these
-need they import when they are called.
+They import what they need when they are called. None has the name of a part, such as `gemsmith.plan`, which would
+replace it once it is imported.
 """
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,12 +64,12 @@ def run(
     callbacks: Sequence[Callable[["TrainStep"], object]] = (),
     stages: Sequence[str] | None = None,
 ) -> dict[str, "Record"]:
-    """Runs the stages that are not complete in the run directory `path`, and returns each one's record by its name.
+    """Runs the stages that are not complete in the run directory `path`; returns each one's record by its name.
 
-    `rows`, in the form of a data set's, are trained on in place of data.train, from a file in the run directory that
-    is named by their hash. `callbacks` are called with each training step once it is logged. Without `stages` it does
-    what `gemsmith run` does, and writes report.html. The run directory is locked meanwhile. Raises GemsmithError; also
-    where training in new processes could not call the callbacks.
+    `rows` in memory are trained on in place of data.train, from a file in the run directory named by their hash.
+    `callbacks` are called with each training step once it is logged. Without `stages` it does what `gemsmith run` does.
+    The run directory is locked meanwhile. Raises GemsmithError; also where new processes would train and could not
+    call the callbacks.
     """
     from gemsmith.errors import DataError, InputError, suggest
     from gemsmith.pipeline import run_stage, run_stages
@@ -89,7 +89,7 @@ def run(
             text = "".join(f"{json.dumps(row)}\n" for row in rows)
         except (TypeError, ValueError) as error:
             raise DataError(f"rows: are not JSON ({error}); give texts, numbers, lists and dicts") from None
-        file = folder.absolute() / f"rows-{sha256(text.encode()).hexdigest()[:12]}.jsonl"
+        file = folder.absolute() / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
         recipe = recipe.override({"data.train": str(file)})
     resolved, derived = resolve(recipe)
     check_settings(resolved)

@@ -118,14 +118,6 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     return recipe
 
 
-def override_recipe(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
-    """The recipe with other values, by dotted key; what neither gives stays a default. Raises RecipeError."""
-    merged = recipe.model_dump(mode="json", exclude_unset=True)
-    for key, value in values.items():
-        _set_value(merged, key, value)
-    return build_recipe(merged)
-
-
 def dump_recipe(recipe: Recipe, derived: Sequence[ResolvedValue] = ()) -> str:
     """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
     reasons = {item.key: item.reason for item in derived}
@@ -154,16 +146,13 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = parse_yaml(text, key)
     except RecipeError:
         raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
-    _set_value(values, key.strip(), value)
-
-
-def _set_value(values: dict[str, Any], key: str, value: Any) -> None:
-    *parents, last = key.split(".")
+    *parents, last = key.strip().split(".")
+    place = values
     for parent in parents:
-        if not isinstance(values.get(parent), dict):
-            values[parent] = {}
-        values = values[parent]
-    values[last] = value
+        if not isinstance(place.get(parent), dict):
+            place[parent] = {}
+        place = place[parent]
+    place[last] = value
 
 
 def _find_task_file(place: Any, key: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -405,9 +406,10 @@ class Recipe(Section):
 
     def override(self, values: Mapping[str, Any]) -> "Recipe":
         """A new recipe with these values, by dotted key: `{"lora.rank": 8}`. Raises RecipeError, as load does."""
-        from gemsmith.recipe.load import override_recipe
+        from gemsmith.recipe.load import build_recipe
 
-        return override_recipe(self, values)
+        texts = [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in values.items()]
+        return build_recipe(self.model_dump(mode="json", exclude_unset=True), texts)
 
 
 class ResolvedValue(NamedTuple):

@@ -72,9 +72,9 @@ def check_training(run: Run) -> None:
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
         raise _not_installed(backend, missing[0])
     if run.callbacks and backend == "trl":
-        from gemsmith.train.torch.distributed import new_processes
+        from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
 
-        if (processes := new_processes(recipe)) > 1:
+        if not started_by_torchrun() and (processes := wanted_processes(recipe, count_gpus())) > 1:
             raise InputError(
                 f"callbacks: {processes} new processes would train, which cannot call them; set train.mesh to "
                 "{replica: 1, fsdp: 1}, or leave them out"

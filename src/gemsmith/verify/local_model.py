@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,10 @@ from gemsmith.images.decode import InvalidImageError, make_rgb, read_bytes
 from gemsmith.images.patches import PatchConfig, make_patches, read_patching
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record
-from gemsmith.tasks.messages import images_of
+from gemsmith.tasks.messages import Message, images_of
 from gemsmith.verify.logits import load_model, load_peft, quiet
 
 WEIGHTS = ("base", "adapter", "merged")
-_ANSWER = "-"
-"""Stands for the answer, which a row must have."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,63 +46,57 @@ class LocalModel:
     ) -> str:
         """The answer to a text, or to messages `{"role": ..., "content": ...}`, rendered by the run's chat template.
 
-        Images are paths or bytes: before the text, or where the messages have `{"type": "image"}`. The likeliest token
-        is taken, unless options of transformers' generate, such as `do_sample=True`, say otherwise. Raises DataError
-        for messages or images that no row may have.
+        Images are paths or bytes: before the text, or where the messages have `{"type": "image"}`. It is greedy, unless
+        options of transformers' generate, such as `do_sample=True`, say otherwise. Raises DataError.
         """
-        row: dict[str, Any] = {"prompt": prompt, "response": _ANSWER}
-        if not isinstance(prompt, str):
-            row = {"messages": [*prompt, {"role": "assistant", "content": _ANSWER}]}
-        form = "messages" if "messages" in row else "prompt-response"
-        row["images"] = [os.fspath(image) for image in images]
-        inputs = self._inputs(Document(messages=read_messages(row, "generate", form, ImageSource()), origin="generate"))
+        if isinstance(prompt, str):
+            prompt = [
+                {"role": "user", "content": [*[{"type": "image"}] * len(images), {"type": "text", "text": prompt}]}
+            ]
+        answered = [*prompt, {"role": "assistant", "content": "-"}]  # as a row, which is then checked like any
+        row = {"messages": answered, "images": [os.fspath(image) for image in images]}
+        inputs = self._inputs(read_messages(row, "generate", "messages", ImageSource()))
         with quiet():
             found = self.model.generate(**inputs, **{"do_sample": False, "max_new_tokens": max_new_tokens} | options)
-        answer = found[0, inputs["input_ids"].shape[1] :].tolist()
-        return self.renderer.tokenizer.decode(answer, skip_special_tokens=True)
+        return self.renderer.tokenizer.decode(found[0, inputs["input_ids"].shape[1] :].tolist())
 
-    def _inputs(self, document: Document) -> dict[str, Any]:
-        """The tensors of the prompt, a batch of one, on the model's device; N images of up to P patches.
-
-        input_ids and attention_mask (1, L); with images mm_token_type_ids (1, L), of which 1 is a soft token,
-        pixel_values (N, P, dimension) and image_position_ids (N, P, 2).
-        """
+    def _inputs(self, messages: tuple[Message, ...]) -> dict[str, Any]:
+        """What transformers takes of all messages but the last: a batch of one of L tokens, N images of P patches."""
         import torch
 
-        parts, seen, patches = images_of(document.messages), [], []
         try:
-            for part in parts:
-                data = part.data or read_bytes(part.path)
-                seen.append(validate_image(data, self.patching))
-                patches.append(make_patches(make_rgb(data), self.patching))
+            images = [part.data or read_bytes(part.path) for part in images_of(messages)]
+            seen = tuple(validate_image(data, self.patching) for data in images)
+            patches = [make_patches(make_rgb(data), self.patching) for data in images]
         except InvalidImageError as bad:
-            raise DataError(f"generate: image {len(seen) + 1} {bad.line}; give another") from None
-        [ids] = check_prompts(self.renderer, [(replace(document, images=tuple(seen)), len(document.messages) - 1)])
-        arrays = {"input_ids": ids[None].astype(np.int64), "attention_mask": np.ones((1, len(ids)), np.int64)}
+            raise DataError(f"generate: an image {bad.line}; give another") from None
+        document = Document(messages=messages, origin="generate", images=seen)
+        [ids] = check_prompts(self.renderer, [(document, len(messages) - 1)])
+        tokens = torch.from_numpy(ids.astype(np.int64))[None]
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if patches:
             most = max(len(image.values) for image in patches)
-            values, positions = zip(*(image.padded(most) for image in patches), strict=True)
-            arrays["mm_token_type_ids"] = (arrays["input_ids"] == self.renderer.image_tokens().image).astype(np.int64)
-            arrays |= {"pixel_values": np.stack(values), "image_position_ids": np.stack(positions).astype(np.int64)}
-        return {name: torch.from_numpy(array).to(self.model.device) for name, array in arrays.items()}
+            values, positions = map(np.stack, zip(*(image.padded(most) for image in patches), strict=True))
+            inputs |= {
+                "pixel_values": torch.from_numpy(values),
+                "image_position_ids": torch.from_numpy(positions).long(),
+            }
+            inputs["mm_token_type_ids"] = (tokens == self.renderer.image_tokens().image).long()
+        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
 
 
 def load_local_model(run: Run, weights: str) -> LocalModel:
     """The run's base, base with adapter, or merged weights, in the checkpoint's dtype, on the GPU or else the CPU.
 
-    Raises InputError for other weights than these, RunError where they are not exported or were exported from other
-    settings, and CheckpointError where transformers or PEFT cannot load them.
+    Raises RunError where they are not exported, or were from other settings, and CheckpointError for what transformers
+    or PEFT cannot load.
     """
     import torch
 
     if weights not in WEIGHTS:
         raise InputError(f"load_model: {weights!r} was given{suggest(weights, WEIGHTS)}; allowed: {', '.join(WEIGHTS)}")
-    if weights != "base":
-        read_record(run, ExportRecord)
-        if not is_up_to_date(run, "export"):
-            raise RunError(
-                f"{run.record_file('export')}: was made from other settings; run first: gemsmith export {run.path}"
-            )
+    if weights != "base" and read_record(run, ExportRecord) and not is_up_to_date(run, "export"):
+        raise RunError(f"{run.record_file('export')}: was made from other settings; run: gemsmith export {run.path}")
     folder = run.merged if weights == "merged" else fetch_folder(run.recipe.checkpoint)
     with quiet():
         model = load_model(folder, "auto")

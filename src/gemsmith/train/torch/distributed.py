@@ -45,7 +45,9 @@ _LONGEST_SILENCE = timedelta(hours=1)
 
 def train_in_processes(run: Run, *, fresh: bool) -> TrainRecord | None:
     """The record of a training that several processes of this machine do; None where one does."""
-    processes = new_processes(run.recipe)
+    if started_by_torchrun():
+        return None
+    processes = wanted_processes(run.recipe, count_gpus())
     if processes == 1:
         return None
     trl_mesh(run.recipe, processes)
@@ -60,11 +62,6 @@ def count_gpus() -> int:
 
 def started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
-
-
-def new_processes(recipe: Recipe) -> int:
-    """How many processes training starts; 1 where this one trains, alone or among those that torchrun started."""
-    return 1 if started_by_torchrun() else wanted_processes(recipe, count_gpus())
 
 
 def wanted_processes(recipe: Recipe, gpus: int) -> int:
