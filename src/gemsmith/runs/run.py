@@ -1,7 +1,7 @@
 """The run directory: the only place that names its files.
 
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
-    data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+    data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html  rows-HASH.jsonl
 
 A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
 record made now.
