@@ -1,6 +1,8 @@
 """The functions of `import gemsmith`, and the notebook that shows them."""
 
 import json
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gemsmith
-from gemsmith.errors import InputError, RecipeError, RunError
+from gemsmith.errors import DataError, InputError, RunError
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "examples" / "plan_and_train.ipynb"
@@ -22,16 +24,17 @@ def recipe(tmp_path, tiny_checkpoint):
     return file
 
 
-def test_what_is_offered_is_there_and_says_what_it_does():
-    for name in gemsmith.__all__:
-        assert name == "__version__" or getattr(gemsmith, name).__doc__
+def test_dir_shows_what_is_offered_and_no_more():
+    offered = ["Recipe", "__version__", "load_model", "merge", "open_run", "plan_recipe", "run"]
+    assert dir(gemsmith) == sorted(gemsmith.__all__) == offered
+    assert all(getattr(gemsmith, name).__doc__ for name in offered)
+    with pytest.raises(AttributeError, match="module 'gemsmith' has no attribute 'recpe'"):
+        _ = gemsmith.recpe
 
 
-def test_parts_that_are_imported_do_not_hide_the_functions():
-    code = (
-        "import gemsmith, gemsmith.runs.run, gemsmith.plan; assert callable(gemsmith.run_recipe), gemsmith.plan_recipe"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_no_part_that_is_imported_later_replaces_what_is_offered():
+    parts = {part.name for part in pkgutil.iter_modules(gemsmith.__path__)}
+    assert len(parts) > 20 and not parts & set(gemsmith.__all__)
 
 
 def test_importing_gemsmith_loads_nothing_but_itself_and_its_version():
@@ -46,26 +49,59 @@ def test_importing_gemsmith_loads_nothing_but_itself_and_its_version():
 
 
 def test_a_recipe_is_planned_without_a_run_directory(recipe, tmp_path):
-    planned = gemsmith.plan_recipe(gemsmith.load_recipe(recipe, ["hardware.machines=[cpu]"]))
+    planned = gemsmith.plan_recipe(gemsmith.Recipe.load(recipe).override({"hardware.machines": ["cpu"]}))
     assert [machine.name for machine in planned.machines] == ["cpu"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["my.yaml"]
 
 
 def test_chosen_stages_run_and_their_records_are_read_again(recipe, tmp_path):
-    records = gemsmith.run_recipe(recipe, path=tmp_path / "run", stages=["plan", "data"])
+    records = gemsmith.run(gemsmith.Recipe.load(recipe), tmp_path / "run", stages=["plan", "data"])
     assert list(records) == ["plan", "data"] and records["data"].rows == 20
     there = gemsmith.open_run(tmp_path / "run")
-    assert gemsmith.read_records(there) == records
+    assert there.records == records
     assert not (there.path / ".lock").exists()
+    again = gemsmith.run(there.recipe, there.path, stages=["data"])
+    assert again == {"data": records["data"]}
+
+
+def test_rows_in_memory_are_kept_and_others_need_another_run_directory(recipe, tmp_path):
+    loaded, path = gemsmith.Recipe.load(recipe), tmp_path / "run"
+    rows = [{"prompt": "one", "response": str(number)} for number in range(5)]
+    record = gemsmith.run(loaded, path, rows=rows, stages=["data"])["data"]
+    [file] = path.glob("rows-*.jsonl")
+    assert record.rows == 5 and [json.loads(line) for line in file.read_text().splitlines()] == rows
+    assert gemsmith.open_run(path).recipe.data.train == str(file)
+    assert record.provenance.inputs_sha256["data.train"]
+    assert gemsmith.run(loaded, path, rows=(row for row in rows), stages=["data"])["data"] == record
+    with pytest.raises(RunError, match=r"belongs to another recipe: data\.train is "):
+        gemsmith.run(loaded, path, rows=rows[:2], stages=["data"])
+    assert [*path.glob("rows-*.jsonl")] == [file]
+    with pytest.raises(DataError, match=r"^rows: are not JSON \(Object of type bytes .*\); give texts"):
+        gemsmith.run(loaded, tmp_path / "other", rows=[{"prompt": b"one"}])
 
 
 def test_mistakes_are_one_line(recipe, tmp_path):
-    with pytest.raises(InputError, match=r"stages: 'trian' was given \(did you mean train\?\); allowed: plan, data"):
-        gemsmith.run_recipe(recipe, path=tmp_path / "run", stages=["trian"])
-    with pytest.raises(RecipeError, match=r"unknown key lora\.rnak"):
-        gemsmith.load_recipe(recipe, ["lora.rnak=2"])
+    with pytest.raises(InputError, match=r"stages: trian: is no stage \(did you mean train\?\); allowed: plan, data"):
+        gemsmith.run(gemsmith.Recipe.load(recipe), tmp_path / "run", stages=["trian"])
     with pytest.raises(RunError, match=r"holds no recipe\.yaml"):
         gemsmith.open_run(tmp_path)
+
+
+@pytest.mark.slow
+def test_every_block_of_the_page_runs(recipe, tmp_path, monkeypatch, capsys):
+    blocks = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    recipe.write_text(
+        recipe.read_text() + "train: {max_steps: 2, global_batch_size: 2}\noptimizer: {warmup_steps: 0}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["losses"] == [step.loss for step in names["records"]["train"].steps] and len(names["losses"]) == 2
+    assert capsys.readouterr().out.count("\n") == 3 + 1 + 1 + 2
+    weights = [(tmp_path / folder / "merged" / "model-00001-of-00002.safetensors") for folder in ("runs/my", "tuned")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.slow

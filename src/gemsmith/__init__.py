@@ -1,39 +1,46 @@
 """Gemsmith: one recipe to plan, fine-tune, export, serve and compare Gemma 4 on TPU and GPU.
 
-    recipe = gemsmith.load_recipe("my.yaml", ["lora.rank=16"])
-    gemsmith.plan_recipe(recipe).machines            # what fits, how long, what it costs; nothing is written
-    records = gemsmith.run_recipe("my.yaml")         # what `gemsmith run my.yaml` does
-    gemsmith.open_run("runs/my").recipe              # a run directory that is there, to read
-    gemsmith.read_records(gemsmith.open_run("runs/my"))["train"].steps[-1].loss
+    recipe = gemsmith.Recipe.load("my.yaml").override({"lora.rank": 8})
+    gemsmith.plan_recipe(recipe).machines                      # what fits, how long, what it costs
+    records = gemsmith.run(recipe, "runs/my")                  # what `gemsmith run my.yaml` does
+    records["train"].steps[-1].loss                            # or gemsmith.open_run("runs/my").records
+    gemsmith.load_model(gemsmith.open_run("runs/my"), "merged").generate("Hi!")
+    gemsmith.merge("google/gemma-4-31B-it", "my-lora", "tuned")
 
-Functions whose names are those of parts (`gemsmith.runs.run`, `gemsmith.plan`) would be lost as soon as the part is
-imported, so these have two words. They import what they need when they are called.
+They import what they need when they are called. None has the name of a part, such as `gemsmith.plan`, which would
+replace it once it is imported.
 """
 
 import contextlib
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from gemsmith.system.version import __version__
 
 if TYPE_CHECKING:
     from gemsmith.recipe.schema import Recipe
     from gemsmith.runs.plan_records import PlanRecord
-    from gemsmith.runs.records import Record
+    from gemsmith.runs.records import ExportRecord, Record, TrainStep
     from gemsmith.runs.run import Run
+    from gemsmith.verify.local_model import LocalModel
 
-__all__ = ["__version__", "load_recipe", "open_run", "plan_recipe", "read_records", "run_recipe"]
+__all__ = ["Recipe", "__version__", "load_model", "merge", "open_run", "plan_recipe", "run"]
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> "Recipe":
-    """The recipe in a YAML file, with `key=value` overrides applied and every key checked.
+def __dir__() -> list[str]:
+    return __all__
 
-    Raises RecipeError, which says in one line what was given and what is allowed.
-    """
-    from gemsmith.recipe.load import load_recipe
 
-    return load_recipe(path, overrides)
+def __getattr__(name: str) -> Any:
+    if name != "Recipe":
+        raise AttributeError(f"module 'gemsmith' has no attribute {name!r}")
+    from gemsmith.recipe.schema import Recipe
+
+    return Recipe
 
 
 def plan_recipe(recipe: "Recipe") -> "PlanRecord":
@@ -49,51 +56,78 @@ def plan_recipe(recipe: "Recipe") -> "PlanRecord":
     return plan_only(resolved)
 
 
-def run_recipe(
-    source: Path | str,
+def run(
+    recipe: "Recipe",
+    path: Path | str,
     *,
-    path: Path | str | None = None,
-    overrides: Sequence[str] = (),
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    callbacks: Sequence[Callable[["TrainStep"], object]] = (),
     stages: Sequence[str] | None = None,
 ) -> dict[str, "Record"]:
-    """Runs the stages that are not complete, and returns each stage's record by its name.
+    """Runs the stages that are not complete in the run directory `path`; returns each one's record by its name.
 
-    `source` is a recipe or a run directory; `path` the run directory, by default runs/ and the recipe's name. Without
-    `stages` it does what `gemsmith run` does, and writes report.html. The run directory is locked meanwhile. Raises
-    GemsmithError.
+    `rows` in memory are trained on in place of data.train, from a file in the run directory named by their hash.
+    `callbacks` are called with each training step once it is logged. Without `stages` it does what `gemsmith run` does.
+    The run directory is locked meanwhile. Raises GemsmithError; also where new processes would train and could not
+    call the callbacks.
     """
-    from gemsmith.errors import InputError, suggest
+    from gemsmith.errors import DataError
     from gemsmith.pipeline import run_stage, run_stages
-    from gemsmith.runs.run import open_source
-    from gemsmith.runs.stages import STAGES
+    from gemsmith.runs.resolve import check_settings, resolve
+    from gemsmith.runs.run import open_run
+    from gemsmith.runs.stages import check_stage_names
+    from gemsmith.system.files import write_text
     from gemsmith.system.locks import locked
     from gemsmith.train.stage import is_later_host
 
-    if unknown := [name for name in stages or () if name not in STAGES]:
-        allowed = f"{suggest(unknown[0], list(STAGES))}; allowed: {', '.join(STAGES)}"
-        raise InputError(f"stages: {unknown[0]!r} was given{allowed}")
-    with contextlib.ExitStack() as stack:
-
-        def lock(folder: Path) -> None:
-            # Of the processes of one training, the first writes there for all.
-            if not is_later_host():
-                stack.enter_context(locked(folder))
-
-        run = open_source(Path(source), None if path is None else Path(path), overrides, lock=lock)
-        records = run_stages(run) if stages is None else [run_stage(run, stage) for stage in stages]
+    folder, text = Path(path), ""
+    check_stage_names(stages or (), "stages:")
+    if rows is not None:
+        try:
+            text = "".join(f"{json.dumps(row)}\n" for row in rows)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"rows: are not JSON ({error}); give texts, numbers, lists and dicts") from None
+        file = folder.absolute() / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+        recipe = recipe.override({"data.train": str(file)})
+    resolved, derived = resolve(recipe)
+    check_settings(resolved)
+    # Of the processes of one training, the first writes there for all.
+    with contextlib.nullcontext() if is_later_host() else locked(folder):
+        opened = replace(open_run(folder, resolved, derived), callbacks=tuple(callbacks))
+        if rows is not None:
+            write_text(file, text)
+        records = run_stages(opened) if stages is None else [run_stage(opened, stage) for stage in stages]
     return {record.stage: record for record in records}
 
 
 def open_run(path: Path | str) -> "Run":
-    """A run directory that is there, for reading: its recipe and where its files are. Raises RunError."""
+    """A run directory that is there, for reading: its recipe, its records so far, and where its files are.
+
+    Raises RunError where there is none.
+    """
     from gemsmith.runs.run import Run, find_run
 
     return Run(path=Path(path), recipe=find_run(Path(path)))
 
 
-def read_records(run: "Run") -> dict[str, "Record"]:
-    """The records that a run has so far, by stage. Raises RunError for one that is damaged."""
-    from gemsmith.runs.run import read_record
-    from gemsmith.runs.stages import STAGES
+def load_model(run: "Run", weights: Literal["base", "adapter", "merged"] = "merged") -> "LocalModel":
+    """A model of the run in this process, by transformers and PEFT, on the GPU or else the CPU: see its `generate`.
 
-    return {name: read_record(run, stage.record) for name, stage in STAGES.items() if run.record_file(name).exists()}
+    Raises RunError where the run has not exported the weights.
+    """
+    from gemsmith.verify.local_model import load_local_model
+
+    return load_local_model(run, weights)
+
+
+def merge(base: str, adapter: Path | str, out: Path | str, *, force: bool = False) -> "ExportRecord":
+    """Writes a PEFT adapter and its base with it merged in, as `gemsmith export --base --adapter --out` does.
+
+    Raises InputError where they do not fit together, before anything is written.
+    """
+    from gemsmith.export.stage import export_peft
+    from gemsmith.pipeline import print_warnings_of
+
+    record = export_peft(base, Path(adapter), Path(out), force=force)
+    print_warnings_of(record)
+    return record

@@ -5,7 +5,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
-from gemsmith.recipe.schema import ResolvedValue
+from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 
@@ -187,3 +187,23 @@ def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_pa
     assert recipe.train.compiler_options == {"a": None, "b": 3, "c": True}
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_an_overridden_recipe_is_a_new_one_that_knows_what_was_given(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("checkpoint: x\ndata: {train: rows.jsonl}\n")
+    loaded = Recipe.load(file)
+    changed = loaded.override(
+        {"lora.rank": 8, "data.train": {"task": "verilog", "rows": 4}, "hardware.machines": ("cpu",)}
+    )
+    assert (changed.lora.rank, changed.data.train.rows, changed.hardware.machines) == (8, 4, ("cpu",))
+    assert changed.override({"data.train.rows": 5}).data.train == GeneratedData(task="verilog", rows=5)
+    assert loaded == Recipe.load(file) and loaded.data.train == "rows.jsonl"
+    assert changed.lora.model_fields_set == {"rank"} and "serve" not in changed.model_fields_set
+    for wrong, said in (
+        ({"lora.rnak": 2}, r"unknown key lora\.rnak \(did you mean rank"),
+        ({"lora.rank": "8"}, r"lora\.rank: '8' was given"),
+    ):
+        with pytest.raises(RecipeError, match=said) as error:
+            loaded.override(wrong)
+        assert "\n" not in str(error.value)

@@ -26,7 +26,7 @@ from gemsmith.train.schedule import learning_rate
 
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 20
-# Relative, of the worst matrix; measured on two processors: gradients up to 1.04e-5, adapters after twenty updates 8e-6.
+# Of the worst matrix. Measured on two processors: gradients up to 1.04e-5, adapters after twenty updates 8e-6.
 BOUND = 3e-5
 
 

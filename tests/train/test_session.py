@@ -99,6 +99,15 @@ def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, caps
     assert capsys.readouterr().err == "train  resuming from step 3 of 8\n"
 
 
+def test_callbacks_are_called_with_each_step_once_it_is_logged(small_recipe, tmp_path):
+    called = []
+    run = Run(path=tmp_path, recipe=small_recipe(), callbacks=(lambda step: called.append((step, len(log.steps))),))
+    attempt = TrainSession(run, Still([{}, {}, {}, {}]), steps=4, fresh=False)
+    log = attempt.log
+    attempt.train()
+    assert called == list(zip(log.steps, [1, 2, 3, 4], strict=True))
+
+
 def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):
     attempt = session_of({}, {}, {}, {})
     attempt.train()

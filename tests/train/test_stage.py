@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from gemsmith.errors import RunError
+from gemsmith.errors import InputError, RunError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import open_run, read_record
+from gemsmith.runs.run import Run, open_run, read_record
 from gemsmith.system.locks import LOCK
-from gemsmith.train.stage import train
+from gemsmith.train.stage import check_training, train
 
 # `gemsmith …`, each step a third of a second longer.
 SLOWLY = """
@@ -115,3 +115,17 @@ def test_a_folder_that_holds_only_a_lock_was_not_trained_in(prepared_run):
         ).recipe.lora.rank
         == 2
     )
+
+
+def test_callbacks_that_new_processes_could_not_call_are_refused_before_the_first_stage(small_recipe, tmp_path):
+    def run(*callbacks, replica):
+        mesh = {"replica": replica, "fsdp": 1}
+        recipe = small_recipe(train={"backend": "trl", "mesh": mesh, "global_batch_size": 2})
+        return Run(path=tmp_path, recipe=recipe, callbacks=callbacks)
+
+    with pytest.raises(
+        InputError, match=r"^callbacks: 2 new processes would train, .* set train\.mesh to \{replica: 1"
+    ):
+        check_training(run(print, replica=2))
+    check_training(run(replica=2))
+    check_training(run(print, replica=1))

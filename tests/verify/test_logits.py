@@ -32,7 +32,7 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
     config["architectures"] = ["Gemma4UnifiedForCausalLM"]
     config |= {"model_type": "gemma4_unified_text"}
     file.write_text(json.dumps(config | config.pop("text_config")))
-    with pytest.raises(CheckpointError, match="missing keys"), logits._quiet():
+    with pytest.raises(CheckpointError, match="missing keys"), logits.quiet():
         logits.load_model(exported.merged)
 
 

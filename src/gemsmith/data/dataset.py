@@ -130,7 +130,7 @@ def read_dataset(
     for origin, row in rows:
         form = _check_form(row, origin, form, chosen=format not in ("auto", FORMAT))
         ignored.update(_other_columns(row, origin, form, columns))
-        messages, kept = _read_messages(row, origin, form, images), _read_columns(row, origin, columns)
+        messages, kept = read_messages(row, origin, form, images), _read_columns(row, origin, columns)
         documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
     if not documents:
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
@@ -243,7 +243,8 @@ def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict
     return found
 
 
-def _read_messages(row: Mapping[str, Any], origin: str, form: str, source: ImageSource) -> tuple[Message, ...]:
+def read_messages(row: Mapping[str, Any], origin: str, form: str, source: ImageSource) -> tuple[Message, ...]:
+    """A row's messages; `form` is one of FORMS. Raises DataError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     if form == "prompt-response":
         prompt = row["prompt"]

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gemsmith.recipe.schema import Recipe, Says, Section
+from gemsmith.recipe.schema import Recipe
+from gemsmith.recipe.section import Says, Section
 
 
 class Key(NamedTuple):

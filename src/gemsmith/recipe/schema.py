@@ -4,14 +4,18 @@ Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is
 """
 
 import dataclasses
+import json
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
 from gemsmith.recipe.backends import OptimizationSwitch, Saved
 from gemsmith.recipe.load_grids import BURST, GRIDS, Grid, Load, describe_grids
+from gemsmith.recipe.section import AsServed, InputPath, NotCompiled, OfPlan, OfQuestions, OfRows, Says, Section
 from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
 
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
@@ -28,35 +32,6 @@ TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1 takes a bare off for false.
 AutoOrOff = Annotated[OptimizationSwitch, BeforeValidator(lambda value: "off" if value is False else value)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Says:
-    """What a key says of itself, beside its section's stages."""
-
-    stages: str = ""
-    """Those that read it; `questions` are eval, and bench with bench.images."""
-    path: bool = False
-    """Whether it may name a file or folder of this machine that a run reads."""
-    compiled: bool = True
-    """Whether the compiled training step depends on it."""
-
-
-T = TypeVar("T")
-InputPath = Annotated[T, Says(path=True)]
-NotCompiled = Annotated[T, Says(compiled=False)]
-OfQuestions = Annotated[T, Says("plan data train questions")]
-OfRows = Annotated[T, Says("plan data train")]
-OfPlan = Annotated[T, Says("plan bench")]
-AsServed = Annotated[T, Says("plan serve bench eval")]
-
-
-class Section(BaseModel):
-    """Base of every part of the recipe: frozen, and unknown keys are an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
-    stages: ClassVar[str] = ""
-    """The stages that read its keys, but for those that name their own."""
 
 
 class GeneratedData(Section):
@@ -421,6 +396,20 @@ class Recipe(Section):
     bench: Bench = Bench()
     eval: Eval = Eval()
     hardware: Hardware = Hardware()
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Recipe":
+        """The recipe in a YAML file, every key checked. Raises RecipeError for what cannot be used, in one line."""
+        from gemsmith.recipe.load import load_recipe
+
+        return load_recipe(path)
+
+    def override(self, values: Mapping[str, Any]) -> "Recipe":
+        """A new recipe with these values, by dotted key: `{"lora.rank": 8}`. Raises RecipeError, as load does."""
+        from gemsmith.recipe.load import build_recipe
+
+        texts = [f"{key}={json.dumps(value, default=str, ensure_ascii=False)}" for key, value in values.items()]
+        return build_recipe(self.model_dump(mode="json", exclude_unset=True), texts)
 
 
 class ResolvedValue(NamedTuple):

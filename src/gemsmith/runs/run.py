@@ -1,7 +1,7 @@
 """The run directory: the only place that names its files.
 
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
-    data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html
+    data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html  rows-HASH.jsonl
 
 A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
 record made now.
@@ -19,7 +19,7 @@ from gemsmith.errors import RunError, VersionError
 from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
-from gemsmith.runs.records import Provenance, Record, RecordT, read_record_file
+from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
 from gemsmith.runs.resolve import resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
 from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
@@ -36,6 +36,15 @@ class Run:
 
     path: Path
     recipe: Recipe
+    callbacks: tuple[Callable[[TrainStep], object], ...] = ()
+    """Called with each step of training in the process that has the run, once the step is logged."""
+
+    @property
+    def records(self) -> dict[str, Record]:
+        """What there is so far, by stage. Raises RunError for a record that is damaged."""
+        return {
+            name: read_record(self, stage.record) for name, stage in STAGES.items() if self.record_file(name).exists()
+        }
 
     @property
     def recipe_file(self) -> Path:

@@ -244,6 +244,8 @@ class TrainSession:
         refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
         self.should_stop |= outcome.should_stop
         self.log.add(step)
+        for callback in run.callbacks:
+            callback(step)
 
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 
-from gemsmith.errors import MachineError
+from gemsmith.errors import InputError, MachineError
 from gemsmith.runs.records import DataRecord, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, read_record
@@ -63,13 +63,22 @@ def check_training(run: Run) -> None:
     """Raises InputError for what is known before there are rows.
 
     That is a backend that is not installed, an adapter to start from or a folder for checkpoints that cannot be used,
-    and an export.step that will not be saved, where the recipe tells the steps.
+    callbacks where others than this process train, and an export.step that will not be saved, where the recipe tells
+    the steps.
     """
     from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
     if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
         raise _not_installed(backend, missing[0])
+    if run.callbacks and backend == "trl":
+        from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
+
+        if not started_by_torchrun() and (processes := wanted_processes(recipe, count_gpus())) > 1:
+            raise InputError(
+                f"callbacks: {processes} new processes would train, which cannot call them; set train.mesh to "
+                "{replica: 1, fsdp: 1}, or leave them out"
+            )
     load_init_adapter(recipe, recipe_variant(recipe))
     _ = run.checkpoints  # looks for what a bucket needs
     if recipe.train.max_steps is not None:

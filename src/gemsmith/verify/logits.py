@@ -67,7 +67,7 @@ def compare_logits(
             "on a larger machine"
         )
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
-    with _quiet():
+    with quiet():
         try:
             plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
             gc.collect()
@@ -115,17 +115,15 @@ def free_memory_bytes() -> int:
     return free_bytes
 
 
-def load_model(folder: Path) -> Any:
-    """The transformers model that the folder's config names, float32, in evaluation.
+def load_model(folder: Path, dtype: str = "float32") -> Any:
+    """The transformers model that the folder's config names, in evaluation; dtype `auto` is the folder's own.
 
     Raises CheckpointError where transformers does not know it or does not find every weight: it would fill those in at
     random and warn.
     """
-    import torch
-
     with _load_errors(folder):
         kind, _ = _find_class(folder)
-        model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+        model, info = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(map(str, info.get(problem, ()))):
             raise CheckpointError(
@@ -312,7 +310,7 @@ def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Turns off the progress bars and load reports of transformers, and back on what was on."""
     from transformers.utils import logging
 

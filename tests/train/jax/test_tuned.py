@@ -122,7 +122,7 @@ def test_every_lever_gives_the_update_of_the_plain_step(opened, name):
 
 @pytest.mark.parametrize(("lever", "bound"), [("chains", 0.0), ("in_turn", 0.0), ("isolates_matmuls", 5e-6)])
 def test_levers_that_only_order_the_work_change_no_bit_and_barriers_next_to_nothing(opened, lever, bound):
-    """Barriers decide what XLA fuses, and on CPU that rounds otherwise: measured up to 9.5e-7, of the worst matrix 1.3e-6."""
+    """Barriers decide what XLA fuses, and on CPU that rounds otherwise: 9.5e-7, of the worst matrix 1.3e-6."""
     checkpoint = opened("tiny-12b")
     plain, found = (
         gradients(checkpoint, optimizations, "dense") for optimizations in (PLAIN, replace(PLAIN, **{lever: True}))

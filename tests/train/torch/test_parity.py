@@ -14,7 +14,6 @@ from gemsmith.runs.run import open_run
 from gemsmith.train.stage import train
 from support.images import image_bytes
 
-
 UPDATES = 10
 
 

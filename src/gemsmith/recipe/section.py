@@ -1,0 +1,35 @@
+"""What every section of a recipe is, and what a key says of itself in its annotation."""
+
+import dataclasses
+from typing import Annotated, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+@dataclasses.dataclass(frozen=True)
+class Says:
+    """What a key says of itself, beside its section's stages."""
+
+    stages: str = ""
+    """Those that read it; `questions` are eval, and bench with bench.images."""
+    path: bool = False
+    """Whether it may name a file or folder of this machine that a run reads."""
+    compiled: bool = True
+    """Whether the compiled training step depends on it."""
+
+
+T = TypeVar("T")
+InputPath = Annotated[T, Says(path=True)]
+NotCompiled = Annotated[T, Says(compiled=False)]
+OfQuestions = Annotated[T, Says("plan data train questions")]
+OfRows = Annotated[T, Says("plan data train")]
+OfPlan = Annotated[T, Says("plan bench")]
+AsServed = Annotated[T, Says("plan serve bench eval")]
+
+
+class Section(BaseModel):
+    """Base of every part of the recipe: frozen, and unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
+    stages: ClassVar[str] = ""
+    """The stages that read its keys, but for those that name their own."""
