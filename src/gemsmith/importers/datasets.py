@@ -112,7 +112,11 @@ def factory_dataset_rule(setting: Setting) -> Row:
         file = str(Path(str(config.value("dataset_dir"))) / str(entries[0]["file_name"]))
         return setting.mapped({"data.train": file, "data.format": "messages"}, "messages, by dataset_info.json")
     train = prepared(names[0] if len(names) == 1 else "rows")
-    pairs = bool(entries) and all(_is_pair(entry) for entry in entries)
+    pairs = bool(entries) and all(
+        entry.get("formatting", "alpaca") == "alpaca"
+        and not {"history", "system", "tools"} & {*(entry.get("columns") or ())}
+        for entry in entries
+    )
     shape = "prompt (instruction, new line, input) and response (output)" if pairs else "messages"
     return setting.to_do(
         f"save the rows that dataset_info.json describes under {', '.join(names)} as {shape} in {train}",
@@ -151,11 +155,6 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
         and all(given.get(name) == tag for name, tag in tags.items())
         and is_readable(str(entry.get("file_name")))
     )
-
-
-def _is_pair(entry: Mapping[str, Any]) -> bool:
-    columns = entry.get("columns") or {}
-    return entry.get("formatting", "alpaca") == "alpaca" and not {"history", "system", "tools"} & set(columns)
 
 
 def factory_eval_rule(setting: Setting) -> Row:
