@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,7 @@ def port(
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
-        section = nested
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
+        reduce(lambda section, parent: section.setdefault(parent, {}), parents, nested)[last] = value
     recipe = build_recipe(nested, overrides, source=str(sources[0]))
     rows = [
         replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
