@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from gemsmith.importers import hf_trainer as trainer
-from gemsmith.importers import peft
 from gemsmith.importers.convert import find_rule
 
 
@@ -31,8 +30,8 @@ def trl() -> Any:
 def test_every_key_of_pefts_lora_config_has_a_rule():
     config = fields_of(pytest.importorskip("peft").LoraConfig)
     assert len(config) > 30
-    assert [key for key in config if not find_rule(key, peft.RULES)] == []
-    assert {key: config[key] for key in peft.DEFAULTS} == peft.DEFAULTS
+    assert [key for key in config if not find_rule(key, trainer.PEFT_RULES)] == []
+    assert {key: config[key] for key in trainer.PEFT_DEFAULTS} == trainer.PEFT_DEFAULTS
 
 
 def test_every_key_of_trls_configs_has_a_rule(trl):

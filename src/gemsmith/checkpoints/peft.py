@@ -23,12 +23,8 @@ from gemsmith.recipe.schema import lora_scale
 WEIGHTS = "adapter_model.safetensors"
 # In the metadata of adapter_model.safetensors: SHA-256 of its tensors, the fingerprint of the base that was trained on,
 # what that was quantized to, and the modules v_proj that no model has, with K's matrices again for vLLM.
-SHA256_KEY, _BASE_KEY, _QUANTIZED_KEY, _COPIES_KEY = (
-    "gemsmith_sha256",
-    "gemsmith_base",
-    "gemsmith_base_in",
-    "gemsmith_v_of_k",
-)
+SHA256_KEY, _BASE_KEY = "gemsmith_sha256", "gemsmith_base"
+_QUANTIZED_KEY, _COPIES_KEY = "gemsmith_base_in", "gemsmith_v_of_k"
 # What the text-only class calls model.<this> and the multimodal one model.language_model.<this>.
 _IN_TEXT_MODEL = ("model.layers.", "model.per_layer_model_projection")
 
@@ -182,35 +178,19 @@ def write_peft_adapter(
         pair = pair_of(in_class[name])
         return pair.a if rest.startswith("A") else pair.b
 
-    config = _peft_config(adapter, base_name, targets=target_pattern(in_class), dropout=dropout)
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base_name, "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha,
+        "lora_dropout": dropout, "target_modules": target_pattern(in_class), "bias": "none", "fan_in_fan_out": False,
+        "inference_mode": True, "init_lora_weights": True, "modules_to_save": None, "use_dora": False,
+        "use_rslora": adapter.rslora, "rank_pattern": {}, "alpha_pattern": {},
+    }  # fmt: skip
     text = (json.dumps(config, indent=2) + "\n").encode()
     (folder / CONFIG).write_bytes(text)
     known = {_COPIES_KEY: " ".join(copies), _BASE_KEY: adapter.base_sha256, _QUANTIZED_KEY: adapter.quantized}
     metadata = {"format": "pt"} | {key: value for key, value in known.items() if value}
     weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
     return {CONFIG: WrittenFile(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
-
-
-def _peft_config(adapter: Adapter, base_name: str, *, targets: str, dropout: float) -> dict[str, Any]:
-    """What PEFT 0.21 reads of adapter_config.json."""
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base_name,
-        "r": adapter.rank,
-        "lora_alpha": int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha,
-        "lora_dropout": dropout,
-        "target_modules": targets,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-        "modules_to_save": None,
-        "use_dora": False,
-        "use_rslora": adapter.rslora,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-    }
 
 
 def shared_projections(variant: Variant) -> dict[str, str]:

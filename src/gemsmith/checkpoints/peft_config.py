@@ -18,22 +18,12 @@ from gemsmith.system.patterns import compile_pattern, search
 CONFIG = "adapter_config.json"
 # What PEFT can also do, and the values that mean it does not: an adapter that uses it is not W + scale * B A.
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
-    "lora_bias": (False, None),
-    "bias": ("none",),
-    "fan_in_fan_out": (False, None),
-    "modules_to_save": (None, []),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "use_qalora": (False, None),
-    "use_bdlora": (None, False),
-    "alora_invocation_tokens": (None,),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "monteclora_config": (None,),
+    "use_dora": (False, None), "lora_bias": (False, None), "bias": ("none",), "fan_in_fan_out": (False, None),
+    "modules_to_save": (None, []), "layer_replication": (None,), "target_parameters": (None, []),
+    "trainable_token_indices": (None,), "use_qalora": (False, None), "use_bdlora": (None, False),
+    "alora_invocation_tokens": (None,), "arrow_config": (None,), "kasa_config": (None,), "monteclora_config": (None,),
     "velora_config": (None,),
-}
+}  # fmt: skip
 _MOST_PATTERNS = 1000  # each is tried on every module
 # Ways to begin that leave the base's weights as they are; all others (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) take the
 # first B A off them, so that what was trained does not fit the base itself.

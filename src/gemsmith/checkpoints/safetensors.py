@@ -24,19 +24,10 @@ if TYPE_CHECKING:
 FLOATS = ("BF16", "F16", "F32")
 # dtype -> its name in numpy or ml_dtypes, and the bytes of a value.
 _DTYPES = {
-    "BF16": ("bfloat16", 2),
-    "F16": ("float16", 2),
-    "F32": ("float32", 4),
-    "F64": ("float64", 8),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-}
+    "BF16": ("bfloat16", 2), "F16": ("float16", 2), "F32": ("float32", 4), "F64": ("float64", 8),
+    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "BOOL": ("bool", 1), "U8": ("uint8", 1),
+    "I8": ("int8", 1), "I16": ("int16", 2), "I32": ("int32", 4), "I64": ("int64", 8),
+}  # fmt: skip
 _LONGEST_HEADER_BYTES = 100_000_000
 _PIECE_BYTES = 4 * 2**20
 _SAMPLE_BYTES = 4096

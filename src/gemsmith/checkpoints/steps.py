@@ -65,7 +65,7 @@ def _is_committed(folder: Path) -> bool:
 def add_checksum(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata with the checksums of what is saved beside it, and the SHA-256 of both."""
     content = json.loads(json.dumps({**metadata, _CHECKSUMS: checksums}))
-    return {**content, _SHA256: _sha256_of(content)}
+    return {**content, _SHA256: sha256_json(content)}
 
 
 def verify_checksum(sealed: Any) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def verify_checksum(sealed: Any) -> dict[str, Any]:
         raise CorruptCheckpointError("its metadata is damaged")
     content = {key: value for key, value in sealed.items() if key != _SHA256}
     # Either key shows that the step was sealed, so that damage to the other does not hide it.
-    if (_CHECKSUMS in sealed or _SHA256 in sealed) and sealed.get(_SHA256) != _sha256_of(content):
+    if (_CHECKSUMS in sealed or _SHA256 in sealed) and sealed.get(_SHA256) != sha256_json(content):
         raise CorruptCheckpointError("its metadata is not what was saved")
     return content
 
@@ -163,10 +163,6 @@ def _unreadable(file: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"its {file.name} is missing"
     return f"its {file.name} cannot be read: {error.strerror or error}"
-
-
-def _sha256_of(content: Mapping[str, Any]) -> str:
-    return sha256_json(content)
 
 
 # The finalizer of MurmurHash3: https://github.com/aappleby/smhasher/blob/master/src/MurmurHash3.cpp

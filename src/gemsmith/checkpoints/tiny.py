@@ -16,33 +16,15 @@ import numpy as np
 from gemsmith.arch import PatchProjection, Tensor, Variant, Vision, VisionTower, text_tensors, vision_tensors
 
 SPECIAL_TOKENS = {
-    0: "<pad>",
-    1: "<eos>",
-    2: "<bos>",
-    3: "<unk>",
-    4: "<mask>",
-    46: "<|tool>",
-    47: "<tool|>",
-    48: "<|tool_call>",
-    49: "<tool_call|>",
-    50: "<|tool_response>",
-    51: "<tool_response|>",
-    52: '<|"|>',
-    98: "<|think|>",
-    100: "<|channel>",
-    101: "<channel|>",
-    105: "<|turn>",
-    106: "<turn|>",
-}
+    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
+    49: "<tool_call|>", 50: "<|tool_response>", 51: "<tool_response|>", 52: '<|"|>', 98: "<|think|>",
+    100: "<|channel>", 101: "<channel|>", 105: "<|turn>", 106: "<turn|>",
+}  # fmt: skip
 IMAGE_TOKENS = {
-    "video_token": (91, "<|video|>"),
-    "boi_token": (92, "<|image>"),
-    "image_token": (93, "<|image|>"),
-    "eoi_token": (94, "<image|>"),
-    "boa_token": (95, "<|audio>"),
-    "audio_token": (96, "<|audio|>"),
+    "video_token": (91, "<|video|>"), "boi_token": (92, "<|image>"), "image_token": (93, "<|image|>"),
+    "eoi_token": (94, "<image|>"), "boa_token": (95, "<|audio>"), "audio_token": (96, "<|audio|>"),
     "eoa_token": (97, "<audio|>"),
-}
+}  # fmt: skip
 """What a tokenizer has beside, where its model has vision: the key of tokenizer_config.json, id and token."""
 
 
@@ -138,20 +120,11 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = (files / "tiny_tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(_with_image_tokens(tokenizer) if vision else tokenizer, encoding="utf-8")
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "GemmaTokenizer",
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "pad_token": "<pad>",
-            "unk_token": "<unk>",
-            "mask_token": "<mask>",
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": 1_000_000,
-        }
-        | ({key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}),
-    )
+    config: dict[str, Any] = {"tokenizer_class": "GemmaTokenizer"}
+    config |= {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk", "mask")}
+    config |= {"clean_up_tokenization_spaces": False, "model_max_length": 1_000_000}
+    config |= {key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}
+    _write_json(folder / "tokenizer_config.json", config)
     if chat_template:
         template = (files / "tiny_chat_template.jinja").read_text(encoding="utf-8")
         if vision:

@@ -7,12 +7,14 @@ or rank (alpha_pattern, rank_pattern) changes the scale, not by a power of two, 
 BLAS may add up in another order than torch's. The last two change a few in 100,000 weights, in the last bit.
 """
 
+import ctypes
 import errno
 import itertools
 import math
 import operator
 import os
 import queue
+import re
 import shutil
 import threading
 from collections import deque
@@ -21,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,7 +34,6 @@ from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
 from gemsmith.checkpoints.safetensors import FLOATS, numpy_dtype
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
-from gemsmith.export.threads import one_blas_thread
 from gemsmith.export.writer import FileWriter
 from gemsmith.runs.records import FileSum
 from gemsmith.system.files import fsync_path
@@ -45,6 +46,10 @@ _BLOCK_BYTES = 2**20
 _AHEAD = 16
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
+# numpy's own wheels carry OpenBLAS with names of its functions like these.
+_BLAS_THREADS = tuple(
+    f"{name}_num_threads{end}" for name in ("scipy_openblas_{}", "openblas_{}") for end in ("64_", "")
+)
 
 FileStates = Mapping[Path, tuple[int, ...]]
 _T = TypeVar("_T")
@@ -321,3 +326,34 @@ def _ahead(blocks: Iterator[_T], count: int) -> Iterator[_T]:
     while waiting:
         waiting.extend(itertools.islice(blocks, 1))
         yield waiting.popleft()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """OpenBLAS computes with one thread, and with as many as before afterwards; another BLAS is left as it is.
+
+    OpenBLAS lets one caller in at a time while it has several threads, and those that wait for work keep a core busy.
+    """
+    found = [(get(), put) for get, put in _openblas()]
+    for _, put in found:
+        put(1)
+    try:
+        yield
+    finally:
+        for threads, put in found:
+            put(threads)
+
+
+def _openblas() -> Iterator[tuple[Any, Any]]:
+    """Getter and setter of the number of threads, of each OpenBLAS that this process has loaded."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    for path in sorted(set(re.findall(r"/\S*openblas\S*\.so\S*", maps))):
+        library = ctypes.CDLL(path)
+        for name in _BLAS_THREADS:
+            getter, setter = (getattr(library, name.format(word), None) for word in ("get", "set"))
+            if getter and setter:
+                yield getter, setter
+                break

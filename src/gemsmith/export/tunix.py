@@ -141,9 +141,7 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
             f"layer: {known}"
         )
     layer, name = int(match[1]), match[2]
-    if layer >= variant.layers or (
-        name in _KEY_AND_VALUE and not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) != variant.has_v(layer)
-    ):
+    if layer >= variant.layers or not (variant.shares_kv(layer) or _is_in(layer, name, variant)):
         raise CheckpointError(
             f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); is it another variant's "
             "checkpoint?"
@@ -184,19 +182,24 @@ def _read_alpha(place: Path) -> float:
 
 def _check_layers(used: Mapping[tuple[int, str], object], variant: Variant, place: Path) -> None:
     """A rule of Qwix's names weights, not layers: what one layer has, every layer has that can."""
-    missing = []
-    for name in sorted({name for _, name in used}):
-        for layer in range(variant.layers):
-            can = name not in _KEY_AND_VALUE or (
-                not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) == variant.has_v(layer)
-            )
-            if can and (layer, name) not in used:
-                missing.append(f"layers.{layer}.{name.rpartition('.')[0]}")
+    missing = [
+        f"layers.{layer}.{name.rpartition('.')[0]}"
+        for name in sorted({name for _, name in used})
+        for layer in range(variant.layers)
+        if _is_in(layer, name, variant) and (layer, name) not in used
+    ]
     if missing:
         raise CheckpointError(
             f"{place}: {len(missing)} weights of {variant.name} have no adapter although other layers' have "
             f"({some(missing)}); is it another variant's checkpoint?"
         )
+
+
+def _is_in(layer: int, name: str, variant: Variant) -> bool:
+    """Whether the layer has that weight: K and V are two or one, and none where another layer's are taken."""
+    if name not in _KEY_AND_VALUE:
+        return True
+    return not variant.shares_kv(layer) and (name == _KEY_AND_VALUE[1]) == variant.has_v(layer)
 
 
 def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from gemsmith.arch import Variant, find_variant, variant_of_hub_id
 from gemsmith.errors import InputError, RecipeError
-from gemsmith.importers import axolotl, llama_factory, peft
+from gemsmith.importers import axolotl, llama_factory
 from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.datasets import PLACEHOLDER
 from gemsmith.importers.models import find_base
@@ -92,10 +92,7 @@ def port(
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
-        section = nested
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[last] = value
+        reduce(lambda section, parent: section.setdefault(parent, {}), parents, nested)[last] = value
     recipe = build_recipe(nested, overrides, source=str(sources[0]))
     rows = [
         replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
@@ -110,12 +107,12 @@ def _readings(
     files: Sequence[Settings], overrides: Sequence[str], devices: int | None, steps: int | None
 ) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
     projects = [_project(file) for file in files]
-    adapters = sum(name == peft.PROJECT for name, _, _ in projects)
+    adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     backend = given.get("train.backend")
     readings = []
     for file, (name, rules, defaults) in zip(files, projects, strict=True):
-        elsewhere = adapters > (name == peft.PROJECT)
+        elsewhere = adapters > (name == trainer.PEFT_PROJECT)
         left_out = trainer.LORA_DEFAULTS if elsewhere else {}
         config = SourceConfig(
             file=file.file,
@@ -137,7 +134,7 @@ def _project(file: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]
     """Whose settings a file holds, with its rules and defaults. Raises RecipeError for those of no known project."""
     keys = {re.split(r"[.\[]", key)[0] for key in file.values}
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
-        return peft.PROJECT, peft.RULES, peft.DEFAULTS
+        return trainer.PEFT_PROJECT, trainer.PEFT_RULES, trainer.PEFT_DEFAULTS
     if "base_model" in keys:
         return axolotl.PROJECT, axolotl.RULES, axolotl.DEFAULTS
     if keys & _FACTORY_KEYS:
@@ -191,8 +188,8 @@ def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
     for depth in range(len(parts), 0, -1):
         if rule := rules.get(".".join(parts[:depth]) + ".*"):
             return rule
-    begins = (name for name in rules if name.endswith("*") and plain.startswith(name[:-1]))
-    return rules[found] if (found := next(begins, None)) else None
+    begins = [name for name in rules if name.endswith("*") and plain.startswith(name[:-1])]
+    return rules[max(begins, key=len)] if begins else None
 
 
 def _default_rows(readings: Sequence[tuple[SourceConfig, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:

@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RecipeError, suggest
-from gemsmith.importers.table import (
-    Row,
-    Rule,
-    Setting,
-    SourceConfig,
-    if_set,
-    ignored,
-    is_on,
-    number,
-    supports,
-    to_do,
-)
+from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, if_set, is_on, number, read_rules
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 
@@ -123,7 +112,11 @@ def factory_dataset_rule(setting: Setting) -> Row:
         file = str(Path(str(config.value("dataset_dir"))) / str(entries[0]["file_name"]))
         return setting.mapped({"data.train": file, "data.format": "messages"}, "messages, by dataset_info.json")
     train = prepared(names[0] if len(names) == 1 else "rows")
-    pairs = bool(entries) and all(_is_pair(entry) for entry in entries)
+    pairs = bool(entries) and all(
+        entry.get("formatting", "alpaca") == "alpaca"
+        and not {"history", "system", "tools"} & {*(entry.get("columns") or ())}
+        for entry in entries
+    )
     shape = "prompt (instruction, new line, input) and response (output)" if pairs else "messages"
     return setting.to_do(
         f"save the rows that dataset_info.json describes under {', '.join(names)} as {shape} in {train}",
@@ -162,11 +155,6 @@ def _is_ours(entry: Mapping[str, Any]) -> bool:
         and all(given.get(name) == tag for name, tag in tags.items())
         and is_readable(str(entry.get("file_name")))
     )
-
-
-def _is_pair(entry: Mapping[str, Any]) -> bool:
-    columns = entry.get("columns") or {}
-    return entry.get("formatting", "alpaca") == "alpaca" and not {"history", "system", "tools"} & set(columns)
 
 
 def factory_eval_rule(setting: Setting) -> Row:
@@ -232,35 +220,13 @@ def _called(name: str, what: str) -> Rule:
 
 
 _ROLE, _CONTENT = _called("role", "each message"), _called("content", "each message")
-DATASET_RULES: Mapping[str, Rule] = {
+DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {
     "type": _kind_rule,
-    "type.*": supports(otherwise="text of its own around the rows; Gemsmith renders messages by Gemma's chat template"),
     "split": split_rule,
-    "name": to_do("take that configuration of the dataset"),
     "data_files": _files_rule,
-    "ds_type": ignored("the kind of file"),
-    "revision": to_do("take that revision of the dataset"),
-    "shards": to_do("take only a part of the rows"),
-    "shards_idx": to_do("take only that part of the rows"),
-    "preprocess_shards": ignored("how rows are prepared"),
-    "trust_remote_code": ignored("how rows are fetched"),
     "field_messages": _called("messages", "each row"),
     "message_property_mappings.role": _ROLE,
     "message_property_mappings.content": _CONTENT,
-    "message_property_mappings.*": to_do("has no counterpart in Gemsmith's rows; take it out of them"),
     "message_field_role": _ROLE,
     "message_field_content": _CONTENT,
-    "message_field_training": supports(otherwise="rows say which turns are trained; Gemsmith trains every answer"),
-    "message_field_training_detail": supports(
-        otherwise="rows say which letters are trained; Gemsmith trains every answer"
-    ),
-    "conversation": supports(otherwise="another template than Gemma 4's"),
-    "chat_template": supports("gemma4", "gemma4_unified", "tokenizer_default", otherwise="another model's template"),
-    "roles": to_do("roles become system, user and assistant"),
-    "roles.*": to_do("roles become system, user and assistant"),
-    "roles_to_train": supports(["assistant"], ["gpt"], ["model"], otherwise="other turns than the answers are trained"),
-    "train_on_eos": supports("turn", otherwise="other ends of turns are trained; Gemsmith trains each answer's own"),
-    "drop_system_message": to_do("take the system messages out of the rows"),
-    "field_tools": to_do("rows with tools have no counterpart; leave them out"),
-    "field_thinking": to_do("rows with thoughts have no counterpart; leave them out"),
 }

@@ -41,7 +41,11 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
     for file in [file for source in sources for file in _files(source)]:
         values = _read(file)
         if file.name != STATE:
-            found.append(Settings(file=file.name, values=_flat(file, values)))
+            pairs = list(leaves(values))
+            names = [name for name, _ in pairs]
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise RecipeError(f"{file}: {twice[0]} is given twice, nested and dotted; keep one")
+            found.append(Settings(file=file.name, values=dict(pairs)))
             continue
         steps = values.get("max_steps")
         if not isinstance(steps, int) or steps < 1:
@@ -52,8 +56,9 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
         raise RecipeError(
             f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
         )
-    if twice := next((a.file for n, a in enumerate(found) if a.file in [b.file for b in found[:n]]), None):
-        raise RecipeError(f"{twice}: two files of that name were given; give the files of one run")
+    files = [settings.file for settings in found]
+    if repeated := [name for name in files if files.count(name) > 1]:
+        raise RecipeError(f"{repeated[0]}: two files of that name were given; give the files of one run")
     return found, steps
 
 
@@ -71,14 +76,6 @@ def leaves(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{prefix}[{number}]")
     else:
         yield prefix, values
-
-
-def _flat(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    pairs = list(leaves(values))
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise RecipeError(f"{file}: {twice[0]} is given twice, nested and dotted; keep one")
-    return dict(pairs)
 
 
 def _files(source: Path) -> list[Path]:
@@ -108,18 +105,13 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise RecipeError(f"{file}: cannot be read ({error.strerror or error})") from None
     if not text.strip():
         raise RecipeError(f"{file}: is empty; give JSON or YAML with settings")
-    values = (
-        _parse_json(file) if file.suffix == ".json" or text.lstrip().startswith("{") else parse_yaml(text, str(file))
-    )
-    if not isinstance(values, dict) or not values:
-        raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
-    return values
-
-
-def _parse_json(file: Path) -> Any:
     try:
-        return read_json(file)
+        is_json = file.suffix == ".json" or text.lstrip().startswith("{")
+        values = read_json(file) if is_json else parse_yaml(text, str(file))
     except json.JSONDecodeError as error:
         raise RecipeError(f"{file} line {error.lineno}, column {error.colno}: is not JSON ({error.msg})") from None
     except ValueError as error:
         raise RecipeError(f"{file}: is not JSON ({error})") from None
+    if not isinstance(values, dict) or not values:
+        raise RecipeError(f"{file}: holds no mapping of keys to values; give JSON or YAML with settings")
+    return values

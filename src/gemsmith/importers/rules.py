@@ -13,11 +13,10 @@ from gemsmith.importers.table import (
     flag,
     if_set,
     is_on,
-    maps_to,
     number,
     number_or_none,
     positive,
-    supports,
+    read_rules,
     whole,
 )
 
@@ -283,40 +282,15 @@ def start_adapter_rule(setting: Setting) -> Row:
     return setting.mapped({"train.init_adapter": setting.value})
 
 
-ANSWERS_ONLY = "tokens of the prompt are trained too; Gemsmith trains answers only"
-BARE_PARAMETERS = "adapters on bare parameters such as the experts'; Gemsmith has none there"
-EVALUATION = "scores while it trains; Gemsmith scores data.eval afterwards"
-FILES = "where and when files are written; the run directory holds them"
-LOGS = "logs and reports; Gemsmith writes its own"
-OTHER_LOSS = "another loss; Gemsmith's is the mean of -log p over the answers' tokens"
-OTHER_ORDER = "another order of the rows; Gemsmith shuffles every epoch"
-OTHER_REVISION = "a revision of the base; Gemsmith takes the newest: give a folder with that one"
 OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"
-RUNS = "how it runs on GPUs, not what is learned"
-VOCABULARY = "the vocabulary is changed; Gemsmith trains with Gemma's own"
-WHOLE = "trained whole; Gemsmith trains adapters only"
 
 # Keys of the Trainer that Axolotl's YAML takes under the same names.
 SHARED_RULES: Mapping[str, Rule] = {
-    "learning_rate": maps_to("optimizer.learning_rate", number),
-    "weight_decay": maps_to("optimizer.weight_decay", number),
-    "adam_beta1": maps_to("optimizer.beta1", number),
-    "adam_beta2": maps_to("optimizer.beta2", number),
-    "adam_epsilon": maps_to("optimizer.epsilon", number),
-    "optim_args.*": supports(otherwise="the optimizer's own settings, which may be any"),
-    "lr_scheduler_kwargs.*": supports(otherwise="the schedule's own settings; Gemsmith's schedules have none"),
+    **read_rules("shared"),
     "max_steps": max_steps_rule,
     "fp16": fp16_rule,
     "gradient_checkpointing": remat_rule,
-    "seed": maps_to("seed", whole),
     "save_steps": save_steps_rule,
-    "neftune_noise_alpha": supports(otherwise="noise on the embeddings; Gemsmith adds none"),
-    "group_by_length": supports(False, otherwise=OTHER_ORDER),
-    "dataloader_drop_last": supports(False, otherwise="the last rows of an epoch are left out; Gemsmith drops none"),
-    "load_best_model_at_end": supports(
-        False, otherwise="the result is the best checkpoint, Gemsmith's the last; export.step picks one"
-    ),
-    "resume_from_checkpoint": supports(False, otherwise="resumes from a checkpoint; Gemsmith starts anew"),
     "fsdp": several_devices,
     "fsdp_config.*": several_devices,
     "deepspeed": several_devices,

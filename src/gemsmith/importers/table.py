@@ -2,12 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
+from gemsmith.system.yaml import parse_yaml
 
 Status = Literal["mapped", "derived", "set", "to do", "none", "differs"]
 """mapped: the same in the recipe; derived: worked out, from several keys or a default; set: --set decides; to do: the
@@ -135,13 +137,39 @@ def or_default(rule: Rule) -> Rule:
     return row_of
 
 
-def maps_to(recipe_key: str, convert: Callable[[Any], Any], why: str = "") -> Rule:
+def read_rules(section: str) -> dict[str, Rule]:
+    """The rules of the keys in that section of keys.yaml."""
+    groups = _key_table()[section]
+    rules = {key: maps_to(recipe_key) for key, recipe_key in groups.get("maps", {}).items()}
+    for kind, rule_of in (("ignores", ignored), ("to_do", to_do)):
+        for why, keys in groups.get(kind, {}).items():
+            rules |= dict.fromkeys(keys.split(), rule_of(why))
+    for kind, rule_for in (("supports", supports), ("refuses", refuses)):
+        for why, group in groups.get(kind, {}).items():
+            for keys, allowed in group.items():
+                values = allowed if isinstance(allowed, list) else [] if allowed is None else [allowed]
+                rules |= dict.fromkeys(keys.split(), rule_for(why, values))
+    return rules
+
+
+@functools.cache
+def _key_table() -> Mapping[str, Any]:
+    file = Path(__file__).with_name("keys.yaml")
+    table: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    return table
+
+
+def maps_to(recipe_key: str) -> Rule:
     """The rule for a key that means the same in the recipe. Raises RecipeError where its value cannot be converted."""
+    converters: dict[str, Callable[[Any], Any]] = {
+        "lora.rank": positive, "lora.rslora": flag, "data.max_length": positive, "data.packing": flag, "seed": whole,
+    }  # fmt: skip
 
     @or_default
     @if_set
     def row_of(setting: Setting) -> Row:
-        return setting.mapped({recipe_key: setting.read(convert)}, why)
+        why = "documents kept apart" if recipe_key == "data.packing" else ""
+        return setting.mapped({recipe_key: setting.read(converters.get(recipe_key, number))}, why)
 
     return row_of
 
@@ -151,7 +179,7 @@ def ignored(why: str) -> Rule:
     return lambda setting: setting.ignored(why)
 
 
-def supports(*allowed: Any, otherwise: str) -> Rule:
+def supports(otherwise: str, allowed: Sequence[Any] = ()) -> Rule:
     """The rule for a key whose `allowed` values, and null, are what Gemsmith does anyway; any other differs."""
 
     def row_of(setting: Setting) -> Row:
@@ -169,7 +197,7 @@ def to_do(why: str) -> Rule:
     return if_set(lambda setting: setting.to_do(why))
 
 
-def refuse(*allowed: Any, what: str) -> Rule:
+def refuses(what: str, allowed: Sequence[Any]) -> Rule:
     """The rule for a key whose other values ask for something else than supervised fine-tuning: a RecipeError."""
 
     def row_of(setting: Setting) -> Row:
@@ -236,7 +264,7 @@ def is_on(value: Any) -> bool:
     return (value.lower() if isinstance(value, str) else value) not in (None, False, 0, "", "false", "no", "off")
 
 
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
     # 0 == False in Python: a file that says 0.0 where the default is False means the same, and 1 for True too.
     named = [item.lower() for item in allowed if isinstance(item, str)]
     return value in allowed or (isinstance(value, str) and value.lower() in named)

@@ -261,9 +261,7 @@ def _ask(server: Server, client: httpx.Client, prompt: Sequence[int]) -> AnswerT
     """The greedy continuation by ANSWER_TOKENS."""
     asked: dict[str, Any] = {"model": server.model, "prompt": list(prompt), "max_tokens": ANSWER_TOKENS}
     asked |= {"temperature": 0, "logprobs": TOP, "ignore_eos": True}
-    found = post_json(client, server, "/v1/completions", asked)
-    choice = found if isinstance(found, Failure) else read_choice(found)
-    answer = choice if isinstance(choice, Failure) else read_tokens(choice)
+    answer = read_tokens(read_choice(post_json(client, server, "/v1/completions", asked)))
     if isinstance(answer, AnswerTokens):
         if len(answer.tokens) == ANSWER_TOKENS:
             return answer

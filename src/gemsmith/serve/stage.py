@@ -327,8 +327,7 @@ def _first_request(server: Server) -> dict[str, Any]:
 def ask_first(server: Server) -> str:
     """What the server answers to a first prompt. Raises EngineError where that is no answer."""
     with open_client() as client:
-        found = post_json(client, server, "/v1/chat/completions", _first_request(server))
-    reply = found if isinstance(found, Failure) else read_chat(found)
+        reply = read_chat(post_json(client, server, "/v1/chat/completions", _first_request(server)))
     if isinstance(reply, Failure):
         raise EngineError(
             f"vLLM at {server.url} answered a first prompt with {reply.reason}: {reply.detail}; its log is {server.log}"

@@ -6,7 +6,7 @@ and logits are computed in blocks of the vocabulary.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from gemsmith.arch import name_in_files
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint, TensorPlace
-from gemsmith.checkpoints.peft import Adapter, LoraPair
+from gemsmith.checkpoints.peft import Adapter
 from gemsmith.errors import CheckpointError
 
 _LAYERS = f"{PREFIX}layers."
@@ -39,17 +39,21 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
     places = checkpoint.places
     tables = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _TABLES}
     for name, module in tables.items():
-        _keep_in_file(module, places[f"{name}.weight"])
+        _put(module, "weight", _mapped(places[f"{name}.weight"]))
+        # The rows that are looked up are read from the file, each time.
+        module.forward = partial(lambda table, ids: table.weight[ids].float() * table.scalar_embed_scale, module)
     for name, _ in list(model.named_parameters()):
         if name.startswith(PREFIX) and not name.startswith(_LAYERS) and name.rpartition(".")[0] not in tables:
             _put(model, name, _float32(places, name))
-    _read_vision(model, places)
+    # What embeds images, whole: at most 0.6 B parameters.
+    for name in [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name.startswith(_VISION)]:
+        if (in_file := _name_in_file(name, places)) in places:
+            _put(model, name, _float32(places, in_file))
     head = tables[f"{PREFIX}embed_tokens"].weight
     model.lm_head.forward = lambda hidden: _logits(hidden, head)
     for number, layer in enumerate(model.get_submodule(_LAYERS.removesuffix(".")).children()):
-        prefix = f"{_LAYERS}{number}."
-        layer.register_forward_pre_hook(_reader(prefix, places))
-        layer.register_forward_hook(_dropper())
+        layer.register_forward_pre_hook(partial(_read, f"{_LAYERS}{number}.", places))
+        layer.register_forward_hook(_drop)
     return model
 
 
@@ -74,10 +78,15 @@ def read_adapters(model: Any, adapter: Adapter) -> None:
 
     PEFT has put them on the model without values.
     """
-    for prefix, layer in _layers(model):
-        layer.register_forward_pre_hook(_adapter_reader(prefix, adapter))
-    for name, module in _adapted_outside(model):
-        _put_pair(module, adapter.modules[name])
+    import torch
+
+    def put(name: str, module: Any) -> None:
+        if name in adapter.modules:
+            pair = adapter.modules[name]
+            _put(module, "lora_A.default.weight", torch.from_numpy(pair.a))
+            _put(module, "lora_B.default.weight", torch.from_numpy(pair.b))
+
+    _at_each_read(model, put)
 
 
 def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
@@ -85,87 +94,49 @@ def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
 
     `round_weight` gives what is kept of the sum.
     """
-    for name, layer in _layers(model):
-        layer.register_forward_pre_hook(_merger(name, round_weight))
-    for name, module in _adapted_outside(model):
-        _merge(module, partial(round_weight, name))
+
+    def merge(name: str, module: Any) -> None:
+        if hasattr(module, "merged_adapters"):
+            module.merge()
+            weight = module.get_base_layer().weight
+            weight.data = round_weight(name, weight.data)
+
+    _at_each_read(model, merge)
 
 
-def _adapted_outside(model: Any) -> Iterator[tuple[str, Any]]:
-    """The modules with an adapter that are in no layer of the text model, by their names in the files."""
-    for name, module in model.get_base_model().named_modules():
-        if hasattr(module, "merged_adapters") and not name.startswith(_LAYERS):
-            yield name_in_files(name), module
+def _at_each_read(model: Any, act: Callable[[str, Any], None]) -> None:
+    """Calls `act` with name in the files and module: of a layer's when it is read; now of others with an adapter."""
 
+    def act_within(prefix: str, layer: Any, _: Any) -> None:
+        for name, module in layer.named_modules():
+            act(prefix + name, module)
 
-def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         parent, _, last = name.rpartition(".")
         if last.isdecimal() and parent.endswith(_LAYERS.removesuffix(".")):
-            yield f"{_LAYERS}{last}.", module
+            module.register_forward_pre_hook(partial(act_within, f"{_LAYERS}{last}."))
+    for name, module in model.get_base_model().named_modules():
+        if hasattr(module, "merged_adapters") and not name.startswith(_LAYERS):
+            act(name_in_files(name), module)
 
 
-def _reader(prefix: str, places: Mapping[str, TensorPlace]) -> Callable[..., None]:
-    def read(layer: Any, _: Any) -> None:
-        for name, _parameter in list(layer.named_parameters()):
-            if "lora_" not in name:
-                _put(layer, name, _float32(places, prefix + name.replace(".base_layer", "")))
-        for name, buffer in list(layer.named_buffers()):
-            if buffer.is_meta or prefix + name in places:
-                _put(layer, name, _float32(places, prefix + name))
-
-    return read
+def _read(prefix: str, places: Mapping[str, TensorPlace], layer: Any, _: Any) -> None:
+    for name, _parameter in list(layer.named_parameters()):
+        if "lora_" not in name:
+            _put(layer, name, _float32(places, prefix + name.replace(".base_layer", "")))
+    for name, buffer in list(layer.named_buffers()):
+        if buffer.is_meta or prefix + name in places:
+            _put(layer, name, _float32(places, prefix + name))
 
 
-def _adapter_reader(prefix: str, adapter: Adapter) -> Callable[..., None]:
-    def read(layer: Any, _: Any) -> None:
-        for name, module in layer.named_modules():
-            if prefix + name in adapter.modules:
-                _put_pair(module, adapter.modules[prefix + name])
-
-    return read
-
-
-def _put_pair(module: Any, pair: LoraPair) -> None:
+def _drop(layer: Any, _inputs: Any, _outputs: Any) -> None:
     import torch
 
-    _put(module, "lora_A.default.weight", torch.from_numpy(pair.a))
-    _put(module, "lora_B.default.weight", torch.from_numpy(pair.b))
-
-
-def _dropper() -> Callable[..., None]:
-    import torch
-
-    def drop(layer: Any, _inputs: Any, _outputs: Any) -> None:
-        for module in layer.modules():
-            if getattr(module, "merged_adapters", None):
-                module.merged_adapters.clear()
-        for name, parameter in list(layer.named_parameters()):
-            _put(layer, name, torch.empty_like(parameter, device="meta"))
-
-    return drop
-
-
-def _merger(prefix: str, round_weight: Callable[[str, Any], Any]) -> Callable[..., None]:
-    def merge(layer: Any, _: Any) -> None:
-        for name, module in layer.named_modules():
-            if hasattr(module, "merged_adapters"):
-                _merge(module, partial(round_weight, f"{prefix}{name}"))
-
-    return merge
-
-
-def _merge(module: Any, round_weight: Callable[[Any], Any]) -> None:
-    module.merge()
-    weight = module.get_base_layer().weight
-    weight.data = round_weight(weight.data)
-
-
-def _read_vision(model: Any, places: Mapping[str, TensorPlace]) -> None:
-    """Reads what embeds images, whole: at most 0.6 B parameters."""
-    for name in [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name.startswith(_VISION)]:
-        if (in_file := _name_in_file(name, places)) in places:
-            _put(model, name, _float32(places, in_file))
+    for module in layer.modules():
+        if getattr(module, "merged_adapters", None):
+            module.merged_adapters.clear()
+    for name, parameter in list(layer.named_parameters()):
+        _put(layer, name, torch.empty_like(parameter, device="meta"))
 
 
 def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
@@ -209,13 +180,6 @@ def _mapped(place: TensorPlace) -> Any:
     # Copy on write, since torch warns of memory that it may not write to; nobody writes.
     raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
     return torch.from_numpy(np.asarray(raw)).view(kinds[place.dtype]).view(place.shape)
-
-
-def _keep_in_file(table: Any, place: TensorPlace) -> None:
-    """The rows that are looked up are read from the file, each time."""
-    weight = _mapped(place)
-    _put(table, "weight", weight)
-    table.forward = lambda ids: weight[ids].float() * table.scalar_embed_scale
 
 
 def _logits(hidden: Any, table: Any) -> Any:

@@ -1,6 +1,7 @@
 """Proof by behavior: servers of base + adapter and of merged weights answer the same, and not as the base does."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,7 @@ def check_served_run(run: Run) -> VerifyRecord:
     if run.recipe.train.dtype in KINDS and exported.merged_into == "trained":
         other = "not compared: merged/ has the dequantized base that was trained on, the adapter's server the original"
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
-    record = _with_checks(record, checks)
-    write_record(run, record)
-    report_checks(checks, run.path)
-    return record
+    return _add_checks(record, checks, run.path, partial(write_record, run))
 
 
 def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
@@ -56,10 +54,7 @@ def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyR
     base = open_checkpoint(base_source or folder.read_record(ExportRecord).base)
     prompts = [prompt.tokens.tolist() for prompt in text_prompts(None, base.variant.vocabulary, 1)]
     checks = check_served(base, folder, prompts, settings=ServeSettings(max_model_len=512))
-    record = _with_checks(folder.read_record(VerifyRecord), checks)
-    folder.write_record(record)
-    report_checks(checks, out)
-    return record
+    return _add_checks(folder.read_record(VerifyRecord), checks, out, folder.write_record)
 
 
 def check_served(
@@ -123,8 +118,7 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
     replies: list[AnswerTokens] = []
 
     def heard(_place: int, found: dict[str, Any] | Failure) -> None:
-        choice = found if isinstance(found, Failure) else read_choice(found)
-        reply = choice if isinstance(choice, Failure) else read_tokens(choice)
+        reply = read_tokens(read_choice(found))
         if isinstance(reply, Failure):
             raise EngineError(
                 f"vLLM at {server.url} answered with {reply.reason}: {reply.detail}; its log is {server.log}"
@@ -145,7 +139,13 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
     return replies
 
 
-def _with_checks(record: VerifyRecord, checks: tuple[Check, ...]) -> VerifyRecord:
+def _add_checks(
+    record: VerifyRecord, checks: tuple[Check, ...], place: Path, write: Callable[[VerifyRecord], None]
+) -> VerifyRecord:
     names = {check.name for check in checks}
-    checks = (*(check for check in record.checks if check.name not in names), *checks)
-    return record.model_copy(update={"checks": checks, "passed": all(check.passed is not False for check in checks)})
+    every = (*(check for check in record.checks if check.name not in names), *checks)
+    passed = all(check.passed is not False for check in every)
+    record = record.model_copy(update={"checks": every, "passed": passed})
+    write(record)
+    report_checks(checks, place)
+    return record

@@ -71,13 +71,13 @@ def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
 
 def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir, run: Run | None) -> dict[str, Any]:
     """What verify.json says, but for its provenance. `run`: where the adapter was trained, where that is known."""
-    found: dict[str, Any] = {
-        "changed_tensors": 0,
-        "expected_tensors": exported.merged_tensors,
-        "logits_max_abs_difference": None,
-    }
+    found: dict[str, Any] = {"changed_tensors": 0, "expected_tensors": exported.merged_tensors}
+    found["logits_max_abs_difference"] = None
     changed_since = changed_files(place.adapter, exported.adapter) + changed_files(place.merged, exported.merged)
-    checks = [make_check("files", changed_since, "as exported"), _check_base(exported, base)]
+    checks = [make_check("files", changed_since, "as exported")]
+    mark, other = base.fingerprint(), exported.base_sha256
+    another = f"{base.source} has the fingerprint {mark[:12]}…, exported was from {other[:12]}…"
+    checks.append(make_check("base", [another] if mark != other else [], "the one that was exported from"))
     try:
         adapter, merged = read_peft_adapter(place.adapter), open_checkpoint(str(place.merged))
     except CheckpointError as error:
@@ -102,12 +102,6 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir
         logits, more = _compare_models(place, run, into, trained_on, adapter, rounding_loss)
         checks, found = checks + logits, found | more
     return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
-
-
-def _check_base(exported: ExportRecord, base: Checkpoint) -> Check:
-    found = base.fingerprint()
-    problem = f"{base.source} has the fingerprint {found[:12]}…, exported was from {exported.base_sha256[:12]}…"
-    return make_check("base", [problem] if found != exported.base_sha256 else [], "the one that was exported from")
 
 
 def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
@@ -247,11 +241,15 @@ def _compare_block(
 
 def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
     """Of each module, the norm of what its adapter adds over the norm of its weight."""
-    ratios = {
-        module: delta_norm(pair, adapter.scale) / max(_norm(base.places[f"{module}.weight"]), 1e-30)
-        for module, pair in adapter.modules.items()
-        if f"{module}.weight" in base.places
-    }
+    ratios = {}
+    for module, pair in adapter.modules.items():
+        if place := base.places.get(f"{module}.weight"):
+            assert place.dtype in FLOATS, place.dtype
+            array = place.read()
+            squares = (
+                np.square(array[rows].astype(np.float32)).sum(dtype=np.float64) for rows in row_blocks(place.shape)
+            )
+            ratios[module] = delta_norm(pair, adapter.scale) / max(math.sqrt(float(sum(squares))), 1e-30)
     problems = [
         f"{module}: its adapter has {ratio:.3g} times the norm of its weight"
         for module, ratio in ratios.items()
@@ -259,13 +257,6 @@ def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
     ]
     least, most = min(ratios.values(), default=0), max(ratios.values(), default=0)
     return make_check("norms", problems, f"adapters have {least:.2g} to {most:.2g} of their weights' norms")
-
-
-def _norm(place: TensorPlace) -> float:
-    assert place.dtype in FLOATS, place.dtype
-    array = place.read()
-    squares = (np.square(array[rows].astype(np.float32)).sum(dtype=np.float64) for rows in row_blocks(place.shape))
-    return math.sqrt(float(sum(squares)))
 
 
 def _compare_models(

@@ -50,8 +50,10 @@ def read_object(status: int, body: bytes) -> dict[str, Any] | Failure:
     return found if isinstance(found, dict) else Failure(reason="not an object", detail=excerpt(body))
 
 
-def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
-    """The first choice of a completion that has ended."""
+def read_choice(found: Mapping[str, Any] | Failure) -> dict[str, Any] | Failure:
+    """The first choice of a completion that has ended; a failure stays one."""
+    if isinstance(found, Failure):
+        return found
     choices = found.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return Failure(reason="no choices", detail=excerpt(json.dumps(found).encode()))
@@ -63,11 +65,13 @@ def read_choice(found: Mapping[str, Any]) -> dict[str, Any] | Failure:
     return choice
 
 
-def read_chat(found: Mapping[str, Any]) -> Reply | Failure:
-    """The text of a chat completion.
+def read_chat(found: Mapping[str, Any] | Failure) -> Reply | Failure:
+    """The text of a chat completion; a failure stays one.
 
     Empty where the model wrote only what a reasoning or tool parser of vLLM takes out.
     """
+    if isinstance(found, Failure):
+        return found
     choice = read_choice(found)
     if isinstance(choice, Failure):
         return choice
@@ -122,8 +126,10 @@ class AnswerTokens:
     top: tuple[Mapping[str, float], ...]
 
 
-def read_tokens(choice: Mapping[str, Any]) -> AnswerTokens | Failure:
-    """Tokens and log-probabilities of a choice of a completion or a chat."""
+def read_tokens(choice: Mapping[str, Any] | Failure) -> AnswerTokens | Failure:
+    """Tokens and log-probabilities of a choice of a completion or a chat; a failure stays one."""
+    if isinstance(choice, Failure):
+        return choice
     found: Any = choice.get("logprobs")
     try:
         if "tokens" in found:

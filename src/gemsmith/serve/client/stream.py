@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
@@ -72,14 +72,10 @@ def stream_answer(
     asked = {
         "model": voice.model,
         "messages": list(messages),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if sampling.seed is not None:
-        asked["seed"] = sampling.seed
+    asked |= {name: value for name, value in asdict(sampling).items() if value is not None}
     try:
         with client, contextlib.ExitStack() as stack:
             response = stack.enter_context(_post(client, url, asked))
