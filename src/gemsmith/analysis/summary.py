@@ -12,7 +12,7 @@ from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
-from gemsmith.runs.bench_records import BenchCell, BenchRecord
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
@@ -98,9 +98,9 @@ def read_findings(run: Run) -> RunRecords:
     )
     lm_eval, file = None, run.record_file(LmEvalRecord.stage)
     if file.exists():
-        what_to_do = "run: gemsmith eval --lm-eval with its tasks"
         try:
-            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=what_to_do)
+            damaged = "run: gemsmith eval --lm-eval with its tasks"
+            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=damaged)
         except (RunError, OSError, RecursionError) as error:
             problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
     return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
@@ -199,18 +199,21 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
     return row[(len(row) - 1) // 2]
 
 
+def saturation_rate(found: Saturation) -> str:
+    """What the search for the rate at which a server saturates has found, in requests a second."""
+    if found.held_at is None:
+        return f"below {plain(found.exceeded_at or 0)}"
+    if found.exceeded_at is None:
+        return f"not up to {plain(found.held_at)}"
+    return f"{plain(found.held_at)} to {plain(found.exceeded_at)}"
+
+
 def saturation_lines(bench: BenchRecord) -> list[str]:
-    """What the search for saturation has found, a line for each length."""
-    lines = []
-    for found in bench.saturations:
-        if found.held_at is None:
-            where = f"not even at {rate(found.exceeded_at or 0)}, the lowest rate"
-        elif found.exceeded_at is None:
-            where = f"not at {rate(found.held_at)}, the highest rate tried"
-        else:
-            where = f"between {plain(found.held_at)} and {rate(found.exceeded_at)}"
-        lines.append(f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out: {where}")
-    return lines
+    """The same for each length."""
+    return [
+        f"{count(each.input_tokens)} tokens in and {count(each.output_tokens)} out: {saturation_rate(each)} requests/s"
+        for each in bench.saturations
+    ]
 
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gemsmith.analysis.summary import RunRecords
 from gemsmith.report.run_charts import score_chart
+from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
     EvalRecord,
     LabelScores,
@@ -27,6 +28,7 @@ from gemsmith.system.format import count, decimal, fraction, interval
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
 MOST_EXAMPLES = 12
+MODELS = ("base", "tuned")
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 
 
@@ -141,19 +143,24 @@ class TaskScores:
     problems: list[ProblemPair]
     moved: str
     """How many problems passed more and less often than with the base; empty without problems."""
-    answers: list[tuple[str, str, str]]
-    """What, base, tuned: of the answers, not of the scores."""
+    answers: Table
+    """What is said of the answers, not of the scores."""
 
 
 def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
-    scores, lm_eval = findings.eval, list(_lm_eval(findings.lm_eval)) if findings.lm_eval else []
+    scores, lm_eval = findings.eval, _lm_eval(findings.lm_eval) if findings.lm_eval else None
     if scores is None:
         return {"lm_eval": lm_eval}
     return {
         "chart": score_chart(scores),
         "verdict": scores.tasks[0].difference.summary,
-        "measures": list(_measures(scores)),
+        "measures": Table(
+            title="Scores of each task",
+            columns=("task", "measure, 95 % interval", "base", "tuned"),
+            rows=list(_measures(scores)),
+            right=MODELS,
+        ),
         "tasks": [_task(result) for result in scores.tasks],
         "examples": read_examples(scores),
         "lm_eval": lm_eval,
@@ -187,7 +194,10 @@ def _task(result: TaskResult) -> TaskScores:
     moved = (
         f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
-    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
+    answers = Table(
+        title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=list(_answers(result)), right=MODELS
+    )
+    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=answers)
 
 
 def _problems(result: TaskResult) -> Iterator[ProblemPair]:
@@ -228,18 +238,21 @@ def _counts(reasons: dict[str, int]) -> str:
     return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items()) or "0"
 
 
-def _lm_eval(record: LmEvalRecord) -> Iterator[tuple[str, str, str, str, str]]:
-    """Task, metric, base, tuned, rows; beside a score its 95 % interval's half width, which is 1.96 standard errors."""
+def _lm_eval(record: LmEvalRecord) -> Table:
+    """Beside a score its 95 % interval's half width, which is 1.96 standard errors."""
 
     def written(score: LmEvalScore | None) -> str:
         if score is None:
             return "not told"
         return decimal(score.value) + ("" if score.stderr is None else f" ± {decimal(1.96 * score.stderr)}")
 
+    rows = []
     for task, metrics in record.tuned.items():
-        rows = count(record.rows[task]) if task in record.rows else "not told"
+        number = count(record.rows[task]) if task in record.rows else "not told"
         for name, score in metrics.items():
-            yield task, name, written(record.base.get(task, {}).get(name)), written(score), rows
+            rows.append((task, name, written(record.base.get(task, {}).get(name)), written(score), number))
+    columns = ("task", "metric", *MODELS, "rows")
+    return Table(title="Scores of lm-evaluation-harness", columns=columns, rows=rows, right=columns[2:])
 
 
 MOST_LABELS = 12
