@@ -26,7 +26,7 @@ from gemsmith.runs.records import (
 )
 from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, plain, rate
+from gemsmith.system.format import count, plain, rate, some
 from gemsmith.train.logging import trained_s
 
 _NAMED_STEPS = 5
@@ -175,11 +175,8 @@ def losses_are_finite(train: TrainRecord) -> bool:
 
 
 def _steps(numbers: Sequence[int]) -> str:
-    """[3, 4, 9] → "steps 3, 4 and 9"; of many only the first few."""
-    named = [str(number) for number in numbers[:_NAMED_STEPS]]
-    if len(numbers) > _NAMED_STEPS:
-        return f"{count(len(numbers))} steps ({', '.join(named)}, …)"
-    return f"steps {', '.join(named[:-1])} and {named[-1]}" if named[1:] else f"step {named[0]}"
+    """[3, 4, 9] → "steps 3, 4, 9"; of many only the first few."""
+    return f"step{'s' * (len(numbers) > 1)} {some([str(number) for number in numbers], _NAMED_STEPS)}"
 
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:

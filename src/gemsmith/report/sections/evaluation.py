@@ -18,6 +18,7 @@ from gemsmith.runs.eval_records import (
     LmEvalScore,
     ModelResult,
     PassAt,
+    ProblemScore,
     Score,
     Share,
     TaskResult,
@@ -123,24 +124,12 @@ def marked_text(text: str, against: str) -> Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemPair:
-    """A question with a name of its own: the shares of its answers that passed, and why others did not."""
-
-    name: str
-    base: float
-    tuned: float
-    passed: tuple[int, int]
-    samples: tuple[int, int]
-    reasons: dict[str, int]
-    """Of the tuned model."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskScores:
     """A task of the evaluation with what the page makes of it."""
 
     result: TaskResult
-    problems: list[ProblemPair]
+    problems: list[tuple[ProblemScore, ProblemScore]]
+    """The base's and the tuned model's, by name."""
     moved: str
     """How many problems passed more and less often than with the base; empty without problems."""
     answers: Table
@@ -189,8 +178,10 @@ def _interval(score: Score | PassAt | Share) -> str:
 
 
 def _task(result: TaskResult) -> TaskScores:
-    problems = list(_problems(result))
-    better, worse = sum(each.tuned > each.base for each in problems), sum(each.tuned < each.base for each in problems)
+    before = {problem.name: problem for problem in result.base.problems if problem.samples}
+    problems = [(before[each.name], each) for each in result.tuned.problems if each.name in before and each.samples]
+    changes = [tuned.passed * base.samples - base.passed * tuned.samples for base, tuned in problems]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     moved = (
         f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
@@ -198,22 +189,6 @@ def _task(result: TaskResult) -> TaskScores:
         title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=list(_answers(result)), right=MODELS
     )
     return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=answers)
-
-
-def _problems(result: TaskResult) -> Iterator[ProblemPair]:
-    """Those of both models, paired by name."""
-    before = {problem.name: problem for problem in result.base.problems}
-    for problem in result.tuned.problems:
-        base = before.get(problem.name)
-        if base is not None and base.samples and problem.samples:
-            yield ProblemPair(
-                name=problem.name,
-                base=base.passed / base.samples,
-                tuned=problem.passed / problem.samples,
-                passed=(base.passed, problem.passed),
-                samples=(base.samples, problem.samples),
-                reasons=problem.reasons,
-            )
 
 
 def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
