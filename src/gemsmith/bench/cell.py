@@ -223,17 +223,16 @@ def describe_failures(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in Counter(failures).most_common())
 
 
-def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
+def notices_of(cells: Sequence[BenchCell]) -> Iterator[str]:
     """What must be known before the numbers: how many requests are in none of them, and why."""
-    warnings = []
     if failures := sum((Counter(cell.failures) for cell in cells), Counter()):
         asked = sum(asked_of(cell) for cell in cells)
-        warnings.append(
+        yield (
             f"{failures.total()} of {asked} requests of the load test were not answered whole "
             f"({describe_failures(failures)}); no latency and no rate counts them."
         )
     if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
-        warnings.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
+        yield f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)})."
     behind = []
     for cell in cells:
         if cell.request_rate == BURST or cell.max_concurrency is not None or not cell.completed:
@@ -243,11 +242,10 @@ def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
         if cell.duration_s > expected_s / 0.9:
             behind.append(cell)
     if behind:
-        warnings.append(
+        yield (
             f"In {len(behind)} of {len(cells)} cells fewer than 90 % of the requests asked for a second were answered: "
             "the server fell behind, and TTFT there grows with the number of requests."
         )
-    return tuple(warnings)
 
 
 def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
