@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec
-from gemsmith.bench.sweep import expected_s, say_left
+from gemsmith.bench.sweep import expected_s
 from gemsmith.recipe.load_grids import BURST, Load
 from gemsmith.runs.bench_records import BenchCell, Percentiles
 
@@ -43,13 +43,3 @@ def test_the_speed_is_that_with_prompts_of_the_same_length_where_there_is_one() 
     done = [cell(100), cell(10, tokens=8192)]
     assert expected_s(ask(BURST, tokens=8192), done) == 100
     assert expected_s(ask(BURST, tokens=512), done) == 10
-
-
-def test_what_is_left_is_said_roughly() -> None:
-    assert [say_left(seconds) for seconds in (0, 89, 91, 5000, 9000)] == [
-        "about 0 s left",
-        "about 89 s left",
-        "about 2 min left",
-        "about 83 min left",
-        "about 2.5 h left",
-    ]

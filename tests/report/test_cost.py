@@ -51,9 +51,9 @@ def test_a_server_on_the_same_machine_has_a_price_a_token_and_a_request(rented):
     cell = max(bench.cells, key=lambda cell: cell.output_tokens_per_s)
     assert found.served == cell
     expected = 16.8 / (3600 * cell.output_tokens_per_s) * 1e6
-    assert found.price.usd_per_million_output_tokens(cell) == pytest.approx(expected)
-    assert found.price.usd_per_thousand_requests(cell) == pytest.approx(16.8 / (3600 * cell.requests_per_s) * 1e3)
-    assert found.price.usd_per_thousand_requests(cell.model_copy(update={"requests_per_s": math.nan})) is None
+    assert found.price.usd_of(1e6, cell.output_tokens_per_s) == pytest.approx(expected)
+    assert found.price.usd_of(1e3, cell.requests_per_s) == pytest.approx(16.8 / (3600 * cell.requests_per_s) * 1e3)
+    assert found.price.usd_of(1e3, math.nan) is None
     write_record(rented, bench.model_copy(update={"endpoint": {"url": "http://10.0.0.1:8000"}}))
     assert actual_cost(read_findings(rented)).served is None
 

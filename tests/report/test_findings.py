@@ -64,9 +64,9 @@ def test_saturation_is_told_for_each_length(make_run):
         for held, exceeded in ((4.0, 4.35), (None, 1.0), (64.0, None))
     ]
     assert findings.saturation_lines(bench.model_copy(update={"saturations": tuple(found)})) == [
-        "512 tokens in and 256 out: between 4 and 4.35 requests/s",
-        "512 tokens in and 256 out: not even at 1 requests/s, the lowest rate",
-        "512 tokens in and 256 out: not at 64 requests/s, the highest rate tried",
+        "512 tokens in and 256 out: 4 to 4.35 requests/s",
+        "512 tokens in and 256 out: below 1 requests/s",
+        "512 tokens in and 256 out: not up to 64 requests/s",
     ]
 
 

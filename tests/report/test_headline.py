@@ -17,7 +17,7 @@ def test_each_question_has_its_answer_from_the_records(make_run):
     worked, good, fast, cost = headlines(read_findings(make_run()))
     assert (worked.answer, worked.mood) == ("✓ yes", "good")
     assert (good.before, good.answer, good.unit) == ("0.030", "0.940", "right")
-    assert fast.answer == "45,546" and "TTFT p50 52.2 ms (512 tokens in, 256 out, 4 requests/s)" in fast.lines
+    assert fast.answer == "45,546" and "TTFT p50 52.2 ms (512 in, 4 requests/s)" in fast.lines
     assert cost.estimated and cost.answer == "$4.50–7.20"
     assert "spent: not known, which of the plan’s machines trained is not told" in cost.lines
 

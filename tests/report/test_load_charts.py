@@ -26,8 +26,8 @@ def test_probes_and_numbers_at_once_have_no_place_among_the_rates(bench, undrawn
     closed = burst.model_copy(update={"max_concurrency": 64, "input_tokens": 128})
     probe = bench.cells[0].model_copy(update={"request_rate": 2.0, "probe": True})
     alt = charts_of(bench, *bench.cells, burst, closed, probe)["throughput"].alt
-    assert "512 in at a burst" in alt and "128 in" not in alt and "at 2 requests/s" not in alt
-    assert "128 in at 64 at once" in charts_of(bench, closed)["throughput"].alt
+    assert "512 in, a burst" in alt and "128 in" not in alt and "2 requests/s" not in alt
+    assert "128 in, 64 at once" in charts_of(bench, closed)["throughput"].alt
 
 
 def test_loads_of_requests_at_once_have_an_axis_of_their_own(bench):
@@ -44,7 +44,7 @@ def test_goodput_is_drawn_with_an_slo_alone_and_saturated_loads_are_ringed(bench
     charts = charts_of(bench, *cells)
     assert list(charts) == ["trade", "throughput", "goodput", "ttft", "tpot", "itl"]
     assert all(RING in chart.legend for chart in charts.values())
-    assert "512 in at 4 requests/s: 94.9\u00a0% good" in charts["goodput"].alt
+    assert "512 in, 4 requests/s: 94.9\u00a0% good" in charts["goodput"].alt
     whole = charts_of(bench, *(cell.model_copy(update={"goodput": 0.95}) for cell in bench.cells))
     assert RING not in whole["goodput"].legend
 
@@ -53,7 +53,7 @@ def test_the_values_under_the_pointer_are_the_record_s(bench, undrawn):
     cell = bench.cells[1]
     update = {"output_tokens_per_s": 1234.0, "ttft_ms": cell.ttft_ms.model_copy(update={"p50": 56.7})}
     points = json.loads(charts_of(bench, cell.model_copy(update=update))["trade"].points)
-    assert points == [[1234, 57, "512 in at 4 requests/s: 1,234 tokens/s, TTFT p50 56.7 ms"]]
+    assert points == [[1234, 57, "512 in, 4 requests/s: 1,234 tokens/s, TTFT p50 56.7 ms"]]
 
 
 def test_nothing_is_drawn_of_cells_without_an_answer_and_what_is_not_finite_draws(bench):

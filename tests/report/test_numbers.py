@@ -7,11 +7,11 @@ import pytest
 
 from gemsmith.report import run_charts as curves
 from gemsmith.report.sections import evaluation as examples
-from gemsmith.report.sections import provenance
+from gemsmith.report.sections import training
 from gemsmith.system import format as numbers
 
 
-@pytest.mark.parametrize("module", [numbers, curves, examples, provenance])
+@pytest.mark.parametrize("module", [numbers, curves, examples, training])
 def test_examples_in_the_docstrings_hold(module):
     results = doctest.testmod(module)
     assert results.attempted > 0 and results.failed == 0

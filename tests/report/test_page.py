@@ -124,7 +124,7 @@ def test_the_headline_is_what_the_records_say(page):
         "0.014–0.064 and 0.898–0.965",
         "200 held-out rows",
         "52.2 ms",
-        "512 tokens in, 256 out, 4 requests/s",
+        "512 in, 4 requests/s",
         "What did it cost? estimated $4.50–7.20 planned: 311 steps on v5p-8, the cheapest that fits",
     ):
         assert words in text, words
@@ -381,8 +381,8 @@ def test_colors_stand_out_in_light_and_dark():
             {"skipped": (7,), "spikes": (7, 9)},
             ["The updates of step 7 were left out", "The loss had a spike at step 9."],
         ),
-        ({"skipped": (), "spikes": (3, 4, 9)}, ["The loss had a spike at steps 3, 4 and 9."]),
-        ({"skipped": (), "spikes": tuple(range(1, 9))}, ["The loss had a spike at 8 steps (1, 2, 3, 4, 5, …)."]),
+        ({"skipped": (), "spikes": (3, 4, 9)}, ["The loss had a spike at steps 3, 4, 9."]),
+        ({"skipped": (), "spikes": tuple(range(1, 9))}, ["The loss had a spike at steps 1, 2, 3, 4, 5 and 3 more."]),
     ],
 )
 def test_spikes_and_skipped_steps_are_told_before_the_numbers(make_run, marks, expected):

@@ -222,11 +222,7 @@ def _difference(
 def _concerns(name: str, sides: Sequence[Side]) -> bool:
     """Whether all sides have a number that the condition bears on."""
     stage = name.partition(":")[0]
-    if stage == "bench":
-        return all(side.cells for side in sides)
-    if stage == "eval":
-        return all(side.scores for side in sides)
-    return all(side.real_tokens_per_s for side in sides)
+    return all({"bench": side.cells, "eval": side.scores}.get(stage, side.real_tokens_per_s) for side in sides)
 
 
 def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:

@@ -22,14 +22,8 @@ class HourPrice:
     def usd(self, seconds: float) -> float:
         return self.usd_per_hour * seconds / 3600
 
-    def usd_per_million_output_tokens(self, cell: BenchCell) -> float | None:
-        """None where the cell's throughput is zero, NaN or infinite."""
-        return self._each(cell.output_tokens_per_s, 1e6)
-
-    def usd_per_thousand_requests(self, cell: BenchCell) -> float | None:
-        return self._each(cell.requests_per_s, 1e3)
-
-    def _each(self, per_s: float, number: float) -> float | None:
+    def usd_of(self, number: float, per_s: float) -> float | None:
+        """So many tokens or requests at a throughput; None where that is zero, NaN or infinite."""
         return self.usd(number / per_s) if math.isfinite(per_s) and per_s > 0 else None
 
 

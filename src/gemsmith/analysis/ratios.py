@@ -119,6 +119,7 @@ ASKED_SHARE = 0.9
 
 
 Latency = Literal["TTFT", "TPOT"]
+LATENCIES: tuple[Latency, ...] = ("TTFT", "TPOT")
 
 
 class Ratio(Part):
@@ -249,9 +250,8 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 main=ours == heaviest,
                 notes=(*limited[ours.load], *lost),
             )
-        ttft, tpot = (ours.ttft_ms, theirs.ttft_ms), (ours.tpot_ms, theirs.tpot_ms)
-        latencies: tuple[tuple[Latency, tuple[float | None, float | None]], ...] = (("TTFT", ttft), ("TPOT", tpot))
-        for name, (mine, yours) in latencies:
+        for name in LATENCIES:
+            mine, yours = (getattr(cell, f"{name.lower()}_ms") for cell in (ours, theirs))
             if mine and yours:
                 interval, of = latency_interval(name, ours, theirs)
                 yield Ratio(

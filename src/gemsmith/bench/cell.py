@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,7 @@ def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Cou
 IDLE_TIMEOUT_S, GAPS = 60.0, 20
 # Causes, as client.py names them, of answers that ended before, or after, all their tokens had come.
 CUTS = ("cut stream", "wrong length")
+_COLUMNS = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +106,9 @@ class LoadSpec:
         return f"{self.number:02d}-{load.input_tokens}in-{rate}{limit}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
+class _Request(NamedTuple):
+    """One, in the order of _COLUMNS."""
+
     input_tokens: int
     output_tokens: int
     start_s: float
@@ -221,17 +223,16 @@ def describe_failures(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {cause}" for cause, count in Counter(failures).most_common())
 
 
-def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
+def notices_of(cells: Sequence[BenchCell]) -> Iterator[str]:
     """What must be known before the numbers: how many requests are in none of them, and why."""
-    warnings = []
     if failures := sum((Counter(cell.failures) for cell in cells), Counter()):
         asked = sum(asked_of(cell) for cell in cells)
-        warnings.append(
+        yield (
             f"{failures.total()} of {asked} requests of the load test were not answered whole "
             f"({describe_failures(failures)}); no latency and no rate counts them."
         )
     if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
-        warnings.append(f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)}).")
+        yield f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)})."
     behind = []
     for cell in cells:
         if cell.request_rate == BURST or cell.max_concurrency is not None or not cell.completed:
@@ -241,29 +242,21 @@ def notices_of(cells: Sequence[BenchCell]) -> tuple[str, ...]:
         if cell.duration_s > expected_s / 0.9:
             behind.append(cell)
     if behind:
-        warnings.append(
+        yield (
             f"In {len(behind)} of {len(cells)} cells fewer than 90 % of the requests asked for a second were answered: "
             "the server fell behind, and TTFT there grows with the number of requests."
         )
-    return tuple(warnings)
 
 
 def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
     """Raises KeyError, TypeError or ValueError where the result is not one."""
-    names = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors")
-    for values in zip(*(result[name] for name in names), strict=True):
-        input_tokens, output_tokens, start_s, ttft_s, latency_s, itls_s, error = values
-        if not all(0 <= number < math.inf for number in (*values[:5], *itls_s)) or not isinstance(error, str):
+    for values in zip(*(result[name] for name in _COLUMNS), strict=True):
+        request = _Request(*values)
+        if not all(0 <= number < math.inf for number in (*request[:5], *request.itls_s)) or not isinstance(
+            request.error, str
+        ):
             raise ValueError("a time or a number of tokens that is none")
-        yield _Request(
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            start_s=start_s,
-            ttft_s=ttft_s,
-            latency_s=latency_s,
-            itls_s=itls_s,
-            error=error,
-        )
+        yield request
 
 
 def _count_causes(requests: Sequence[_Request], ask: LoadSpec) -> dict[str, int]:

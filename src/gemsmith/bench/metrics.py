@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -135,20 +135,12 @@ def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
     busy = [place for place, sample in enumerate(samples) if sample.running or sample.waiting]
     samples = samples[busy[0] : busy[-1] + 1] if busy else samples
 
-    def pair(of: Callable[[Sample], float | None]) -> tuple[float | None, float | None]:
-        values = [value for sample in samples if (value := of(sample)) is not None]
-        return (round(sum(values) / len(values), 4), round(max(values), 4)) if values else (None, None)
-
-    running_mean, running_max = pair(lambda sample: sample.running)
-    waiting_mean, waiting_max = pair(lambda sample: sample.waiting)
-    kv_use_mean, kv_use_max = pair(lambda sample: sample.kv_use)
+    ends: dict[str, float] = {}
+    for name in ("running", "waiting", "kv_use"):
+        if values := [value for sample in samples if (value := getattr(sample, name)) is not None]:
+            ends |= {f"{name}_mean": round(sum(values) / len(values), 4), f"{name}_max": round(max(values), 4)}
     return ServerLoad(
         samples=len(samples),
-        running_mean=running_mean,
-        running_max=running_max,
-        waiting_mean=waiting_mean,
-        waiting_max=waiting_max,
-        kv_use_mean=kv_use_mean,
-        kv_use_max=kv_use_max,
+        **ends,
         preemptions=round(counted[-1] - counted[0]) if counted else None,
     )

@@ -26,6 +26,7 @@ from gemsmith.serve.client.endpoint import Endpoint, key_headers
 from gemsmith.serve.settings import VllmEnvironment
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_json, write_text
+from gemsmith.system.format import rough
 from gemsmith.system.version import __version__
 
 CELLS = "cells"
@@ -82,19 +83,6 @@ def expected_s(ask: LoadSpec, done: Sequence[BenchCell]) -> float:
     fastest = max((cell.output_tokens_per_s for cell in same or done), default=0.0)
     answers_s = ask.requests * ask.load.output_tokens / fastest if fastest else 0.0
     return max(arrivals_s, answers_s)
-
-
-def say_left(seconds: float) -> str:
-    """Seconds as a person says what is left.
-
-    >>> say_left(8), say_left(95), say_left(7000)
-    ('about 8 s left', 'about 2 min left', 'about 1.9 h left')
-    """
-    if seconds < 90:
-        return f"about {seconds:.0f} s left"
-    if seconds < 90 * 60:
-        return f"about {seconds / 60:.0f} min left"
-    return f"about {seconds / 3600:.1f} h left"
 
 
 def next_rate(tried: Mapping[float, float]) -> float | None:
@@ -274,7 +262,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
             "" if cell.goodput is None else f", goodput {100 * cell.goodput:.0f} %",
             (f", not answered whole: {describe_failures(cell.failures)}" if cell.failures else "", "red"),
             (", from an earlier start" if kept is not None else "", "dim"),
-            (f"; {say_left(left_s)}" if left else "", "dim"),
+            (f"; about {rough(left_s)} left" if left else "", "dim"),
         )
     )
     return cell
@@ -290,7 +278,7 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
             rest_s = others_s + expected_s(ask, sweep.cells) * max(0.0, 1 - ended / ask.requests)
             status.update(
                 f"bench {place}: {describe_load(ask.load)}: {ended} of {ask.requests} requests ended, "
-                f"{say_left(rest_s)}"
+                f"about {rough(rest_s)} left"
             )
 
         show(0)

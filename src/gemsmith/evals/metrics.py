@@ -38,10 +38,7 @@ def score(
     """
     n = len(right)
     low, high = wilson_interval(sum(right), n)
-    shares = {}
-    for name, count in (others or {}).items():
-        share_low, share_high = wilson_interval(count, n)
-        shares[name] = Share(score=count / n, low=share_low, high=share_high)
+    ends = {name: (count, *wilson_interval(count, n)) for name, count in (others or {}).items()}
     return Score(
         score=sum(right) / n,
         low=low,
@@ -50,7 +47,7 @@ def score(
         cut=cut,
         failed=dict(failed or {}),
         ungraded=dict(ungraded or {}),
-        others=shares,
+        others={name: Share(score=count / n, low=least, high=most) for name, (count, least, most) in ends.items()},
     )
 
 
@@ -206,13 +203,3 @@ def describe_difference(found: Difference, *, base: float) -> str:
     else:
         more = "they answer every question alike: look in logs/eval_rows.jsonl whether the answers differ at all"
     return f"This does not tell the tuned model from the base: {numbers}; {more}."
-
-
-def format_mcnemar(better: int, worse: int, p_value: float) -> str:
-    """The rows in which the two models differ, in words.
-
-    >>> format_mcnemar(1, 40, 4e-11)
-    '1 row better, 40 worse; exact McNemar test, p < 0.001'
-    """
-    size = f"p = {p_value:.3g}" if p_value >= 0.001 else "p < 0.001"
-    return f"{better:,} row{'s' if better != 1 else ''} better, {worse:,} worse; exact McNemar test, {size}"

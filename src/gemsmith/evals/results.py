@@ -145,42 +145,38 @@ def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], 
     return tuple(dict(row) for row in sorted([*wrong, *others], key=lambda row: row["row"]))
 
 
-def answer_notices(task: OpenTask, role: str, answers: Answers) -> list[str]:
+def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]:
     """What must be known of a model's answers before its score."""
     flat = answers.all()
     what = "rows" if task.held_out else f"requests of {task.name}"
     failed = Counter(answer.failed for answer in flat if answer.failed)
     ungraded = Counter(answer.ungraded for answer in flat if answer.ungraded)
     empty = sum(not answer.text and not answer.failed for answer in flat)
-    warnings = []
     if failed:
         text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
-        warnings.append(f"{text} ({describe_counts(failed)}); they count as not right.")
+        yield f"{text} ({describe_counts(failed)}); they count as not right."
     if ungraded:
         text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
-        warnings.append(f"{text} ({describe_counts(ungraded)}); they count as not right.")
+        yield f"{text} ({describe_counts(ungraded)}); they count as not right."
     if empty:
         text = f"{empty} of {len(flat)} answers of the {role} model are empty"
-        warnings.append(f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out.")
+        yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
     if answers.retries:
         total = sum(answers.retries.values())
         text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
-        warnings.append(f"{text} ({describe_counts(answers.retries)}); each answer counts once.")
-    return warnings
+        yield f"{text} ({describe_counts(answers.retries)}); each answer counts once."
 
 
-def result_notices(task: OpenTask, result: TaskResult) -> list[str]:
+def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
     """What must be known of a task before its scores: what was left out, and that they tell nothing."""
-    warnings = []
     if result.left_out:
         total = len(result.left_out) + len(task.questions)
-        warnings.append(
+        yield (
             f"{task.name}: {len(result.left_out)} of {total} questions are left out, since {result.judged_by} cannot "
             f"judge any answer to them; the scores are over the other {len(task.questions)}."
         )
     if not result.difference.significant:
-        warnings.append(f"{task.name}: {result.difference.summary}")
-    return warnings
+        yield f"{task.name}: {result.difference.summary}"
 
 
 def image_notices(task: OpenTask) -> list[str]:
@@ -195,14 +191,12 @@ def image_notices(task: OpenTask) -> list[str]:
     ]
 
 
-def critical_warnings(task: OpenTask, result: TaskResult) -> list[str]:
+def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
     """That generated code ran unguarded, or that a task is answered worse than by the base."""
-    warnings = []
     if result.sandbox is False:
-        warnings.append(f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it.")
+        yield f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it."
     if result.difference.significant and result.difference.mean < 0:
-        warnings.append(f"{task.name}: {result.difference.summary} Do not use it for this task.")
-    return warnings
+        yield f"{task.name}: {result.difference.summary} Do not use it for this task."
 
 
 def print_scores(task: OpenTask, role: str, answers: Answers) -> None:

@@ -42,7 +42,8 @@ def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callab
             continue
         if work_in(dtype).base_bytes / machine.chips > USABLE_SHARE * machine.chip.hbm_bytes:  # whatever the mesh
             continue
-        for rows in _halved(recipe.train.global_batch_size):
+        all_rows = recipe.train.global_batch_size
+        for rows in (all_rows >> halved for halved in range(all_rows.bit_length()) if all_rows % 2**halved == 0):
             fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
             if _choose(fewest, work_in, machine).hbm_bytes_per_chip > USABLE_SHARE * machine.chip.hbm_bytes:
                 continue  # too large with everything that saves memory, so not worth trying with less
@@ -57,7 +58,8 @@ def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
     train = recipe.train
     remats = [train.remat] if train.remat in ("auto", "layer") else [train.remat, "auto"]
     meshes = [train.mesh] if train.mesh == "auto" else [train.mesh, "auto"]
-    counts = [count for count in _doubled(min(train.gradient_accumulation_steps, rows), rows) if rows % count == 0]
+    fewest = min(train.gradient_accumulation_steps, rows)
+    counts = [count for doubled in range(rows.bit_length()) if rows % (count := fewest << doubled) == 0]
     tried = sorted(product(range(len(remats)), range(len(meshes)), range(len(counts))), key=sum)
     for remat, mesh, count in tried:
         yield _change(
@@ -97,35 +99,5 @@ def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine
 
 
 def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:
-    values = {
-        "dtype": dtype,
-        "global_batch_size": rows,
-        "gradient_accumulation_steps": micro_batches,
-        "remat": remat,
-        "mesh": mesh,
-    }
-    return with_values(recipe, [ResolvedValue(f"train.{name}", value, "") for name, value in values.items()])
-
-
-def _halved(rows: int) -> list[int]:
-    """Each half of the one before, while halves are whole.
-
-    >>> _halved(12)
-    [12, 6, 3]
-    """
-    found = [rows]
-    while found[-1] % 2 == 0:
-        found.append(found[-1] // 2)
-    return found
-
-
-def _doubled(count: int, limit: int) -> list[int]:
-    """Each twice the one before, up to the limit.
-
-    >>> _doubled(1, 8)
-    [1, 2, 4, 8]
-    """
-    found = [count]
-    while 2 * found[-1] <= limit:
-        found.append(2 * found[-1])
-    return found
+    values = dict(zip(KEYS, (remat, mesh, micro_batches, rows, dtype), strict=True))
+    return with_values(recipe, [ResolvedValue(key, value, "") for key, value in values.items()])

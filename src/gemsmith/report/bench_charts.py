@@ -8,7 +8,8 @@ from typing import Any
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import LoadCell, Side
+from gemsmith.analysis.sides import Side
+from gemsmith.analysis.summary import load_words
 from gemsmith.bench.sweep import ENOUGH
 from gemsmith.report.charts import (
     COLORS,
@@ -24,7 +25,7 @@ from gemsmith.report.charts import (
 )
 from gemsmith.report.run_charts import mean_window, running_mean
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
-from gemsmith.system.format import count, decimal, percent, rate, usd
+from gemsmith.system.format import count, decimal, percent, usd
 
 _MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hide each other, and the table has them
 _RING = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.4, "linestyle": "none"}
@@ -109,7 +110,7 @@ def _throughput_chart(grid: _Grid) -> Chart:
         "throughput",
         y=lambda cell: cell.output_tokens_per_s,
         words=_trade_words,
-        short_words=lambda cell: f"{_where(cell)}: {decimal(cell.output_tokens_per_s)}",
+        short_words=lambda cell: f"{load_words(cell)}: {decimal(cell.output_tokens_per_s)}",
         of="Output tokens a second",
         title="Throughput",
         unit="output tokens/s",
@@ -129,7 +130,7 @@ def _goodput_chart(grid: _Grid) -> Chart:
         grid,
         "goodput",
         y=lambda cell: 100 * good(cell),
-        words=lambda cell: f"{_where(cell)}: {percent(good(cell))} good",
+        words=lambda cell: f"{load_words(cell)}: {percent(good(cell))} good",
         of="Share of requests within the SLO",
         title="Goodput",
         unit="% of requests within the SLO",
@@ -154,7 +155,9 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
 
     def words(cell: BenchCell) -> str:
         numbers = of(cell)
-        return f"{_where(cell)}: p50 {decimal(numbers.p50)}, p90 {decimal(numbers.p90)}, p99 {decimal(numbers.p99)} ms"
+        return (
+            f"{load_words(cell)}: p50 {decimal(numbers.p50)}, p90 {decimal(numbers.p90)}, p99 {decimal(numbers.p99)} ms"
+        )
 
     bars = []
     for number, length in enumerate(grid.lengths if ranges else ()):
@@ -169,7 +172,7 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         x=place,
         y=lambda cell: of(cell).p50,
         words=words,
-        short_words=lambda cell: f"{_where(cell)}: {decimal(of(cell).p50)}",
+        short_words=lambda cell: f"{load_words(cell)}: {decimal(of(cell).p50)}",
         of=f"{title}, p50 in ms",
         title=title,
         unit=f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}",
@@ -227,12 +230,8 @@ def _grid_chart(
     )
 
 
-def _where(cell: BenchCell) -> str:
-    return f"{count(cell.input_tokens)} in at {rate(cell.request_rate, cell.max_concurrency)}"
-
-
 def _trade_words(cell: BenchCell) -> str:
-    return f"{_where(cell)}: {decimal(cell.output_tokens_per_s)} tokens/s, TTFT p50 {decimal(cell.ttft_ms.p50)} ms"
+    return f"{load_words(cell)}: {decimal(cell.output_tokens_per_s)} tokens/s, TTFT p50 {decimal(cell.ttft_ms.p50)} ms"
 
 
 _LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
@@ -289,21 +288,17 @@ def _bars(
     # A side's place among all gives it its color.
     both = {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
     (first, other), colors = both.values(), [SERIES[place % 6] for place in both]
-    rows: list[tuple[LoadCell, LoadCell]] = [
-        cells for cells in common_cells(first, other) if of(cells[0]) and of(cells[1])
-    ]
+    rows = [cells for cells in common_cells(first, other) if all(map(of, cells))]
     if not rows:
         return None
+    # The first side's above the other's.
     bars = [
-        # The first side's above the other's.
-        (of(cell), -row - 0.19 + (0.38 if which == 0 else 0), which, cell)
+        (of(cell), 0.19 - 0.38 * which - row, which, cell)
         for row, cells in enumerate(rows)
         for which, cell in enumerate(cells)
     ]
     # A load for an axis: its tokens on one line, how it was asked for on the next.
-    names_of_rows = [
-        f"{ours.input_tokens:,} / {ours.output_tokens:,}\n{ours.load.split(' out, ', 1)[1]}" for ours, _ in rows
-    ]
+    loads = [f"{ours.input_tokens:,} / {ours.output_tokens:,}\n{ours.load.split(' out, ', 1)[1]}" for ours, _ in rows]
     values = [value for value, *_ in bars]
     log = log and max(values) / min(values) > 20
 
@@ -312,10 +307,9 @@ def _bars(
             axes.set_xscale("log")
         for value, at, which, _ in bars:
             axes.barh(at, value, height=0.34, color=COLORS[colors[which]])
-            beside: Any = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 9.5}
-            axes.annotate(decimal(value), (value, at), **beside)
+            axes.annotate(decimal(value), (value, at), (4, 0), textcoords="offset points", va="center", fontsize=9.5)
         axes.tick_params(axis="y", pad=15)
-        axes.set_yticks([-row for row in range(len(rows))], names_of_rows)
+        axes.set_yticks([-row for row in range(len(rows))], loads)
         axes.set_xlim(min(values) / 2 if log else 0, max(values) * (2.2 if log else 1.18))
         axes.set_ylim(-len(rows) + 0.45, 0.55)
         axes.grid(visible=False)

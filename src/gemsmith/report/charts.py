@@ -54,15 +54,6 @@ _STYLE: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """An <svg> element, and where in it the points are that were asked about."""
-
-    svg: str
-    places: list[tuple[float, float]]
-    """x, y in units of its viewBox."""
-
-
 def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
     from matplotlib import ticker
 
@@ -93,10 +84,10 @@ def _tick(value: float) -> str:
 
 def draw_chart(
     name: str, draw: Callable[[Any], None], *, height: int = HEIGHT, points: Sequence[tuple[float, float]] = ()
-) -> Drawing:
-    """One axes, drawn by `draw`, as an <svg> element to put into a page, and where in it the points are.
+) -> tuple[str, list[tuple[float, float]]]:
+    """One axes, drawn by `draw`, as an <svg> element to put into a page, and the points in units of its viewBox.
 
-    These are given in units of the axes.
+    They are given in units of the axes.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -114,7 +105,7 @@ def draw_chart(
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", transparent=True, metadata=nothing)
         places = axes.transData.transform(list(points)) if points else ()
-    return Drawing(svg=_inline(file.getvalue()), places=[(float(x), height - float(y)) for x, y in places])
+    return _inline(file.getvalue()), [(float(x), height - float(y)) for x, y in places]
 
 
 def _inline(svg: str) -> str:
@@ -178,13 +169,13 @@ def make_chart(
 ) -> Chart:
     """The chart that `draw` draws on its axes; points that are not finite are nowhere on it."""
     points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
-    drawn = draw_chart(name, draw, height=height, points=[(x, y) for x, y, _ in points])
-    placed = [[round(x), round(y), words] for (x, y), (_, _, words) in zip(drawn.places, points, strict=True)]
+    svg, places = draw_chart(name, draw, height=height, points=[(x, y) for x, y, _ in points])
+    placed = [[round(x), round(y), words] for (x, y), (_, _, words) in zip(places, points, strict=True)]
     return Chart(
         name=name,
         title=title,
         unit=unit,
-        svg=drawn.svg,
+        svg=svg,
         alt=alt,
         legend=tuple(legend),
         rows=rows,

@@ -28,7 +28,7 @@ from gemsmith.analysis.summary import (
 from gemsmith.errors import MachineError
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, rate, signed, span, usd
+from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, signed, span, usd
 
 _FOLDER = Path(__file__).parent / "templates"
 
@@ -107,9 +107,7 @@ def _fast(findings: RunRecords) -> Tile:
         speed = decimal(fastest.output_tokens_per_s)
         lines.append(f"served: at most {speed} output tokens/s ({load_words(fastest)})")
     if middle is not None:
-        load = f"{count(middle.input_tokens)} tokens in, {count(middle.output_tokens)} out"
-        load += f", {rate(middle.request_rate, middle.max_concurrency)}"
-        lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({load})")
+        lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({load_words(middle)})")
     if findings.records():
         lines.append(f"{duration(total_s(findings))} for all stages")
     return Tile(
@@ -153,8 +151,8 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
     if found.per_million_trained_tokens is not None:
         yield f"{price(found.per_million_trained_tokens)} per million real tokens"
     if found.served is not None:
-        tokens = paid.usd_per_million_output_tokens(found.served)
-        requests = paid.usd_per_thousand_requests(found.served)
+        tokens = paid.usd_of(1e6, found.served.output_tokens_per_s)
+        requests = paid.usd_of(1e3, found.served.requests_per_s)
         if tokens is not None and requests is not None:
             yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
 

@@ -1,9 +1,10 @@
 """Charts of a run: training's numbers against the step, and scores of base and tuned model with their intervals."""
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from gemsmith.report.charts import COLORS, Chart, Line, line_chart, make_chart, spans_decades
 from gemsmith.runs.eval_records import EvalRecord, Score
@@ -89,14 +90,10 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
     >>> running_mean([0, 3, 6, 9], 3)
     [1.5, 3.0, 6.0, 7.5]
     """
-    half = window // 2
-    sums = [0.0, *itertools.accumulate(0.0 if math.isnan(value) else value for value in values)]
-    known = [0, *itertools.accumulate(not math.isnan(value) for value in values)]
-    ends = [(max(0, middle - half), min(len(values), middle + half + 1)) for middle in range(len(values))]
-    return [
-        (sums[end] - sums[start]) / (known[end] - known[start]) if known[end] > known[start] else math.nan
-        for start, end in ends
-    ]
+    known = np.isfinite(values)
+    ones = np.ones(min(window, len(known)))
+    with np.errstate(invalid="ignore"):
+        return [*(np.convolve(np.where(known, values, 0.0), ones, "same") / np.convolve(known, ones, "same")).tolist()]
 
 
 def mean_window(steps: int) -> int:

@@ -74,6 +74,11 @@ class Table:
         lines = [f"| {' | '.join(row)} |" for row in rows]
         return [lines[0], "|" + "---|" * len(self.columns), *lines[1:], ""]
 
+    def to_csv(self) -> str:
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+        return file.getvalue()
+
 
 def print_summary(run: Run) -> None:
     """Prints the table, what a reader must know before its numbers, and where the report is, on stdout."""
@@ -294,48 +299,20 @@ def _catalog_lines(redrawn: Reanalysis) -> list[str]:
 
 def csv_of(comparison: Comparison) -> str:
     """A line for each difference of each pair's sides and for each ratio, whole numbers as they are."""
-    rows = [*_difference_rows(comparison), *_ratio_rows(comparison)]
-    columns = ["row", "kind", "what", "unit", "first", "other", "first_value", "other_value", "value", "low", "high"]
-    columns += ["interval_of", "headline", "confounded_by", "notes"]
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
-
-
-def _difference_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
+    first, *others = comparison.sides
+    rows: list[tuple[object, ...]] = []
     for each in comparison.differences:
-        for number, side in enumerate(comparison.sides[1:], 1):
-            yield {
-                "row": "difference",
-                "what": each.condition,
-                "first": comparison.sides[0].name,
-                "other": side.name,
-                "first_value": words.condition_value(each.values[0]),
-                "other_value": words.condition_value(each.values[number]),
-                "notes": words.effect(each),
-            }
-
-
-def _ratio_rows(comparison: Comparison) -> Iterator[dict[str, object]]:
+        values = list(map(words.condition_value, each.values))
+        for side, value in zip(others, values[1:], strict=True):
+            ends = (first.name, side.name, values[0], value)
+            rows.append(("difference", "", each.condition, "", *ends, *[""] * 6, words.effect(each)))
     for pair in comparison.pairs:
         for ratio in pair.ratios:
-            low, high = ratio.interval or ("", "")
-            yield {
-                "row": "difference of scores" if ratio.is_difference else "ratio",
-                "kind": ratio.kind,
-                "what": ratio.what,
-                "unit": ratio.unit,
-                "first": pair.first,
-                "other": pair.other,
-                "first_value": ratio.first,
-                "other_value": ratio.other,
-                "value": ratio.value,
-                "low": low,
-                "high": high,
-                "interval_of": ratio.interval_of,
-                "headline": ratio.is_headline,
-                "confounded_by": " ".join(ratio.confounded_by),
-                "notes": "; ".join(ratio.notes),
-            }
+            what = ("difference of scores" if ratio.is_difference else "ratio", ratio.kind, ratio.what, ratio.unit)
+            numbers = (ratio.first, ratio.other, ratio.value, *(ratio.interval or ("", "")))
+            lists = (" ".join(ratio.confounded_by), "; ".join(ratio.notes))
+            rows.append((*what, pair.first, pair.other, *numbers, ratio.interval_of, ratio.is_headline, *lists))
+    columns = "row kind what unit first other first_value other_value value low high".split()
+    columns += ["interval_of", "headline", "confounded_by", "notes"]
+    text = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    return Table(columns=columns, rows=text).to_csv()

@@ -35,11 +35,11 @@ def test_every_problem_is_paired_by_its_name(large_run, words, undrawn):
     shuffled = record.model_copy(
         update={"base": record.base.model_copy(update={"problems": record.base.problems[::-1]})}
     )
-    assert list(scores._problems(shuffled)) == task.problems
-    better = sum(each.passed[1] > each.passed[0] for each in task.problems)
+    assert scores._task(shuffled).problems == task.problems
+    better = sum(tuned.passed > base.passed for base, tuned in task.problems)
     assert f"{better} pass more often than with the base" in words
-    for each in task.problems:
-        assert f"{each.name} {each.passed[0]} of 5 {each.passed[1]} of 5" in words
+    for base, tuned in task.problems:
+        assert f"{tuned.name} {base.passed} of 5 {tuned.passed} of 5" in words
 
 
 def test_answers_are_counted_beside_the_scores(words):

@@ -62,12 +62,12 @@ def test_dollars_are_the_seconds_beside_them_times_the_price(large_run):
 
 
 def test_serving_costs_what_the_cheapest_load_of_each_length_costs(large_run):
-    served = make(large_run, read_findings(large_run))["served"]
-    assert [each.cell.input_tokens for each in served] == [128, 512, 1024, 4096, 8192, 15360]
-    for each in served:
-        tokens = each.cell.output_tokens_per_s
-        assert each.per_million_tokens == pytest.approx(16.8 / 3600 / tokens * 1e6)
-        assert each.per_thousand_requests == pytest.approx(16.8 / 3600 / each.cell.requests_per_s * 1e3)
+    findings = read_findings(large_run)
+    served = make(large_run, findings)["served"]
+    assert [cell.input_tokens for cell in served] == [128, 512, 1024, 4096, 8192, 15360]
+    for cell in served:
+        same = [each for each in findings.bench.cells if each.input_tokens == cell.input_tokens and each.completed]
+        assert cell.output_tokens_per_s == max(each.output_tokens_per_s for each in same)
 
 
 def test_modelled_dollars_are_called_modelled_and_unknown_ones_not_told(large_run, make_run, section_words):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.analysis.summary import RunRecords
-from gemsmith.report.sections import cost, evaluation, provenance, serving, training
+from gemsmith.report.sections import cost, evaluation, serving, training
 from gemsmith.runs.run import Run
 
 
@@ -29,10 +29,10 @@ SECTIONS = (
     PageSection(id="training", title="Training", make=training.make_training),
     PageSection(id="data", title="Data", make=training.make_data),
     PageSection(id="plan", title="Plan", make=cost.make_plan),
-    PageSection(id="export", title="Export", make=provenance.make_export),
+    PageSection(id="export", title="Export", make=training.make_export),
     PageSection(id="serve", title="Server", make=serving.make_serve),
     PageSection(id="bench", title="Load test", make=serving.make_bench),
     PageSection(id="time", title="Time and cost", make=cost.make_time),
-    PageSection(id="provenance", title="Provenance", make=provenance.make_provenance),
+    PageSection(id="provenance", title="Provenance", make=training.make_provenance),
 )
 """To add one: a function here, a template, and a line in this table."""

@@ -53,22 +53,18 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[MemoryPart]:
     most = max(planned, used or 0, 1)
     limit = machine.hbm_limit_bytes_per_chip
     width = max(limit, most) if 10 * most > limit else 2 * most
-    parts, start = [], 0
-    for name, part_bytes in machine.parts.items():
-        color = "line-strong" if name == "runtime" else "s1-soft"
-        parts.append(
-            MemoryPart(name=name, bytes=part_bytes, start=start / width, share=part_bytes / width, color=color)
-        )
-        start += part_bytes
-    parts.append(MemoryPart(name="planned in all", bytes=planned, start=0, share=planned / width, color="s1"))
+    rows, start = [], 0
+    for name, held in machine.parts.items():
+        rows.append((name, held, start, "line-strong" if name == "runtime" else "s1-soft"))
+        start += held
+    rows.append(("planned in all", planned, 0, "s1"))
     if used:
-        color = "s3" if used <= limit else "bad"
-        parts.append(
-            MemoryPart(name="used at the peak, measured", bytes=used, start=0, share=used / width, color=color)
-        )
-    share, beyond = min(limit / width, 1), ", beyond the edge" if limit > width else ""
-    parts.append(MemoryPart(name=f"limit of a chip{beyond}", bytes=limit, start=0, share=share, color="line-strong"))
-    return parts
+        rows.append(("used at the peak, measured", used, 0, "s3" if used <= limit else "bad"))
+    rows.append((f"limit of a chip{', beyond the edge' if limit > width else ''}", limit, 0, "line-strong"))
+    return [
+        MemoryPart(name=name, bytes=held, start=start / width, share=min(held / width, 1), color=color)
+        for name, held, start, color in rows
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +81,6 @@ class StageSpan:
     missing: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedCost:
-    """What a served cell would cost if it went on."""
-
-    cell: BenchCell
-    per_million_tokens: float
-    per_thousand_requests: float
-
-
 def make_time(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """The waterfall, and dollars for each stage and each cell."""
     found = actual_cost(findings)
@@ -101,7 +88,7 @@ def make_time(_run: Run, findings: RunRecords) -> dict[str, Any]:
         "spans": stage_spans(findings),
         "total_s": total_s(findings),
         "actual_cost": found,
-        "served": served_costs(findings, found),
+        "served": served_cells(findings, found),
     }
 
 
@@ -151,17 +138,15 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
     return spans
 
 
-def served_costs(findings: RunRecords, found: ActualCost | None) -> list[ServedCost]:
+def served_cells(findings: RunRecords, found: ActualCost | None) -> list[BenchCell]:
     """For each length the cell that costs least a token, where the server ran on the machine with a price."""
     if findings.bench is None or found is None or found.served is None or not found.price.usd_per_hour:
         return []
-    best: dict[tuple[int, int], ServedCost] = {}
+    best: dict[tuple[int, int], BenchCell] = {}
     for cell in findings.bench.cells:
-        tokens = found.price.usd_per_million_output_tokens(cell)
-        requests = found.price.usd_per_thousand_requests(cell)
-        if not cell.completed or tokens is None or requests is None:
-            continue
-        length = cell.input_tokens, cell.output_tokens
-        if length not in best or tokens < best[length].per_million_tokens:
-            best[length] = ServedCost(cell=cell, per_million_tokens=tokens, per_thousand_requests=requests)
+        if cell.completed and all(
+            found.price.usd_of(1, each) for each in (cell.output_tokens_per_s, cell.requests_per_s)
+        ):
+            length = cell.input_tokens, cell.output_tokens
+            best[length] = max(best.get(length, cell), cell, key=lambda cell: cell.output_tokens_per_s)
     return [best[length] for length in sorted(best)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gemsmith.analysis.summary import RunRecords
 from gemsmith.report.run_charts import score_chart
+from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
     EvalRecord,
     LabelScores,
@@ -17,6 +18,7 @@ from gemsmith.runs.eval_records import (
     LmEvalScore,
     ModelResult,
     PassAt,
+    ProblemScore,
     Score,
     Share,
     TaskResult,
@@ -27,6 +29,7 @@ from gemsmith.system.format import count, decimal, fraction, interval
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
 MOST_EXAMPLES = 12
+MODELS = ("base", "tuned")
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
 
 
@@ -121,39 +124,32 @@ def marked_text(text: str, against: str) -> Text:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemPair:
-    """A question with a name of its own: the shares of its answers that passed, and why others did not."""
-
-    name: str
-    base: float
-    tuned: float
-    passed: tuple[int, int]
-    samples: tuple[int, int]
-    reasons: dict[str, int]
-    """Of the tuned model."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskScores:
     """A task of the evaluation with what the page makes of it."""
 
     result: TaskResult
-    problems: list[ProblemPair]
+    problems: list[tuple[ProblemScore, ProblemScore]]
+    """The base's and the tuned model's, by name."""
     moved: str
     """How many problems passed more and less often than with the base; empty without problems."""
-    answers: list[tuple[str, str, str]]
-    """What, base, tuned: of the answers, not of the scores."""
+    answers: Table
+    """What is said of the answers, not of the scores."""
 
 
 def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
-    scores, lm_eval = findings.eval, list(_lm_eval(findings.lm_eval)) if findings.lm_eval else []
+    scores, lm_eval = findings.eval, _lm_eval(findings.lm_eval) if findings.lm_eval else None
     if scores is None:
         return {"lm_eval": lm_eval}
     return {
         "chart": score_chart(scores),
         "verdict": scores.tasks[0].difference.summary,
-        "measures": list(_measures(scores)),
+        "measures": Table(
+            title="Scores of each task",
+            columns=("task", "measure, 95 % interval", "base", "tuned"),
+            rows=list(_measures(scores)),
+            right=MODELS,
+        ),
         "tasks": [_task(result) for result in scores.tasks],
         "examples": read_examples(scores),
         "lm_eval": lm_eval,
@@ -182,28 +178,17 @@ def _interval(score: Score | PassAt | Share) -> str:
 
 
 def _task(result: TaskResult) -> TaskScores:
-    problems = list(_problems(result))
-    better, worse = sum(each.tuned > each.base for each in problems), sum(each.tuned < each.base for each in problems)
+    before = {problem.name: problem for problem in result.base.problems if problem.samples}
+    problems = [(before[each.name], each) for each in result.tuned.problems if each.name in before and each.samples]
+    changes = [tuned.passed * base.samples - base.passed * tuned.samples for base, tuned in problems]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     moved = (
         f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
-    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=list(_answers(result)))
-
-
-def _problems(result: TaskResult) -> Iterator[ProblemPair]:
-    """Those of both models, paired by name."""
-    before = {problem.name: problem for problem in result.base.problems}
-    for problem in result.tuned.problems:
-        base = before.get(problem.name)
-        if base is not None and base.samples and problem.samples:
-            yield ProblemPair(
-                name=problem.name,
-                base=base.passed / base.samples,
-                tuned=problem.passed / problem.samples,
-                passed=(base.passed, problem.passed),
-                samples=(base.samples, problem.samples),
-                reasons=problem.reasons,
-            )
+    answers = Table(
+        title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=list(_answers(result)), right=MODELS
+    )
+    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=answers)
 
 
 def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
@@ -228,18 +213,21 @@ def _counts(reasons: dict[str, int]) -> str:
     return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items()) or "0"
 
 
-def _lm_eval(record: LmEvalRecord) -> Iterator[tuple[str, str, str, str, str]]:
-    """Task, metric, base, tuned, rows; beside a score its 95 % interval's half width, which is 1.96 standard errors."""
+def _lm_eval(record: LmEvalRecord) -> Table:
+    """Beside a score its 95 % interval's half width, which is 1.96 standard errors."""
 
     def written(score: LmEvalScore | None) -> str:
         if score is None:
             return "not told"
         return decimal(score.value) + ("" if score.stderr is None else f" ± {decimal(1.96 * score.stderr)}")
 
+    rows = []
     for task, metrics in record.tuned.items():
-        rows = count(record.rows[task]) if task in record.rows else "not told"
+        number = count(record.rows[task]) if task in record.rows else "not told"
         for name, score in metrics.items():
-            yield task, name, written(record.base.get(task, {}).get(name)), written(score), rows
+            rows.append((task, name, written(record.base.get(task, {}).get(name)), written(score), number))
+    columns = ("task", "metric", *MODELS, "rows")
+    return Table(title="Scores of lm-evaluation-harness", columns=columns, rows=rows, right=columns[2:])
 
 
 MOST_LABELS = 12

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines
+from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines, saturation_rate
 from gemsmith.report.bench_charts import load_charts, load_of
-from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
+from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
-from gemsmith.system.format import count, plain
+from gemsmith.system.format import count
 
 _NAMES = {
     "version": "vLLM",
@@ -95,16 +95,8 @@ def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[Length]:
         if fastest is None:
             continue
         saturates = (each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key)
-        rates = next(map(_saturation_rates, saturates), None)
+        rates = next(map(saturation_rate, saturates), None)
         found.append(
             Length(input_tokens=key[0], output_tokens=key[1], lightest=row[0], fastest=fastest, saturates=rates)
         )
     return found
-
-
-def _saturation_rates(found: Saturation) -> str:
-    if found.held_at is None:
-        return f"below {plain(found.exceeded_at or 0)}"
-    if found.exceeded_at is None:
-        return f"not up to {plain(found.held_at)}"
-    return f"{plain(found.held_at)} to {plain(found.exceeded_at)}"

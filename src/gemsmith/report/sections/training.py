@@ -1,9 +1,11 @@
-"""What was run, what it was trained on, and how training went."""
+"""What was run and made from what, what it was trained on, how training went, and whether the export is right."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, trained_tokens
+from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
 from gemsmith.recipe.schema import Optimizer
 from gemsmith.report.run_charts import training_charts
 from gemsmith.runs.records import Computer, DataRecord, TrainRecord
@@ -139,3 +141,30 @@ def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
         rows.append(("Held out, an image of it trained on", f"{count(found.same_image)} {of}"))
     nearly = "not looked for: prompts are compared whole, but for white space"
     return [*rows, ("Held out and nearly trained on", nearly)]
+
+
+def make_provenance(run: Run, findings: RunRecords) -> dict[str, Any]:
+    """The records, and each line of the resolved recipe, cut in what it sets and why; none where the file is gone."""
+    text = run.recipe_file.read_text(encoding="utf-8") if run.recipe_file.exists() else ""
+    return {"records": findings.records(), "recipe_lines": [_cut_reason(line) for line in text.splitlines()]}
+
+
+def _cut_reason(line: str) -> tuple[str, str]:
+    """A line of the resolved recipe in two, after its value.
+
+    >>> _cut_reason('  template: "a  # b"  # the checkpoint has one')
+    ('  template: "a  # b"', '# the checkpoint has one')
+    """
+    key = re.match(r"\s*[\w-]+: ", line)
+    if key is None:
+        return line, ""
+    try:
+        _, end = json.JSONDecoder().raw_decode(line, key.end())
+    except json.JSONDecodeError:
+        return line, ""
+    return line[:end], line[end:].strip()
+
+
+def make_export(_run: Run, findings: RunRecords) -> dict[str, Any]:
+    """How many checks passed, in words."""
+    return {"checks": count_checks(findings.verify) if findings.verify else None}
