@@ -19,7 +19,13 @@ TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype"), [*((name, "bfloat16") for name in TINY), ("tiny-12b", "nf4"), ("tiny-26b-a4b", "int8")]
+    ("variant", "dtype"),
+    [
+        ("tiny-e2b", "bfloat16"),
+        ("tiny-12b", "nf4"),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in TINY if name != "tiny-e2b"),
+        pytest.param("tiny-26b-a4b", "int8", marks=pytest.mark.slow),
+    ],
 )
 def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, adapter_of, tmp_path, variant, dtype):
     adapter, base = adapter_of(variant), open_checkpoint(str(tiny_checkpoint(variant, "bfloat16")))
@@ -39,7 +45,9 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
             assert logits._distance(whole[0], logits._run(logits.load_model(base.folder), prompts)) > 0.05
 
 
-@pytest.mark.parametrize("variant", TINY)
+@pytest.mark.parametrize(
+    "variant", ["tiny-e2b", *(pytest.param(name, marks=pytest.mark.slow) for name in TINY if name != "tiny-e2b")]
+)
 def test_images_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_path, variant):
     """With adapters on every linear layer, those that embed images, per-layer inputs and routers among them."""
     sees = with_vision(find_variant(variant))

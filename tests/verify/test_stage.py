@@ -173,7 +173,7 @@ def test_what_is_no_weight_is_compared_with_the_base_even_where_the_checksums_kn
     assert failed(exported) == {"other files": f"{name} {verdict}"}
 
 
-@pytest.mark.parametrize("dtype", ["nf4", "int8"])
+@pytest.mark.parametrize("dtype", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_run_on_a_quantised_base_is_merged_into_what_it_was_trained_on(make_run, adapter_of, dtype):
     """Of an adapter on q alone: what has none is dequantized, too, as it was in training."""
     adapter = adapter_of("tiny-12b")

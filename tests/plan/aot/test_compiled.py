@@ -106,12 +106,14 @@ def test_model_flops_are_those_that_no_recomputing_adds_to():
     assert 1.0 < flops / (4 * 30.7e9 * 4 * 4096) < 1.15
 
 
+@pytest.mark.slow
 def test_the_benchmark_walks_a_compiled_text():
     command = [sys.executable, str(BENCHMARK), "--walk", str(GOLDEN), "--chip", "v5p", "--top", "3"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "splash_mha_fwd" in printed and "with collectives hidden" in printed
 
 
+@pytest.mark.slow
 def test_the_benchmark_names_its_cases():
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--case", "31b-v9"], capture_output=True, text=True, check=False

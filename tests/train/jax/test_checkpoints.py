@@ -85,6 +85,7 @@ def damages(folder: Path):
     yield from losses(folder)
 
 
+@pytest.mark.slow
 def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
     good, found = read_run_adapter(trained, 6), []
     for what in damages(trained.checkpoints / "6"):

@@ -162,7 +162,10 @@ def hidden(model, implementation, tokens, segments):
 
 
 @pytest.mark.parametrize("implementation", BACKENDS["trl"].attentions)
-@pytest.mark.parametrize("variant", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b"])
+@pytest.mark.parametrize(
+    "variant",
+    ["tiny-31b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-e2b", "tiny-26b-a4b", "tiny-12b"))],
+)
 def test_no_document_sees_another(tiny_checkpoint, variant, implementation):
     """Alone, first in a row or second, a document gets the same hidden states; what stands in the other changes
     nothing."""

@@ -45,6 +45,7 @@ print(worker.wait(), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process does not hear of its parent's death")
 def test_a_process_ends_with_the_one_that_started_it_also_where_that_is_killed():
     """It must not go on to save: with its launcher, the lock of the run directory is gone."""
