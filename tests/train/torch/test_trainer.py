@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from trl import SFTTrainer
 
 from gemsmith.train.torch.distributed import ProcessGroup
 from gemsmith.train.torch.trainer import Callbacks, TrlTrainer, _config, _mixed, _StepCallback
@@ -101,6 +102,11 @@ def test_a_step_that_does_not_count_leaves_no_gradient(small_recipe, gradient, l
     recipe = small_recipe(optimizer={"max_grad_norm": highest})
     outcome, clipped, weight = decide(recipe, gradient, loss=loss, skip_above=2.0)
     assert outcome.skipped and clipped is None and (weight == 1).all()
+
+
+def test_two_public_methods_of_upstream_are_overridden():
+    own = {name for name, value in vars(TrlTrainer).items() if callable(value) and hasattr(SFTTrainer, name)}
+    assert own == {"__init__", "get_train_dataloader", "compute_loss"}
 
 
 def test_upstream_saves_and_reports_nothing_by_itself(small_recipe, tmp_path):
