@@ -46,7 +46,8 @@ class Callbacks:
 class TrlTrainer(SFTTrainer):
     """The steps of a run after `done`."""
 
-    loss_is_scaled_for_ga = True  # a sum over the step's count is not divided again by the number of micro-batches
+    # A sum over the step's count is not divided again by the number of micro-batches.
+    loss_is_scaled_for_ga = True  # type: ignore[assignment]
 
     def __init__(
         self,
