@@ -110,6 +110,11 @@ def test_tunix_donates_the_optimizer_only():
     assert 'donate_argnames=("optimizer",)' in inspect.getsource(PeftTrainer.jit_train_and_eval_step)
 
 
+def test_tunix_takes_the_exponential_of_every_loss():
+    with pytest.warns(RuntimeWarning, match="overflow encountered in exp"):
+        make_trainer().train([{"x": jnp.full((2, 16), 1e3)}] * 2)
+
+
 def test_tunix_saves_a_step_whose_loss_is_no_number(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
     trainer._pbar = _Silent()

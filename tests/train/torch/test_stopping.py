@@ -131,7 +131,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
     compute_loss = TrlTrainer.compute_loss
 
     def poisoned(self, model, inputs, **options):
-        return compute_loss(self, model, inputs, **options) * (np.nan if inputs["step"] == 3 else 1.0)
+        return compute_loss(self, model, inputs, **options) * (np.nan if self.done + self.state.global_step == 2 else 1)
 
     monkeypatch.setattr(TrlTrainer, "compute_loss", poisoned)
     keys = BACKEND | {"save_steps": 1, "on_nonfinite": "skip", "save_total_limit": 6}

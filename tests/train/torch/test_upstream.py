@@ -38,8 +38,11 @@ def test_transformers_updates_from_a_loss_that_is_no_number(tmp_path):
     assert model.weight.isnan()
 
 
-def test_transformers_counts_operations_at_every_micro_batch():
-    assert "self.current_flos += float(self.floating_point_ops(inputs))" in inspect.getsource(transformers.Trainer)
+def test_transformers_clips_before_a_callback_sees_the_norm():
+    assert "on_pre_optimizer_step(self.args, self.state, self.control)" in inspect.getsource(transformers.Trainer)
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.tensor([3e30, 3e30])
+    assert torch.nn.utils.clip_grad_norm_([weight], 1.0).isinf() and weight.grad.tolist() == [0.0, 0.0]
 
 
 def test_transformers_wraps_for_several_gpus_in_one_process():
@@ -48,7 +51,13 @@ def test_transformers_wraps_for_several_gpus_in_one_process():
 
 
 def test_transformers_prepares_the_model_by_accelerate():
-    assert "self.accelerator.prepare(" in inspect.getsource(transformers.Trainer._prepare_for_training)
+    source = inspect.getsource(transformers.Trainer._prepare_for_training)
+    assert "if self.is_distributed_loading_by_transformers:" in source and "self.accelerator.prepare(" in source
+
+
+def test_transformers_takes_no_optimizer_beside_its_fsdp():
+    source = inspect.getsource(transformers.Trainer._validate_args)
+    assert "Passing `optimizers` is not allowed if PyTorch FSDP is enabled." in source
 
 
 def test_transformers_trains_the_12b_with_another_mask_than_it_generates_with():

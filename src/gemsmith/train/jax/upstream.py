@@ -31,10 +31,15 @@ Tunix reads all batches again, up to the step it resumes at.
     seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
     until: tests/train/jax/test_upstream.py::test_tunix_replays_the_data_when_it_resumes
 
-Tunix compiles its step without giving the adapters' memory back, and keeps gradient norms for its own metrics.
-    here:  TunixTrainer runs the step of gemsmith.train.jax.step
+Tunix compiles its step without giving the adapters' memory back.
+    here:  TunixTrainer.create_train_step_fn gives it that of gemsmith.train.jax.step
     seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
     until: tests/train/jax/test_upstream.py::test_tunix_donates_the_optimizer_only
+
+Tunix takes the exponential of every loss for its own metrics, which warns where the loss is above 88.
+    here:  TunixTrainer._buffer_metrics keeps none
+    seen:  google-tunix 0.1.7, tunix/sft/peft_trainer.py
+    until: tests/train/jax/test_upstream.py::test_tunix_takes_the_exponential_of_every_loss
 
 Tunix takes every listener away from JAX's events when it closes.
     here:  compile_step adds its own anew
@@ -254,20 +259,16 @@ class TunixTrainer(PeftTrainer):
         self.train((), skip_jit=True)
 
     def create_train_step_fn(self) -> Callable[..., Any]:
-        def update(example: Any) -> tuple[Any, Any, Any]:
+        def update(example: Any) -> tuple[Any, None, Any]:
             metrics, pending = self._run_update(example)
-            return metrics["loss"], pending, metrics["grad_norm"]
+            self._pending.append(pending)
+            self.finish_steps(but=1)
+            return metrics["loss"], None, metrics["grad_norm"]
 
         return update
 
     def _buffer_metrics(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def _post_process_train_step(self, aux: Any) -> None:
-        self._pending.append(aux)
-
-    def _write_train_metrics(self) -> None:
-        self.finish_steps(but=1)
+        """Leaves upstream without metrics to write."""
 
     def finish_steps(self, *, but: int = 0) -> None:
         """Waits for the steps under way, but for the newest `but`, and hands on their metrics."""

@@ -1,15 +1,11 @@
 """TRL's SFTTrainer over our packed rows: its loop, with our batches, loss, schedule and decision which steps count.
 
-A step is a function of the recipe and its number, as in the JAX backend: rows, learning rate, dropout. Upstream's loss,
-sampler, scheduler, checkpoints and logs are replaced, since each of them would make another run of the same recipe:
-- its schedule and its batches follow from a count that starts anew when a run resumes;
-- its loss averages over processes unless every one is told the step's number of targets;
-- it applies an update whatever the loss is.
+A step is a function of the recipe and its number, as in the JAX backend: rows, learning rate, dropout. TRL is given
+AdamW with the schedule, a loader, a loss and a callback. docs/numerics.md says whose code runs which part of a step.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +17,17 @@ import torch
 import transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data import Batches, Rows
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.loop import Plan, StepOutcome
+from gemsmith.train.schedule import learning_rate
 from gemsmith.train.torch.attention import attention_inputs
 from gemsmith.train.torch.distributed import ProcessGroup
 from gemsmith.train.torch.images import DecodedImages, Images, count_patches, number_images, pad_images
-from gemsmith.train.torch.upstream import NoScheduler, SkippableAdamW
-
-_MODEL_INPUTS = ("tokens", "positions", "loss_mask", "attention_mask", "pixel_values", "image_position_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +46,9 @@ class Callbacks:
 class TrlTrainer(SFTTrainer):
     """The steps of a run after `done`."""
 
+    # A sum over the step's count is not divided again by the number of micro-batches.
+    loss_is_scaled_for_ga = True  # type: ignore[assignment]
+
     def __init__(
         self,
         model: peft.PeftModel,
@@ -64,127 +62,63 @@ class TrlTrainer(SFTTrainer):
         checkpoint: Checkpoint,
         folder: Path,
     ) -> None:
-        self._recipe, self.batches, self._group, self._hooks, self._done = recipe, batches, group, hooks, done
-        self._attention, self._variant, self._step = attention, checkpoint.variant, done
+        self.recipe, self.batches, self.group, self.done = recipe, batches, group, done
+        self._attention, self._variant = attention, checkpoint.variant
         self._image_token: int = checkpoint.config.get("image_token_id", -1)
         self.feed: DecodedImages | None = None
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
         """See images.count_patches: of this attempt's steps."""
-        self._sums = torch.zeros((), device=group.device)
-        self._pending: StepOutcome | None = None
-        config = _config(recipe, group, steps=batches.steps - done, folder=folder)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
-        # TRL looks at one row; the loader below gives the others.
-        rows = datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}])
-        super().__init__(model, config, train_dataset=rows, processing_class=tokenizer)
-        self.model_accepts_loss_kwargs = True  # the loss is a sum over the step's count, so it is not divided again
-        self.remove_callback(transformers.PrinterCallback)
+        self.loss, self.counts = torch.zeros((), device=group.device), dict[str, int]()
+        """Of the step under way, this process's part of the loss and what the whole of it holds."""
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
-        for weight in self.trained:
-            weight.data = weight.data.float()  # TRL casts adapters of a quantized base to bfloat16
         optimizer = recipe.optimizer
-        self.adamw = SkippableAdamW(
+        self.adamw = torch.optim.AdamW(
             self.trained,
-            lr=optimizer.learning_rate,
+            lr=1.0,  # times what the schedule says
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
             weight_decay=optimizer.weight_decay,
             fused=group.device.type == "cuda",
         )
-
-    # What SFTTrainer's loop calls.
+        schedule = LambdaLR(
+            self.adamw, lambda update: learning_rate(optimizer, update=done + update, updates=batches.steps)
+        )
+        # The model lies on its devices, split where there are several: accelerate need not move or wrap it.
+        model.is_distributed_loading_by_transformers = True  # type: ignore[assignment]
+        super().__init__(
+            model,
+            _config(recipe, group, steps=batches.steps - done, folder=folder),
+            # TRL looks at one row; the loader below gives the others.
+            train_dataset=datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}]),
+            processing_class=transformers.AutoTokenizer.from_pretrained(checkpoint.folder),
+            callbacks=[_StepCallback(self, hooks)],
+            optimizers=(self.adamw, schedule),
+        )
+        self.remove_callback(transformers.PrinterCallback)
+        for weight in self.trained:
+            weight.data = weight.data.float()  # TRL casts adapters of a quantized base to bfloat16
 
     def get_train_dataloader(self) -> Any:
-        return _MicroBatches(self)
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None: ...  # it already exists
-
-    def create_optimizer(self, model: nn.Module | None = None) -> SkippableAdamW:  # noqa: ARG002 - upstream's signature
-        self.optimizer = self.adamw
-        return self.adamw
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
-        self.lr_scheduler = NoScheduler()  # type: ignore[assignment]
-        return self.lr_scheduler
-
-    def _prepare_for_training(
-        self,
-        max_steps: int,
-        train_dataloader: Any,
-        resume_from_checkpoint: Any,  # noqa: ARG002 - upstream's signature
-    ) -> tuple[Any, Any]:
-        # The model lies on its devices already, split where there are several: nothing is left for accelerate to wrap.
-        self.create_optimizer()
-        self.create_scheduler(max_steps)
-        return self.model, train_dataloader
-
-    def _get_num_items_in_batch(self, batch_samples: list[dict[str, Any]], device: torch.device) -> int:  # noqa: ARG002
-        return int(batch_samples[0]["counts"]["targets"])
+        return self.micro_batches()
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        assert not return_outputs, "there are no logits"
-        count, rounds = max(1, int(num_items_in_batch)), self._recipe.train.dtype != "float32"
-        with torch.autocast(self._group.device.type, dtype=torch.bfloat16) if rounds else nullcontext():
-            nll = model(**{name: inputs[name] for name in _MODEL_INPUTS if name in inputs})
-        self._sums += nll.detach() / count
+        assert not return_outputs and num_items_in_batch is None, "there are no logits, and no labels"
+        nll, self.counts = model(**inputs["rows"]), inputs["counts"]
+        count = max(1, self.counts["targets"])
+        self.loss += nll.detach() / count
         # Gradients are averaged over processes, and the count is that of all of them.
-        return nll / (count / self._group.size)
-
-    def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:  # noqa: ARG002 - upstream counts parameters at every step
-        return 0
-
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:  # noqa: ARG002 - upstream's signature
-        return self._judge()
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:  # noqa: ARG002 - upstream's signature
-        return self._judge() if grad_norm is None else grad_norm
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None: ...
-
-    def _judge(self) -> torch.Tensor:
-        """Clips, sets the rate, and decides whether the update counts; called once a step's gradients are there."""
-        optimizer = self._recipe.optimizer
-        gradients = [weight.grad for weight in self.trained if weight.grad is not None]
-        norm = _norm(gradients)
-        if optimizer.max_grad_norm is not None:
-            scale = torch.clamp(optimizer.max_grad_norm / (norm + 1e-6), max=1.0)
-            parts = [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
-            torch._foreach_mul_(parts, scale)
-        stops = self._hooks.should_stop() or bool(self.feed and self.feed.fault)
-        loss, told = self._group.total([self._sums.item(), float(stops)])
-        self._sums.zero_()
-        plan, grad_norm = self._hooks.plan(self._step), norm.item()
-        for group in self.adamw.param_groups:
-            group["lr"] = plan.learning_rate
-        self.adamw.skip = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
-        self._pending = StepOutcome(
-            plan=plan, loss=loss, grad_norm=grad_norm, **self._counts, skipped=self.adamw.skip, should_stop=told > 0
-        )
-        return norm
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        if inputs["first"]:
-            self._step, self._counts = inputs["step"], inputs["counts"]
-            # Dropout follows from seed and step, so a resumed run needs no random state.
-            torch.manual_seed(_mixed(self._recipe.seed, self._step, self._group.rank))
-        return super().training_step(model, inputs, num_items_in_batch)
-
-    def _maybe_log_save_evaluate(self, *_: Any, **__: Any) -> None:
-        """Upstream's last word on a step, and once more at the epoch's end."""
-        pending, self._pending = self._pending, None
-        if pending is not None and not self._hooks.finish(pending):
-            self.control.should_training_stop = True
+        return nll / (count / self.group.size)
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
-        train = self._recipe.train
+        train = self.recipe.train
         micro, dtype = train.gradient_accumulation_steps, torch.float32 if train.dtype == "float32" else torch.bfloat16
-        for step in range(self._done + 1, self.batches.steps + 1):
+        for step in range(self.done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
-            own = self._group.rows(self.batches.global_batch_size)
+            own = self.group.rows(self.batches.global_batch_size)
             seen = [image for row in batch.images for image in row]
             counts = {
                 "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
@@ -192,25 +126,56 @@ class TrlTrainer(SFTTrainer):
                 "images": len(seen),
                 "soft_tokens": sum(image.soft_tokens for image in seen),
             }
-            self.patches += count_patches(batch, self._group.size * micro)
+            self.patches += count_patches(batch, self.group.size * micro)
             images = self.feed.take() if self.feed else None
-            for number, places in enumerate(np.array_split(np.arange(own.start, own.stop), micro)):
+            for places in np.array_split(np.arange(own.start, own.stop), micro):
                 some = None if images is None else [images[place - own.start] for place in places]
-                what = {"step": step, "counts": counts, "first": number == 0}
-                yield self._tensors(batch, places, some, dtype) | what
+                yield {"counts": counts, "rows": self._tensors(batch, places, some, dtype)}
 
     def _tensors(self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype) -> dict[str, Any]:
-        device = self._group.device
         kinds = {"tokens": torch.int64, "positions": torch.int64, "loss_mask": torch.bool}
-        moved = {name: torch.from_numpy(getattr(batch, name)[places]).to(device, kind) for name, kind in kinds.items()}
+        rows: dict[str, Any] = {name: torch.from_numpy(getattr(batch, name)[places]).to(kinds[name]) for name in kinds}
         numbers = None
         if images is not None:
             numbers = number_images(batch.tokens[places], images, self._image_token)
-            moved |= {name: array.to(device) for name, array in pad_images(images).items()}
+            rows |= pad_images(images)
         seen = numbers if self._variant.bidirectional_images else None
-        window = self._variant.sliding_window
+        window, device = self._variant.sliding_window, self.group.device
         mask = attention_inputs(self._attention, batch.segments[places], seen, window, device, dtype)
-        return moved | {"attention_mask": mask}
+        return rows | {"attention_mask": mask}
+
+
+class _StepCallback(transformers.TrainerCallback):
+    """Seeds a step's dropout, decides whether its update counts, and hands on what it came to."""
+
+    def __init__(self, trainer: TrlTrainer, hooks: Callbacks) -> None:
+        self._trainer, self._hooks = trainer, hooks
+
+    def on_step_begin(self, args: Any, state: transformers.TrainerState, *_: Any, **__: Any) -> None:  # noqa: ARG002
+        """Dropout follows from seed and step, so a resumed run needs no random state."""
+        trainer = self._trainer
+        self._step = trainer.done + state.global_step + 1
+        torch.manual_seed(_mixed(trainer.recipe.seed, self._step, trainer.group.rank))
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Clips, and takes the gradients away where the update does not count: AdamW then leaves all as it is."""
+        trainer, highest = self._trainer, self._trainer.recipe.optimizer.max_grad_norm
+        norm = trainer.accelerator.clip_grad_norm_(trainer.trained, math.inf if highest is None else highest)
+        grad_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        stops = self._hooks.should_stop() or bool(trainer.feed and trainer.feed.fault)
+        loss, told = trainer.group.total([trainer.loss.item(), float(stops)])
+        trainer.loss.zero_()
+        plan = self._hooks.plan(self._step)
+        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
+        if skipped:
+            trainer.adamw.zero_grad()
+        self._outcome = StepOutcome(
+            plan=plan, loss=loss, grad_norm=grad_norm, **trainer.counts, skipped=skipped, should_stop=told > 0
+        )
+
+    def on_step_end(self, args: Any, state: Any, control: transformers.TrainerControl, **_: Any) -> None:  # noqa: ARG002
+        if not self._hooks.finish(self._outcome):
+            control.should_training_stop = True
 
 
 def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) -> SFTConfig:
@@ -222,7 +187,8 @@ def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) ->
         per_device_train_batch_size=train.global_batch_size // (group.size * train.gradient_accumulation_steps),
         gradient_accumulation_steps=train.gradient_accumulation_steps,
         gradient_checkpointing=False,  # the model has it on where the recipe asks
-        bf16=False,  # compute_loss casts
+        bf16=train.dtype != "float32",
+        max_grad_norm=0.0,  # the callback clips: upstream would not tell it the norm
         max_length=None,
         dataset_kwargs={"skip_prepare_dataset": True},
         report_to=[],
@@ -238,22 +204,6 @@ def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) ->
     )
     config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
     return config
-
-
-class _MicroBatches:
-    """What upstream takes for a data loader."""
-
-    def __init__(self, trainer: TrlTrainer) -> None:
-        self._trainer = trainer
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self._trainer.micro_batches()
-
-
-def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The global norm, over all processes, of gradients of which this one may hold a part."""
-    norm = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def _mixed(seed: int, step: int, rank: int) -> int:

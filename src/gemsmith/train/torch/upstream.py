@@ -5,14 +5,14 @@ fails once upstream has changed, so that the entry and its code can go. transfor
 https://github.com/huggingface; torch: https://github.com/pytorch/pytorch.
 
 transformers applies an update whatever the loss is.
-    here:  SkippableAdamW
+    here:  trainer._StepCallback takes the gradients away
     seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/torch/test_upstream.py::test_transformers_updates_from_a_loss_that_is_no_number
 
-transformers counts the model's parameters at every micro-batch.
-    here:  trainer.TrlTrainer.floating_point_ops
+transformers tells no callback the gradient's norm, and clipping hides one that is beyond float32.
+    here:  trainer._StepCallback clips, by accelerate's function
     seen:  transformers 5.19.0, transformers/trainer.py
-    until: tests/train/torch/test_upstream.py::test_transformers_counts_operations_at_every_micro_batch
+    until: tests/train/torch/test_upstream.py::test_transformers_clips_before_a_callback_sees_the_norm
 
 transformers spreads one process over all GPUs by DataParallel.
     here:  trainer._config sets _n_gpu
@@ -20,9 +20,14 @@ transformers spreads one process over all GPUs by DataParallel.
     until: tests/train/torch/test_upstream.py::test_transformers_wraps_for_several_gpus_in_one_process
 
 transformers prepares the model by accelerate, which would wrap and move what lies on its devices already.
-    here:  trainer.TrlTrainer._prepare_for_training, _move_model_to_device
+    here:  trainer.TrlTrainer.__init__ says that the model was split when it was loaded
     seen:  transformers 5.19.0, transformers/trainer.py
     until: tests/train/torch/test_upstream.py::test_transformers_prepares_the_model_by_accelerate
+
+transformers takes no optimizer that is given to it where accelerate splits the model by FSDP.
+    here:  model.shard
+    seen:  transformers 5.19.0, transformers/trainer.py
+    until: tests/train/torch/test_upstream.py::test_transformers_takes_no_optimizer_beside_its_fsdp
 
 transformers computes RMSNorm in nine kernels on CUDA, where torch has one.
     here:  normed
@@ -95,24 +100,6 @@ from torch.nn.functional import rms_norm
 
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.errors import CheckpointError
-
-
-class SkippableAdamW(torch.optim.AdamW):
-    """AdamW that leaves everything as it is in a step that does not count."""
-
-    skip = False
-
-    def step(self, closure: Any = None) -> Any:
-        return None if self.skip else super().step(closure)
-
-
-class NoScheduler:
-    """The rate is set with each update, so there is nothing left to schedule."""
-
-    def step(self) -> None: ...
-
-    def get_last_lr(self) -> list[float]:
-        return [0.0]
 
 
 def check_readable(checkpoint: Checkpoint) -> None:
