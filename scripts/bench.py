@@ -108,6 +108,9 @@ EVERY = {
         most=0,
         code=("train", "export"),
     ),
+    "sizes": Benchmark(
+        what="lines in src/gemsmith", number=lambda record: record["now"]["lines"], most=46_000, code=()
+    ),
     "splits": Benchmark(what="a gradient's worst error", number=_worst_gradient, most=2e-4, code=("models", "train")),
     "tpu_compile": Benchmark(
         what="real tokens/s of e4b-v6e, estimated",
