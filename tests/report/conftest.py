@@ -63,9 +63,11 @@ def templates_compiled_once() -> Iterator[None]:
     """All tests draw the same pages, whose templates take Jinja a third of a second to compile."""
     compile_template, compiled = jinja2.Environment.compile, {}
 
-    def compile_once(environment: jinja2.Environment, source: str, name: str, filename: str) -> Any:
+    def compile_once(environment: jinja2.Environment, source: str, name: str | None = None, *rest: Any) -> Any:
+        if name is None:  # a chat template
+            return compile_template(environment, source, name, *rest)
         if (source, name) not in compiled:
-            compiled[source, name] = compile_template(environment, source, name, filename)
+            compiled[source, name] = compile_template(environment, source, name, *rest)
         return compiled[source, name]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -102,7 +102,7 @@ def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, caps
 def test_callbacks_are_called_with_each_step_once_it_is_logged(small_recipe, tmp_path):
     called = []
     run = Run(path=tmp_path, recipe=small_recipe(), callbacks=(lambda step: called.append((step, len(log.steps))),))
-    attempt = TrainSession(run, Still([{}, {}, {}, {}]), steps=4, fresh=False)
+    attempt = TrainSession(run, Still([{}, {}, {}, {}]), steps=4, restart=False)
     log = attempt.log
     attempt.train()
     assert called == list(zip(log.steps, [1, 2, 3, 4], strict=True))

@@ -53,8 +53,10 @@ def test_weights_that_are_not_there_or_of_other_settings_are_refused(exported_ru
     with pytest.raises(InputError, match=r"^load_model: 'mergd' was given \(did you mean merged\?\); allowed: base"):
         gemsmith.load_model(run, "mergd")
     record = read_record(run, ExportRecord)
-    origin = record.origin.model_copy(update={"inputs_sha256": record.origin.inputs_sha256 | {"recipe": "another"}})
-    write_record(run, record.model_copy(update={"origin": origin}))
+    provenance = record.provenance.model_copy(
+        update={"inputs_sha256": record.provenance.inputs_sha256 | {"recipe": "another"}}
+    )
+    write_record(run, record.model_copy(update={"provenance": provenance}))
     with pytest.raises(RunError, match=r"export\.json: was made from other settings; run: gemsmith export "):
         gemsmith.load_model(run)
     run.record_file("export").unlink()
