@@ -1,5 +1,7 @@
 """What a run's model answers in this process, without a server."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,9 @@ def test_weights_that_are_not_there_or_of_other_settings_are_refused(exported_ru
     run = exported_run()
     with pytest.raises(InputError, match=r"^load_model: 'mergd' was given \(did you mean merged\?\); allowed: base"):
         gemsmith.load_model(run, "mergd")
+    quantized = replace(run, recipe=run.recipe.override({"train.dtype": "nf4"}))
+    with pytest.raises(InputError, match=r"was trained on a base in nf4, .* the original weights here; give 'merged'$"):
+        gemsmith.load_model(quantized, "adapter")
     record = read_record(run, ExportRecord)
     provenance = record.provenance.model_copy(
         update={"inputs_sha256": record.provenance.inputs_sha256 | {"recipe": "another"}}

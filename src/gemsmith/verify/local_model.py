@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft import read_peft_adapter
@@ -88,8 +89,8 @@ class LocalModel:
 def load_local_model(run: Run, weights: str) -> LocalModel:
     """The run's base, base with adapter, or merged weights, in the checkpoint's dtype, on the GPU or else the CPU.
 
-    Raises RunError where they are not exported, or were from other settings, and CheckpointError for what transformers
-    or PEFT cannot load.
+    Raises RunError where they are not exported, or were from other settings, InputError for the adapter of a quantized
+    base, and CheckpointError for what transformers or PEFT cannot load.
     """
     import torch
 
@@ -97,6 +98,11 @@ def load_local_model(run: Run, weights: str) -> LocalModel:
         raise InputError(f"load_model: {weights!r} was given{suggest(weights, WEIGHTS)}; allowed: {', '.join(WEIGHTS)}")
     if weights != "base" and read_record(run, ExportRecord) and not is_up_to_date(run, "export"):
         raise RunError(f"{run.record_file('export')}: was made from other settings; run: gemsmith export {run.path}")
+    if weights == "adapter" and run.recipe.train.dtype in KINDS:
+        raise InputError(
+            f"load_model: the adapter was trained on a base in {run.recipe.train.dtype}, and would be put on the original "
+            "weights here; give 'merged'"
+        )
     folder = run.merged if weights == "merged" else fetch_folder(run.recipe.checkpoint)
     with quiet():
         model = load_model(folder, "auto")
