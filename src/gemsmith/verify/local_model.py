@@ -100,7 +100,7 @@ def load_local_model(run: Run, weights: str) -> LocalModel:
         raise RunError(f"{run.record_file('export')}: was made from other settings; run: gemsmith export {run.path}")
     if weights == "adapter" and run.recipe.train.dtype in KINDS:
         raise InputError(
-            f"load_model: the adapter was trained on a base in {run.recipe.train.dtype}, and would be put on the original "
+            f"load_model: the adapter was trained on a base in {run.recipe.train.dtype}, and would be on the original "
             "weights here; give 'merged'"
         )
     folder = run.merged if weights == "merged" else fetch_folder(run.recipe.checkpoint)
