@@ -95,6 +95,10 @@ def test_own_chips_and_machines_are_added(own):
             "machines.v5p-8.chips: 0 was given; must be a whole number above zero",
         ),
         (
+            "machines: {v5p-8: {chips: .inf, source: me, date: d}}",
+            "machines.v5p-8.chips: inf was given; must be a whole number above zero",
+        ),
+        (
             "machines: {v5p-8: {chips: true, source: me, date: d}}",
             "machines.v5p-8.chips: True was given; must be a whole number",
         ),
