@@ -153,6 +153,13 @@ def test_a_record_that_contradicts_its_arrays_is_refused(prepared):
         load_batches(run)
 
 
+def test_a_record_whose_hash_of_all_rows_is_another_is_refused(prepared):
+    run = prepared({})
+    write_record(run, read_record(run, DataRecord).model_copy(update={"rows_sha256": "0" * 64}))
+    with pytest.raises(RunError, match=r"data\.json: is damaged: its rows_sha256 is not that of its files; .* --force"):
+        load_batches(run)
+
+
 def test_arrays_are_read_through_once_a_process(prepared, monkeypatch):
     run = prepared({})
     load_batches(run)

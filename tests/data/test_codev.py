@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from gemsmith.data.dataset import read_documents
-from gemsmith.data.prepare.codev import Dropped, make_row, prepare_codev, prepare_verilog_eval
+from gemsmith.data.prepare.codev import make_row, prepare_codev, prepare_verilog_eval
 from gemsmith.errors import DataError
 from gemsmith.tasks.messages import text_of
 
@@ -81,7 +81,7 @@ def test_reasoning_is_stripped_and_the_last_block_with_a_module_kept(response: s
     ],
 )
 def test_a_row_without_what_to_train_on_is_dropped_with_its_reason(made_of: dict[str, Any], reason: str) -> None:
-    assert make_row(made_of) == Dropped(reason=reason)
+    assert make_row(made_of) == reason
 
 
 def test_what_was_dropped_is_counted_and_the_rest_can_be_trained_on(

@@ -42,10 +42,6 @@ def test_an_order_is_drawn_by_the_seed_alone_and_has_every_document_once():
     assert first[:4] == [0, 124, 136, 148]  # on every machine and in every version
 
 
-def test_without_packing_each_document_has_a_row():
-    assert assign_rows([3, 9, 1], 10, packing=False) == [[0], [1], [2]]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_packing_loses_repeats_and_splits_nothing(seed):
     random = np.random.default_rng(seed)

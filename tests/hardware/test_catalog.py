@@ -95,6 +95,10 @@ def test_own_chips_and_machines_are_added(own):
             "machines.v5p-8.chips: 0 was given; must be a whole number above zero",
         ),
         (
+            "machines: {v5p-8: {chips: .inf, source: me, date: d}}",
+            "machines.v5p-8.chips: inf was given; must be a whole number above zero",
+        ),
+        (
             "machines: {v5p-8: {chips: true, source: me, date: d}}",
             "machines.v5p-8.chips: True was given; must be a whole number",
         ),
@@ -109,7 +113,7 @@ def test_own_chips_and_machines_are_added(own):
         ("machines: {v5p-8: {prices: [{provider: gcp, region: r}]}}", "machines.v5p-8.prices[0].source is missing"),
         (
             "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: cheap, source: s, date: d}]}}",
-            "prices[0].usd_per_hour: 'cheap' was given; must be a number or null",
+            "prices[0].usd_per_hour: 'cheap' was given; must be a number, not below zero, or null",
         ),
         (
             "machines: {v5p-8: {prices: [{provider: gcp, region: r, usd_per_hour: -1, source: s, date: d}]}}",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
-from gemsmith.errors import InputError, RunError, VersionError
+from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import Recipe, eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
@@ -26,7 +26,7 @@ from gemsmith.runs.records import (
 )
 from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, plain, rate, some
+from gemsmith.system.format import count, plain, rate
 from gemsmith.train.logging import trained_s
 
 _NAMED_STEPS = 5

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from gemsmith.arch.vision_config import Vision, read_vision
+from gemsmith.arch.vision_config import Vision, check_fixed, read_count, read_vision
 from gemsmith.errors import CheckpointError
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
@@ -24,11 +24,17 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_parameters.full_attention.rope_type": ("proportional",),
     "rope_parameters.full_attention.factor": (None, 1.0),
 }
-_COUNTS = (
-    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "sliding_window", "vocab_size", "max_position_embeddings"),
-)
-_COUNTS_OF_EXPERTS = ("num_experts", "top_k_experts", "moe_intermediate_size")
+# HF's key -> a Variant's field. Each is a whole number above 0.
+_COUNTS = {
+    "num_hidden_layers": "layers", "hidden_size": "embed_dim", "intermediate_size": "ffn", "head_dim": "head_dim",
+    "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "sliding_window": "sliding_window",
+    "vocab_size": "vocabulary", "max_position_embeddings": "context",
+}  # fmt: skip
+_COUNTS_OF_EXPERTS = {
+    "num_experts": "experts",
+    "top_k_experts": "experts_per_token",
+    "moe_intermediate_size": "expert_ffn",
+}
 _COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
 
 
@@ -140,8 +146,8 @@ class Variant:
         """The HF `text_config` of this variant, in the layout of the published checkpoints."""
         text: dict[str, Any] = {
             "model_type": f"{self.model_type}_text",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
+            **{key: allowed[0] for key, allowed in _FIXED.items() if "." not in key},
+            **{key: getattr(self, field) for key, field in _COUNTS.items()},
             "attention_k_eq_v": self.attention_k_eq_v,
             "bos_token_id": 2,
             "eos_token_id": 1,
@@ -149,16 +155,8 @@ class Variant:
             "dtype": "bfloat16",
             "final_logit_softcapping": self.softcap,
             "global_head_dim": self.global_head_dim,
-            "head_dim": self.head_dim,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": self.embed_dim,
-            "intermediate_size": self.ffn,
             "layer_types": self.layer_types,
-            "max_position_embeddings": self.context,
-            "num_attention_heads": self.heads,
             "num_global_key_value_heads": self.global_kv_heads if self.attention_k_eq_v else None,
-            "num_hidden_layers": self.layers,
-            "num_key_value_heads": self.kv_heads,
             "num_kv_shared_layers": self.kv_shared_layers,
             "rms_norm_eps": self.rms_eps,
             "rope_parameters": {
@@ -169,19 +167,14 @@ class Variant:
                 },
                 "sliding_attention": {"rope_theta": self.rope_theta_local, "rope_type": "default"},
             },
-            "sliding_window": self.sliding_window,
-            "tie_word_embeddings": True,
             "use_bidirectional_attention": "vision" if self.bidirectional_images else None,
             "use_double_wide_mlp": self.wide_shared_mlp,
-            "vocab_size": self.vocabulary,
         }
         if self.model_type == "gemma4":
             text |= {
                 "enable_moe_block": self.experts > 0,
                 "hidden_size_per_layer_input": self.per_layer_input,
-                "moe_intermediate_size": self.expert_ffn or None,
-                "num_experts": self.experts or None,
-                "top_k_experts": self.experts_per_token or None,
+                **{key: getattr(self, field) or None for key, field in _COUNTS_OF_EXPERTS.items()},
                 "vocab_size_per_layer_input": self.vocabulary,
             }
         return text
@@ -209,7 +202,7 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
         experts = bool(text.get("enable_moe_block"))
         given = [key for key in _COUNTS_OR_NONE if text.get(key)]
         for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if experts else ()), *given):
-            _count(text, key)
+            read_count(text, key)
         if experts and text["top_k_experts"] > text["num_experts"]:
             raise CheckpointError(
                 f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
@@ -233,16 +226,10 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
     return Variant(
         name=name,
         model_type=model_type,
-        layers=text["num_hidden_layers"],
+        **{field: text[key] for key, field in _COUNTS.items()},
         global_every=first_global + 1,
-        embed_dim=text["hidden_size"],
-        ffn=text["intermediate_size"],
-        heads=text["num_attention_heads"],
-        kv_heads=text["num_key_value_heads"],
         global_kv_heads=global_kv_heads,
-        head_dim=text["head_dim"],
         global_head_dim=global_head_dim,
-        sliding_window=text["sliding_window"],
         attention_k_eq_v=bool(text["attention_k_eq_v"]),
         per_layer_input=text.get("hidden_size_per_layer_input") or 0,
         kv_shared_layers=text.get("num_kv_shared_layers") or 0,
@@ -250,8 +237,6 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
         experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
         experts_per_token=text.get("top_k_experts") or 0,
         expert_ffn=text.get("moe_intermediate_size") or 0,
-        vocabulary=text["vocab_size"],
-        context=text["max_position_embeddings"],
         softcap=text["final_logit_softcapping"] or 0.0,
         rope_theta_local=float(rope["sliding_attention"]["rope_theta"]),
         rope_theta_global=float(rope["full_attention"]["rope_theta"]),
@@ -269,7 +254,7 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
     """
     if "per_layer_config" not in text:
         kv_heads = text.get("num_global_key_value_heads") if text["attention_k_eq_v"] else None
-        return _count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
+        return read_count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
     names, given = ("head_dim", "num_key_value_heads"), text["per_layer_config"] or {}
     entries = given.items() if isinstance(given, dict) else [("", given)]
     layers = {f"{layer}": layer for layer in range(len(text["layer_types"]))}
@@ -283,7 +268,7 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
     found = {"sliding_attention": {tuple(text[name] for name in names)}, "full_attention": set()}
     for number, kind in enumerate(text["layer_types"]):
         values = text | per_layer.get(number, {})
-        found.setdefault(kind, set()).add(tuple(_count(values, name) for name in names))
+        found.setdefault(kind, set()).add(tuple(read_count(values, name) for name in names))
     if len(found["sliding_attention"]) != 1 or len(found["full_attention"]) != 1:
         raise CheckpointError(
             "config.json's per_layer_config must give all full_attention layers the same heads, and no other layer any"
@@ -297,19 +282,7 @@ def _check_values(text: dict[str, Any]) -> None:
     fixed = dict(_FIXED)
     if text.get("hidden_size_per_layer_input"):
         fixed["vocab_size_per_layer_input"] = (text.get("vocab_size"),)
-    for key, allowed in fixed.items():
-        value: Any = text
-        for part in key.split("."):
-            value = value.get(part, allowed[0]) if isinstance(value, dict) else allowed[0]
-        if value not in allowed:
-            raise CheckpointError(f"config.json has {key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}")
-
-
-def _count(text: dict[str, Any], key: str) -> int:
-    value = text[key]
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json has {key} = {value!r}; it must be a whole number above 0")
-    return value
+    check_fixed(text, fixed)
 
 
 def _check_layers(text: dict[str, Any], variant: Variant) -> None:

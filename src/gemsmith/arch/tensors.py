@@ -12,15 +12,8 @@ from gemsmith.arch.vision_config import PatchProjection, VisionTower
 
 PREFIX = "model.language_model."
 LORA_KINDS = ("q", "k", "v", "o", "gate", "up", "down")
-_MODULES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
+_MODULES = {kind: f"{'self_attn' if kind in 'qkvo' else 'mlp'}.{kind}_proj" for kind in LORA_KINDS}
+_NORMS = tuple(f"{place}_layernorm" for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +65,7 @@ def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
     hidden, head_dim, ffn = variant.embed_dim, variant.head_dim_of(layer), variant.ffn_of(layer)
     query, shares = variant.heads * head_dim, variant.shares_kv(layer)
     rows = [
-        ("input_layernorm", (hidden,), "norm", False),
-        ("post_attention_layernorm", (hidden,), "norm", False),
-        ("pre_feedforward_layernorm", (hidden,), "norm", False),
-        ("post_feedforward_layernorm", (hidden,), "norm", False),
+        *((name, (hidden,), "norm", False) for name in _NORMS),
         ("self_attn.q_norm", (head_dim,), "norm", False),
         ("self_attn.k_norm", (head_dim,), "norm", shares),
         (_MODULES["q"], (query, hidden), "q", False),
@@ -179,27 +169,13 @@ def _tower_tensors(tower: VisionTower) -> list[Tensor]:
 
 def _tower_layer_tensors(tower: VisionTower, layer: int) -> list[Tensor]:
     stem, width, heads = f"{TOWER_LAYERS}{layer}.", tower.embed_dim, tower.heads * tower.head_dim
-    linears = {
-        "self_attn.q_proj": (heads, width),
-        "self_attn.k_proj": (heads, width),
-        "self_attn.v_proj": (heads, width),
-        "self_attn.o_proj": (width, heads),
-        "mlp.gate_proj": (tower.ffn, width),
-        "mlp.up_proj": (tower.ffn, width),
-        "mlp.down_proj": (width, tower.ffn),
-    }
-    norms = {
-        "input_layernorm": width,
-        "post_attention_layernorm": width,
-        "pre_feedforward_layernorm": width,
-        "post_feedforward_layernorm": width,
-        "self_attn.q_norm": tower.head_dim,
-        "self_attn.k_norm": tower.head_dim,
-    }
+    shapes = dict.fromkeys("qkv", (heads, width)) | {"o": (width, heads)}
+    shapes |= {"gate": (tower.ffn, width), "up": (tower.ffn, width), "down": (width, tower.ffn)}
+    norms = dict.fromkeys(_NORMS, width) | dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), tower.head_dim)
     rows: list[tuple[str, tuple[int, ...], str]] = [(f"{name}.weight", (size,), "norm") for name, size in norms.items()]
-    for name, shape in linears.items():
-        rows.append((f"{name}.linear.weight", shape, "vision"))
-        rows += [(f"{name}.{bound}", (), "vision_bound") for bound in CLIP_BOUNDS if tower.clips]
+    for kind, shape in shapes.items():
+        rows.append((f"{_MODULES[kind]}.linear.weight", shape, "vision"))
+        rows += [(f"{_MODULES[kind]}.{bound}", (), "vision_bound") for bound in CLIP_BOUNDS if tower.clips]
     return [Tensor(name=stem + name, shape=shape, role=role, layer=layer) for name, shape, role in rows]
 
 

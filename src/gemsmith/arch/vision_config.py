@@ -4,17 +4,25 @@ Four variants have a tower, a transformer over patches of 16 pixels whose output
 patches of 48 pixels, and has none.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.errors import CheckpointError
 
+_INSIDE = "vision_config."
 # What has no number here, as every tower has it; a key that is missing has the first of them.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False, None),
     "attention_dropout": (0.0, None),
 }
+# HF's key -> the field here. Each is a whole number above 0.
+_SHARED_COUNTS = {"patch_size": "patch", "pooling_kernel_size": "pooling", "default_output_length": "soft_tokens"}
+_TOWER_COUNTS = {
+    "num_hidden_layers": "layers", "hidden_size": "embed_dim", "intermediate_size": "ffn", "head_dim": "head_dim",
+    "num_attention_heads": "heads", "position_embedding_size": "positions", **_SHARED_COUNTS,
+}  # fmt: skip
 # What transformers' classes take for a key that a config.json leaves out. Those are no published tower's numbers.
 _TOWER_DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 16,
@@ -69,19 +77,9 @@ class VisionTower:
         """The HF `vision_config`, in the layout of the published checkpoints."""
         return {
             "model_type": "gemma4_vision",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "default_output_length": self.soft_tokens,
-            "head_dim": self.head_dim,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "hidden_size": self.embed_dim,
-            "intermediate_size": self.ffn,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.layers,
+            **{key: allowed[0] for key, allowed in _FIXED.items()},
+            **{key: getattr(self, field) for key, field in _TOWER_COUNTS.items()},
             "num_key_value_heads": self.heads,
-            "patch_size": self.patch,
-            "pooling_kernel_size": self.pooling,
-            "position_embedding_size": self.positions,
             "rms_norm_eps": self.rms_eps,
             "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
             "standardize": self.standardizes,
@@ -113,12 +111,10 @@ class PatchProjection:
         """The HF `vision_config`, in the layout of the published checkpoint."""
         return {
             "model_type": "gemma4_unified_vision",
-            "default_output_length": self.soft_tokens,
+            **{key: getattr(self, field) for key, field in _SHARED_COUNTS.items()},
             "mm_embed_dim": self.embed_dim,
             "mm_posemb_size": self.positions,
             "output_proj_dims": self.embed_dim,
-            "patch_size": self.patch,
-            "pooling_kernel_size": self.pooling,
             "rms_norm_eps": self.rms_eps,
         }
 
@@ -138,52 +134,50 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
         raise CheckpointError(f"config.json has vision_config = {given!r}; it must hold the keys of the vision model")
     if config.get("model_type") == "gemma4_unified":
         given = _DEFAULTS | _PROJECTION_DEFAULTS | given
-        width, outputs = _count(given, "mm_embed_dim"), given["output_proj_dims"]
+        width, outputs = read_count(given, "mm_embed_dim", _INSIDE), given["output_proj_dims"]
         if outputs != width:
             raise CheckpointError(
                 f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
             )
-        return PatchProjection(embed_dim=width, positions=_count(given, "mm_posemb_size"), **_shared(given))
+        shared = {field: read_count(given, key, _INSIDE) for key, field in _SHARED_COUNTS.items()}
+        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), float(given["rms_norm_eps"])
+        return PatchProjection(embed_dim=width, positions=positions, rms_eps=rms_eps, **shared)
     return _tower_of(_DEFAULTS | _TOWER_DEFAULTS | given)
 
 
 def _tower_of(given: dict[str, Any]) -> VisionTower:
-    for key, allowed in _FIXED.items():
-        if given.get(key, allowed[0]) not in allowed:
-            raise CheckpointError(
-                f"config.json has vision_config.{key} = {given[key]!r}; Gemma 4 has {' or '.join(map(repr, allowed))}"
-            )
-    heads, kv_heads = _count(given, "num_attention_heads"), given["num_key_value_heads"]
+    check_fixed(given, _FIXED, _INSIDE)
+    counts = {field: read_count(given, key, _INSIDE) for key, field in _TOWER_COUNTS.items()}
+    heads, kv_heads = counts["heads"], given["num_key_value_heads"]
     if kv_heads != heads:
         raise CheckpointError(
             f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, {heads}"
         )
     rope = given.get("rope_parameters") or {}
     return VisionTower(
-        layers=_count(given, "num_hidden_layers"),
-        embed_dim=_count(given, "hidden_size"),
-        ffn=_count(given, "intermediate_size"),
-        heads=heads,
-        head_dim=_count(given, "head_dim"),
         clips=bool(given["use_clipped_linears"]),
         standardizes=bool(given["standardize"]),
-        positions=_count(given, "position_embedding_size"),
         rope_theta=float(rope.get("rope_theta", VisionTower.rope_theta)),
-        **_shared(given),
+        rms_eps=float(given["rms_norm_eps"]),
+        **counts,
     )
 
 
-def _shared(given: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "patch": _count(given, "patch_size"),
-        "pooling": _count(given, "pooling_kernel_size"),
-        "rms_eps": float(given["rms_norm_eps"]),
-        "soft_tokens": _count(given, "default_output_length"),
-    }
+def check_fixed(values: dict[str, Any], fixed: Mapping[str, tuple[Any, ...]], inside: str = "") -> None:
+    """Raises CheckpointError where a dotted key is there and has none of its values; `inside`: where values stand."""
+    for key, allowed in fixed.items():
+        value: Any = values
+        for part in key.split("."):
+            value = value.get(part, allowed[0]) if isinstance(value, dict) else allowed[0]
+        if value not in allowed:
+            raise CheckpointError(
+                f"config.json has {inside}{key} = {value!r}; Gemma 4 has {' or '.join(map(repr, allowed))}"
+            )
 
 
-def _count(given: dict[str, Any], key: str) -> int:
-    value = given[key]
+def read_count(values: dict[str, Any], key: str, inside: str = "") -> int:
+    """The whole number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
+    value = values[key]
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json has vision_config.{key} = {value!r}; it must be a whole number above 0")
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r}; it must be a whole number above 0")
     return value

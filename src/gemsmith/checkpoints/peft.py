@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gemsmith import errors
 from gemsmith.arch import Tensor, Variant, name_in_files
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints.peft_config import CONFIG, read_peft_config
@@ -227,8 +228,7 @@ def some(names: Sequence[str], *, most: int = 8) -> str:
     >>> some(["model.language_model.layers.0.mlp.up_proj", "model.vision_tower"], most=1)
     'layers.0.mlp.up_proj and 1 more'
     """
-    short = [name.removeprefix(PREFIX) for name in names[:most]]
-    return ", ".join(short) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return errors.some([name.removeprefix(PREFIX) for name in names], most)
 
 
 def some_of_each(modules: Mapping[str, Sequence[str]]) -> str:

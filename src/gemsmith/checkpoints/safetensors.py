@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemsmith.errors import CheckpointError
-from gemsmith.system.files import regular_file
+from gemsmith.system.files import regular_file, sha256_file
 from gemsmith.system.json import parse_json
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def write_tensors(
         stream.write(_header_bytes(header))
         stream.flush()
         os.fsync(stream.fileno())
-    with file.open("rb") as stream:
-        return WrittenFile(bytes=file.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
+    return WrittenFile(bytes=file.stat().st_size, sha256=sha256_file(file))
 
 
 def digest(places: Mapping[str, TensorPlace]) -> str:

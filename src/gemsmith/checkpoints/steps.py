@@ -14,7 +14,6 @@ both sums. As its place goes in, so do values that have changed places. Sums of 
 hence not on the mesh.
 """
 
-import hashlib
 import inspect
 import json
 import logging
@@ -30,7 +29,7 @@ import numpy as np
 from gemsmith.checkpoints.peft import WEIGHTS, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.errors import CorruptCheckpointError, first_line
-from gemsmith.system.files import sha256_json
+from gemsmith.system.files import sha256_file, sha256_json
 from gemsmith.system.signals import heard_later
 
 ResultT = TypeVar("ResultT")
@@ -103,8 +102,7 @@ def check_files(folder: Path, metadata: Mapping[str, Any], names: Iterable[str])
     """Raises CorruptCheckpointError where one of these files of a step is gone or not what was saved."""
     for name in names:
         try:
-            with (folder / name).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = sha256_file(folder / name)
         except OSError as error:
             raise CorruptCheckpointError(_unreadable(folder / name, error)) from None
         if _CHECKSUMS in metadata and metadata[_CHECKSUMS].get(name) != found:

@@ -194,30 +194,6 @@ def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
     )
 
 
-def _read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    try:
-        return dict(read_json(file))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"checkpoint {folder}: has no tokenizer_config.json; copy it from where the weights came from"
-        ) from None
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{file}: is not a JSON object ({error}); copy it again from where the weights came from"
-        ) from None
-
-
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, which templates write by name; each is given as text or as {"content": text}."""
-    texts = {
-        name: value.get("content") if isinstance(value, Mapping) else value
-        for name, value in config.items()
-        if name.endswith("_token")
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
-
-
 class _Generation(Extension):
     """Renders what is inside `{% generation %} … {% endgeneration %}`: where to train is not left to the template."""
 

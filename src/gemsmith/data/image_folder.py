@@ -91,10 +91,9 @@ def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     others = [file for file in others if file.is_file() and file not in read]
     warnings = []
     if others:
-        named = ", ".join(str(file.relative_to(folder)) for file in others[:_NAMED])
         warnings.append(
-            f"data.train: files that are no images by their names, or in no class's folder, are ignored: "
-            f"{len(others):,} ({named}{', …' if len(others) > _NAMED else ''})"
+            "data.train: files that are no images by their names, or in no class's folder, are ignored: "
+            f"{len(others):,} ({some((str(file.relative_to(folder)) for file in others), _NAMED)})"
         )
     if classes.held_out:
         count = sum(len(_held_out(files, classes.held_out)) for files in images.values())

@@ -74,12 +74,11 @@ def assign_rows(
     lengths: Sequence[int],
     max_length: int,
     *,
-    packing: bool = True,
     patches: Sequence[int] = (),
     max_patches: int = 0,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """The documents of each row, by index: best fit, or one document a row.
+    """The documents of each row, by index: best fit.
 
     Each document goes into the row where it leaves the least room; ties go to the row that was changed last. They come
     in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's images; a
@@ -92,8 +91,6 @@ def assign_rows(
     """
     patches = patches or [0] * len(lengths)
     assert all(0 < length <= max_length for length in lengths) and max(patches, default=0) <= max_patches
-    if not packing:
-        return [[index] for index in range(len(lengths))]
     rows: list[list[int]] = []
     patch_rooms: list[int] = []  # of each row
     fewest = min((count for count in patches if count), default=1)

@@ -172,10 +172,11 @@ def _keep_fitting(
 
 
 def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe, *, drawn: bool) -> list[list[int]]:
-    data, lengths = recipe.data, [len(document.ids) for document in kept]
+    data = recipe.data
     if not data.packing:
-        return assign_rows(lengths, data.max_length, packing=False)
+        return [[index] for index in range(len(kept))]
     order = drawn_order(len(kept), recipe.seed) if drawn else None
+    lengths = [len(document.ids) for document in kept]
     return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
 
 

@@ -17,15 +17,6 @@ from gemsmith.hardware.catalog import (
 from gemsmith.hardware.lookup import find_machine, machines_with
 
 __all__ = [
-    "Catalog",
-    "Chip",
-    "Machine",
-    "Price",
-    "billed_hours",
-    "doubts_of",
-    "find_machine",
-    "load_catalog",
-    "machines_with",
-    "own_catalog",
-    "own_files",
-]
+    "Catalog", "Chip", "Machine", "Price", "billed_hours", "doubts_of", "find_machine", "load_catalog",
+    "machines_with", "own_catalog", "own_files",
+]  # fmt: skip

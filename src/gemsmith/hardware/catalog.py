@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import yaml
 
 from gemsmith.errors import RecipeError, suggest
-from gemsmith.system.files import regular_file
-from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
+from gemsmith.system.yaml import read_yaml
 
 SHIPPED = Path(__file__).with_name("catalog.yaml")
 KINDS = ("tpu", "gpu", "cpu")
@@ -198,13 +197,7 @@ def own_files(path: Path | str | None) -> list[Path]:
 
 def read_rows(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """A file's rows by section and name, not yet checked. Raises RecipeError for what is no catalog."""
-    try:
-        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"hardware.catalog {path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"hardware.catalog {path}: is not UTF-8 text") from None
-    values = parse_yaml(text, f"hardware.catalog {path}", _Base if path == SHIPPED else yaml.SafeLoader)
+    values = read_yaml(path, f"hardware.catalog {path}", _Base if path == SHIPPED else yaml.SafeLoader)
     if not isinstance(values, dict):
         raise RecipeError(f"hardware.catalog {path}: must be a mapping of chips and machines")
     rows: dict[str, dict[str, dict[str, Any]]] = {"chips": {}, "machines": {}}
@@ -290,27 +283,19 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
         return tuple(name.lower() for name in value)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in (float, float | None) and number:
-        if not math.isfinite(value) or value < 0 or (value == 0 and "usd" not in where):
-            least = "a number, not below zero" if "usd" in where else "above zero"
-            raise RecipeError(f"{where}: {value!r} was given; must be {least}")
-        return float(value)
-    if kind is int and number and (value != int(value) or value <= 0):
-        raise RecipeError(f"{where}: {value!r} was given; must be a whole number above zero")
-    if kind is int and number:
-        return int(value)
     if kind == float | None and value is None:
         return None
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "text; quote it",
-        bool: "true or false",
-        float | None: "a number or null",
-    }
-    if kind in (int, float, float | None) or (kind in (str, bool) and not isinstance(value, kind)):
-        raise RecipeError(f"{where}: {value!r} was given; must be {words[kind]}")
+    if kind in (int, float, float | None):
+        is_price = "usd" in where
+        least = "a whole number above zero" if kind is int else f"a number, {'not below' if is_price else 'above'} zero"
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and not is_price) or (kind is int and value != int(value)):
+            null = ", or null" if kind == float | None else ""
+            raise RecipeError(f"{where}: {value!r} was given; must be {least}{null}")
+        return int(value) if kind is int else float(value)
+    if kind in (str, bool) and not isinstance(value, kind):
+        words = "text; quote it" if kind is str else "true or false"
+        raise RecipeError(f"{where}: {value!r} was given; must be {words}")
     if kind is str and not value.strip():
         raise RecipeError(f"{where}: {value!r} was given; must say something")
     return value

@@ -14,8 +14,8 @@ from gemsmith.recipe.checks import check_recipe
 from gemsmith.recipe.keys import KEYS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
-from gemsmith.system.files import expanduser, regular_file
-from gemsmith.system.yaml import MOST_CHARACTERS, parse_yaml
+from gemsmith.system.files import expanduser
+from gemsmith.system.yaml import parse_yaml, read_yaml
 from gemsmith.tasks import is_task_file
 
 
@@ -78,13 +78,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     model.
     """
     path = Path(path)
-    try:
-        text = regular_file(path, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
-    except OSError as error:
-        raise RecipeError(f"recipe {path}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise RecipeError(f"recipe {path}: is not UTF-8 text") from None
-    values = parse_yaml(text, f"recipe {path}")
+    values = read_yaml(path, f"recipe {path}")
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
     for key in forget:
@@ -195,10 +189,7 @@ def _first_problem(error: ValidationError) -> str:
             # A number is the place in a list, whose items are all of one kind.
             named = {"GeneratedData": GeneratedData, "Mesh": Mesh}.get(part)
             model = named or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
-        allowed, key = (
-            list(model.model_fields),
-            ".".join(part for part in place if part not in ("GeneratedData", "Mesh")),
-        )
+        allowed, key = [*model.model_fields], ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
         elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)

@@ -7,9 +7,10 @@ from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDiffere
 from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.published import Reanalysis
 from gemsmith.analysis.ratios import Ratio
+from gemsmith.errors import some
 from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
-from gemsmith.system.format import decimal, fraction, short_hash, some, span, usd
+from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
 _LONG_HASH = 40
 

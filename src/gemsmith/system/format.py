@@ -1,7 +1,7 @@
 """How numbers are written for a reader: three digits that matter, units, no-break spaces."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 _NBSP = "\u00a0"
@@ -189,16 +189,6 @@ def span(low: str, high: str) -> str:
 
 def short_hash(value: str) -> str:
     return value[:12]
-
-
-def some(names: Sequence[str], most: int) -> str:
-    """The names, of many the first few.
-
-    >>> some(["a", "b", "c"], 2), some(["a", "b", "c"], 3)
-    ('a, b and 1 more', 'a, b, c')
-    """
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def mesh(axes: Mapping[str, int]) -> str:

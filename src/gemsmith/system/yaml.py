@@ -2,15 +2,28 @@
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gemsmith.errors import RecipeError, first_line
+from gemsmith.system.files import regular_file
 
 MOST_CHARACTERS = 2**20
 _MOST_VALUES = 100_000
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+
+
+def read_yaml(file: Path, name: str, base: Any = yaml.SafeLoader) -> Any:
+    """What parse_yaml makes of a file. Raises RecipeError also where it cannot be read, or is not UTF-8."""
+    try:
+        text = regular_file(file, most_bytes=4 * MOST_CHARACTERS).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"{name}: cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise RecipeError(f"{name}: is not UTF-8 text") from None
+    return parse_yaml(text, name, base)
 
 
 def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:

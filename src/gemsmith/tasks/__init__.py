@@ -30,28 +30,8 @@ from gemsmith.tasks.registry import (
 )
 
 __all__ = [
-    "GENERATORS",
-    "GREEDY",
-    "SCORERS",
-    "SOURCES",
-    "TASKS",
-    "Benchmark",
-    "Classifier",
-    "DataGenerator",
-    "Judges",
-    "MultipleChoiceScorer",
-    "Question",
-    "QuestionSet",
-    "Sampling",
-    "Scorer",
-    "SupportsOptions",
-    "SupportsValidation",
-    "Verdict",
-    "describe_made",
-    "describe_scorers",
-    "describe_sources",
-    "find_generator",
-    "find_scorer",
-    "find_source",
-    "is_task_file",
-]
+    "GENERATORS", "GREEDY", "SCORERS", "SOURCES", "TASKS", "Benchmark", "Classifier", "DataGenerator", "Judges",
+    "MultipleChoiceScorer", "Question", "QuestionSet", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
+    "Verdict", "describe_made", "describe_scorers", "describe_sources", "find_generator", "find_scorer",
+    "find_source", "is_task_file",
+]  # fmt: skip

@@ -27,27 +27,15 @@ TASKS = (
     Listing(module="exact", scorer="exact", scores="ignores white space at both ends"),
     Listing(module="regex", scorer="regex", scores="searches for a pattern"),
     Listing(module="json_fields", scorer="json-fields", scores="compares the fields of a JSON object"),
-    Listing(
-        module="multiple_choice",
-        scorer="multiple-choice",
-        scores="compares the log-likelihoods of the row's choices",
-    ),
-    Listing(
-        module="classification", scorer="labels", scores="compares the label that is written with the expected one"
-    ),
-    Listing(
-        module="verilog.demo",
-        rows="verilog",
-        makes="makes specs of small modules with canonical answers",
-        scorer="verilog-exact",
-        scores="normalizes white space and comments first",
-    ),
-    Listing(
-        module="verilog.task",
-        questions="verilog",
-        asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers",
-    ),
-)
+    Listing(module="multiple_choice", scorer="multiple-choice",
+            scores="compares the log-likelihoods of the row's choices"),
+    Listing(module="classification", scorer="labels",
+            scores="compares the label that is written with the expected one"),
+    Listing(module="verilog.demo", rows="verilog", makes="makes specs of small modules with canonical answers",
+            scorer="verilog-exact", scores="normalizes white space and comments first"),
+    Listing(module="verilog.task", questions="verilog",
+            asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers"),
+)  # fmt: skip
 GENERATORS = tuple(task.rows for task in TASKS if task.rows)
 """What `data.train: {task: …}` may name."""
 SCORERS = tuple(task.scorer for task in TASKS if task.scorer)

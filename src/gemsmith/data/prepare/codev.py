@@ -34,13 +34,6 @@ _MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 _REFERENCE, _TOP = re.compile(r"\bRefModule\b"), "TopModule"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Dropped:
-    """Why a row is left out, in a few words."""
-
-    reason: str
-
-
 @dataclass(kw_only=True)
 class _Tally:
     """What has become of the rows so far."""
@@ -59,16 +52,14 @@ class _Tally:
         self.read += 1
         self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
         made = make_row(row)
-        if isinstance(made, Dropped):
-            self.dropped[made.reason] += 1
+        if isinstance(made, str):
+            self.dropped[made] += 1
             return None
-        found = []
-        for index in self.indices:
-            match = find_match(index, made["prompt" if index.kind == "specification" else "response"])
-            if match is not None:
-                found.append(
-                    SharedRow(row=origin, problem=match.problem, kind=index.kind, exact=match.exact, share=match.share)
-                )
+        found = [
+            SharedRow(row=origin, kind=index.kind, **vars(match))
+            for index in self.indices
+            if (match := find_match(index, made["prompt" if index.kind == "specification" else "response"]))
+        ]
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
         self.shared += found[: LISTED - len(self.shared)]
@@ -146,32 +137,32 @@ def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
     )
 
 
-def make_row(row: Mapping[str, Any]) -> dict[str, str] | Dropped:
-    r"""The row to train on, or why there is none.
+def make_row(row: Mapping[str, Any]) -> dict[str, str] | str:
+    r"""The row to train on, or in a few words why there is none.
 
     >>> make_row({"prompt": "An AND.", "response": "<think>…</think><answer>\n```verilog\nmodule a; endmodule\n```\n"})
     {'prompt': 'An AND.', 'response': 'module a; endmodule'}
     """
     prompt, response = row.get("prompt"), row.get("response")
     if not isinstance(prompt, str) or not prompt.strip():
-        return Dropped(reason="no prompt")
+        return "no prompt"
     if not isinstance(response, str) or not response.strip():
-        return Dropped(reason="no response")
+        return "no response"
     try:
         (prompt + response).encode()
     except UnicodeEncodeError:
-        return Dropped(reason="not Unicode text")
+        return "not Unicode text"
     # Some begin inside the thought, whose opening tag was part of what they were asked with.
     text = _THOUGHT.sub("", response).rpartition("</think>")[2]
     if "<think>" in text:
-        return Dropped(reason="unfinished reasoning")
+        return "unfinished reasoning"
     text = answers[-1] if (answers := _ANSWER.findall(text)) else text
     blocks = [match[2] for match in _FENCE.finditer(text)]
     if not blocks and (bare := _MODULE.search(text)):
         blocks = [bare[0]]
     whole = [block for block in blocks if _MODULE.search(block)]
     if not whole:
-        return Dropped(reason="no whole module" if "module" in text else "no Verilog")
+        return "no whole module" if "module" in text else "no Verilog"
     return {"prompt": prompt.strip(), "response": whole[-1].strip()}
 
 

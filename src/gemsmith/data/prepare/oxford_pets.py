@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemsmith.errors import DataError
+from gemsmith.errors import DataError, some
 from gemsmith.runs.records import PreparedRecord
 from gemsmith.system.files import atomic_write, regular_file, sha256_file
 
@@ -64,8 +64,8 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
     there = folder / "images"
     missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
     if missing:
-        named = ", ".join(missing[:_NAMED]) + (", …" if len(missing) > _NAMED else "")
-        raise DataError(f"{there}: {len(missing):,} of {len(images[split]):,} images do not exist ({named}); {_WHERE}")
+        of_all = f"{len(missing):,} of {len(images[split]):,}"
+        raise DataError(f"{there}: {of_all} images do not exist ({some(missing, _NAMED)}); {_WHERE}")
     prompt = PROMPT.replace("{labels}", ", ".join(breeds))
     seen_from = os.path.relpath(there, out.parent)
     with atomic_write(out) as file:

@@ -14,19 +14,7 @@ from gemsmith.hardware.model.memory import (
 from gemsmith.hardware.model.work import ImageWork, StepCost, attended_pairs, images_of, on_chips, step_cost
 
 __all__ = [
-    "ImageWork",
-    "Memory",
-    "StepCost",
-    "attended_pairs",
-    "choose_remat",
-    "held_on_cpu",
-    "images_of",
-    "memory_breakdown",
-    "memory_of",
-    "micro_batches",
-    "on_chips",
-    "rows_per_device",
-    "step_cost",
-    "tokens_per_device",
+    "ImageWork", "Memory", "StepCost", "attended_pairs", "choose_remat", "held_on_cpu", "images_of",
+    "memory_breakdown", "memory_of", "micro_batches", "on_chips", "rows_per_device", "step_cost", "tokens_per_device",
     "weight_shards",
-]
+]  # fmt: skip

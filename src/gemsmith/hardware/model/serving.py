@@ -83,11 +83,6 @@ def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens
     return held
 
 
-def kv_bytes_per_token(variant: Variant, tp: int, dtype: str) -> float:
-    """What one more token adds on one device before windows are full."""
-    return kv_bytes(variant, tp, dtype, 1)
-
-
 def disk_bytes(tensor: Tensor, dtype: str) -> float:
     """Of a weight in memory: fp8 holds projections in a byte each and leaves the others as they are."""
     if dtype == "fp8" and tensor.role in _QUANTISED:
@@ -160,7 +155,7 @@ def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roo
     flops += _attention_flops(variant, tokens)
     head_bytes = variant.vocabulary * variant.embed_dim * (4.0 if served.weight_dtype == "float32" else 2.0)
     weights = sum(_read_bytes(variant, served.weight_dtype)) - head_bytes
-    read = weights / served.tp + tokens * kv_bytes_per_token(variant, served.tp, served.kv_dtype)
+    read = weights / served.tp + tokens * kv_bytes(variant, served.tp, served.kv_dtype, 1)
     if images is not None:
         flops += served.tp * images.row_flops
         read += images.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)

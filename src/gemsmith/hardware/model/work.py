@@ -373,8 +373,7 @@ def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
 
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
     """What a layer's backward pass reads: matmuls' outputs, again for their adapters, and what is between matmuls."""
-    split = whole = 0
-    ffn = 0
+    split = whole = ffn = 0
     for tensor in tensors:
         if tensor.role not in (*_COLUMN, "o", "down"):
             continue
@@ -387,9 +386,8 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
         split += tensor.shape[1] if tensor.role == "o" else 0  # what attention puts out
     split += 2 * ffn  # gelu(gate) and its product with up
     split += 4 * variant.experts_per_token * variant.expert_ffn
-    whole += (
-        6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
-    )  # norms and residuals; what goes to experts and back
+    # Norms and residuals; what goes to experts and back.
+    whole += 6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
     return Widths(split=split, whole=whole)
 
 

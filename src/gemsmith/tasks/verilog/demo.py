@@ -8,8 +8,9 @@ number of rows.
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gemsmith.tasks.base import Question, Verdict
 
@@ -26,6 +27,19 @@ COLUMNS: tuple[str, ...] = ()
 BITWISE = {"AND": "&", "OR": "|", "XOR": "^"}
 ARITHMETIC = {"sum": "+", "difference": "-", "product": "*"}
 COMPARISONS = {"equal to": "==", "less than": "<", "greater than": ">"}
+_OPERATORS = BITWISE | ARITHMETIC | COMPARISONS | {"left": "<<", "right": ">>", "": ""}
+_SENTENCES = {
+    "bitwise": "{result} is the bitwise {operator} of {0} and {1}.",
+    "not": "{result} is the bitwise NOT of {0}.",
+    "arithmetic": "{result} is the {operator} of {0} and {1}.",
+    "compare": "{result} is 1 when {0} is {operator} {1}.",
+    "shift": "{result} is {0} shifted {operator} by {amount}.",
+    "select": "{result} is {1} when {0} is 1, otherwise {2}.",
+    "register": "{result} takes {2} at each rising edge of {0} and is cleared when {1} is 1.",
+}
+_EXPRESSIONS = dict.fromkeys(("bitwise", "arithmetic", "compare"), "{0} {operator} {1}") | {
+    "not": "~{0}", "shift": "{0} {operator} {amount}", "select": "{0} ? {1} : {2}",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,32 +108,14 @@ def describe(spec: Spec) -> str:
 
 def describe_behaviour(spec: Spec, result: str) -> str:
     """One sentence on how `result` follows from the inputs."""
-    names = spec.operands
-    return {
-        "bitwise": lambda: f"{result} is the bitwise {spec.operator} of {names[0]} and {names[1]}.",
-        "not": lambda: f"{result} is the bitwise NOT of {names[0]}.",
-        "arithmetic": lambda: f"{result} is the {spec.operator} of {names[0]} and {names[1]}.",
-        "compare": lambda: f"{result} is 1 when {names[0]} is {spec.operator} {names[1]}.",
-        "shift": lambda: f"{result} is {names[0]} shifted {spec.operator} by {spec.amount}.",
-        "select": lambda: f"{result} is {names[1]} when {names[0]} is 1, otherwise {names[2]}.",
-        "register": lambda: (
-            f"{result} takes {names[2]} at each rising edge of {names[0]} and is cleared when {names[1]} is 1."
-        ),
-    }[spec.form]()
+    sentence = _SENTENCES[spec.form]
+    return sentence.format(*spec.operands, result=result, operator=spec.operator, amount=spec.amount)
 
 
 def expression(spec: Spec) -> str:
     """What the output of a combinational module equals: the same in Verilog and in C."""
-    names = spec.operands
-    forms: dict[str, Callable[[], str]] = {
-        "bitwise": lambda: f"{names[0]} {BITWISE[spec.operator]} {names[1]}",
-        "not": lambda: f"~{names[0]}",
-        "arithmetic": lambda: f"{names[0]} {ARITHMETIC[spec.operator]} {names[1]}",
-        "compare": lambda: f"{names[0]} {COMPARISONS[spec.operator]} {names[1]}",
-        "shift": lambda: f"{names[0]} {'<<' if spec.operator == 'left' else '>>'} {spec.amount}",
-        "select": lambda: f"{names[0]} ? {names[1]} : {names[2]}",
-    }
-    return forms[spec.form]()
+    operator = _OPERATORS[spec.operator]
+    return _EXPRESSIONS[spec.form].format(*spec.operands, operator=operator, amount=spec.amount)
 
 
 def write_module(spec: Spec) -> str:
@@ -159,24 +155,15 @@ def _draw_spec(source: random.Random) -> Spec:
     width = source.choice(WIDTHS)
     name = f"{source.choice(WORDS)}_{source.choice(WORDS)}"
     ports = source.sample(PORTS, 4)
-    if form == "register":
-        inputs, output = ((ports[0], 1), (ports[1], 1), (ports[2], width)), (ports[3], width)
-        return Spec(name=name, inputs=inputs, output=output, form=form)
-    if form == "select":
-        inputs, output = ((ports[0], 1), (ports[1], width), (ports[2], width)), (ports[3], width)
-        return Spec(name=name, inputs=inputs, output=output, form=form)
+    make = partial(Spec, name=name, form=form)
+    if form in ("register", "select"):
+        inputs = ((ports[0], 1), (ports[1], 1 if form == "register" else width), (ports[2], width))
+        return make(inputs=inputs, output=(ports[3], width))
     if form in ("not", "shift"):
         direction = source.choice(("left", "right")) if form == "shift" else ""
         amount = source.randint(1, 7) if form == "shift" else 0
-        return Spec(
-            name=name,
-            inputs=((ports[0], width),),
-            output=(ports[1], width),
-            form=form,
-            operator=direction,
-            amount=amount,
-        )
+        return make(inputs=((ports[0], width),), output=(ports[1], width), operator=direction, amount=amount)
     operators = {"bitwise": BITWISE, "arithmetic": ARITHMETIC, "compare": COMPARISONS}[form]
     output = (ports[2], 1 if form == "compare" else width)
     pair = ((ports[0], width), (ports[1], width))
-    return Spec(name=name, inputs=pair, output=output, form=form, operator=source.choice(tuple(operators)))
+    return make(inputs=pair, output=output, operator=source.choice(tuple(operators)))
