@@ -30,16 +30,6 @@ _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
 
 
-class Inside:
-    """A file or folder of the run directory, by its name there."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, run: "Run", _kind: type) -> Path:
-        return run.path / self.name
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A run directory and the resolved recipe in it."""
@@ -56,15 +46,18 @@ class Run:
             name: read_record(self, stage.record) for name, stage in STAGES.items() if self.record_file(name).exists()
         }
 
-    recipe_file = Inside("recipe.yaml")
-    data = Inside("data")
-    images = Inside("images")
-    """Files of images that the rows held as bytes."""
-    adapter = Inside("adapter")
-    merged = Inside("merged")
-    logs = Inside("logs")
-    tensorboard = Inside("tensorboard")
-    report = Inside("report.html")
+    @property
+    def recipe_file(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def images(self) -> Path:
+        """Files of images that the rows held as bytes."""
+        return self.path / "images"
 
     @property
     def checkpoints(self) -> Path:
@@ -73,6 +66,26 @@ class Run:
         if folder is None:
             return self.path / "checkpoints"
         return bucket_path(folder) if "://" in folder else Path(folder)
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
 
     def record_file(self, stage: str) -> Path:
         return self.path / f"{stage}.json"
