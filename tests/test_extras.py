@@ -56,6 +56,7 @@ def extra_of(module: str) -> str | None:
     return next((NEEDS[name] for name in NEEDS if f"{module}.".startswith(f"{name}.")), None)
 
 
+@functools.cache
 def third_party_imports(file: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -66,9 +67,11 @@ def third_party_imports(file: Path) -> set[str]:
     return names - sys.stdlib_module_names - {"gemsmith"}
 
 
-@functools.cache
+read_distributions = functools.cache(metadata.packages_distributions)
+
+
 def distributions_of(library: str) -> set[str]:
-    return {normalized(name) for name in metadata.packages_distributions().get(library, [library])}
+    return {normalized(name) for name in read_distributions().get(library, [library])}
 
 
 FILES = sorted(SOURCE.rglob("*.py"))

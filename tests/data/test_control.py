@@ -43,18 +43,19 @@ def control_ids(renderer: Renderer, document: Document) -> list[int]:
 
 
 @pytest.mark.parametrize("place", ["system", "user", "assistant", "second answer"])
-@pytest.mark.parametrize("token", [*SPECIAL_TOKENS.values(), *PLACEHOLDERS])
-def test_each_special_token_in_content_is_refused_with_row_place_and_token(token, place, renderer, document):
-    texts = {"system": "s", "user": "a", "assistant": "b", "second answer": "d"} | {place: f"x{token}y"}
-    forged = document(
-        f"system={texts['system']}",
-        f"user={texts['user']}",
-        f"assistant={texts['assistant']}",
-        "user=c",
-        f"assistant={texts['second answer']}",
-    )
+def test_each_special_token_in_content_is_refused_with_row_place_and_token(place, renderer, document, subtests):
     index = {"system": 0, "user": 1, "assistant": 2, "second answer": 4}[place]
-    assert f"messages[{index}] holds {token}, a control token" in refused(renderer, forged)
+    for token in (*SPECIAL_TOKENS.values(), *PLACEHOLDERS):
+        texts = {"system": "s", "user": "a", "assistant": "b", "second answer": "d"} | {place: f"x{token}y"}
+        forged = document(
+            f"system={texts['system']}",
+            f"user={texts['user']}",
+            f"assistant={texts['assistant']}",
+            "user=c",
+            f"assistant={texts['second answer']}",
+        )
+        with subtests.test(token):
+            assert f"messages[{index}] holds {token}, a control token" in refused(renderer, forged)
 
 
 def test_a_pair_is_refused_by_the_name_of_its_column(renderer):

@@ -61,16 +61,16 @@ SCRIPTS = sorted(GOLDEN.rglob("*.sh"))
 MANIFESTS = sorted(path for path in GOLDEN.rglob("*.yaml") if path.name != "recipe.yaml")
 
 
-def test_the_golden_files_are_found():
-    assert len(SCRIPTS) >= 6 and len(MANIFESTS) >= 3
+def test_bash_can_read_every_script(subtests):
+    assert len(SCRIPTS) >= 6
+    for script in SCRIPTS:
+        with subtests.test(str(script.relative_to(GOLDEN))):
+            subprocess.run(["bash", "-n", str(script)], check=True)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: "/".join(path.parts[-3:]))
-def test_bash_can_read_every_script(script):
-    subprocess.run(["bash", "-n", str(script)], check=True)
-
-
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: "/".join(path.parts[-3:]))
-def test_every_manifest_is_yaml_with_the_label(manifest):
-    documents = list(yaml.safe_load_all(manifest.read_text()))
-    assert documents and all("gemsmith-run" in str(document) for document in documents)
+def test_every_manifest_is_yaml_with_the_label(subtests):
+    assert len(MANIFESTS) >= 3
+    for manifest in MANIFESTS:
+        with subtests.test(str(manifest.relative_to(GOLDEN))):
+            documents = list(yaml.safe_load_all(manifest.read_text()))
+            assert documents and all("gemsmith-run" in str(document) for document in documents)

@@ -34,7 +34,7 @@ from gemsmith.train.stage import train
 from support.images import image_bytes
 
 IMAGE = IMAGE_TOKENS["image_token"][0]
-ROWS, LENGTH, UPDATES = 2, 112, 20
+ROWS, LENGTH, UPDATES = 2, 112, 10
 # Columns by rows of each row's images; the first is longer than the window of 64.
 SIZES = ([(10, 7)], [(3, 3), (4, 5)])
 
@@ -172,13 +172,17 @@ def generate_rows(vision, number):
     return tokens, mask, images
 
 
-TINY = ("tiny-31b", "tiny-e2b", "tiny-12b", "tiny-26b-a4b")
 WITH_TOWER = (*LORA_KINDS, VISION)
 
 
 @pytest.fixture(
     scope="module",
-    params=[*((name, LORA_KINDS) for name in TINY), ("tiny-31b", WITH_TOWER), ("tiny-e2b", WITH_TOWER)],
+    params=[
+        ("tiny-26b-a4b", LORA_KINDS),
+        ("tiny-12b", LORA_KINDS),
+        ("tiny-31b", WITH_TOWER),
+        ("tiny-e2b", WITH_TOWER),
+    ],
     ids=lambda param: f"{param[0]}, {'tower' if VISION in param[1] else 'text'}",
 )
 def pair(request, tmp_path_factory):
@@ -202,7 +206,7 @@ def relative_error(actual, expected):
 
 
 @pytest.mark.slow
-def test_twenty_updates_with_images_give_the_same_gradients_and_adapters(pair):
+def test_ten_updates_with_images_give_the_same_gradients_and_adapters(pair):
     """The gradient of the first update is that of B alone, as A's is 0 while B is."""
     tower = jax.tree.map(np.array, nnx.as_pure(pair.step.frozen))
     losses, norms = pair.update(0)
@@ -218,15 +222,15 @@ def test_twenty_updates_with_images_give_the_same_gradients_and_adapters(pair):
     assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
     ours = pair.by_name(nnx.to_flat_state(pair.trained))
     errors = {name: relative_error(ours[name], weight.detach().numpy().T) for name, weight in pair.weights.items()}
-    # Measured on two processors: gradients 2.6e-6 to 7.2e-6; adapters 2.6e-6 to 7.4e-6, of the tower 2.5e-5.
+    # Measured, of twice as many updates: gradients 2.6e-6 to 7.2e-6; adapters 2.6e-6 to 7.4e-6, of the tower 2.5e-5.
     assert gradient < 3e-5
     assert max(errors.values()) < 1e-4, max(errors, key=errors.get)
     jax.tree.map(np.testing.assert_array_equal, tower, nnx.as_pure(pair.step.frozen))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
-def test_a_training_on_a_folder_of_photos_is_twenty_updates_of_the_reference(name, tmp_path):
+@pytest.mark.parametrize("name", ["tiny-e2b", "tiny-12b"])  # with a tower and without
+def test_a_training_on_a_folder_of_photos_is_ten_updates_of_the_reference(name, tmp_path):
     """From files to the saved adapter: batches, decoding, patches, places, schedule and optimizer."""
     for number in range(9):
         file = tmp_path / "images" / ("red" if number % 2 else "blue") / f"{number}.png"

@@ -49,22 +49,11 @@ def relative_error(actual, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("tiny-31b", {"attention": "sdpa"}),
-        ("tiny-e2b", {"remat": "layer"}),
-        ("tiny-26b-a4b", {"attention": "eager"}),
-        ("tiny-12b", {"gradient_accumulation_steps": 2}),
-    ],
-)
-def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path, name, keys):
+def test_both_backends_make_the_same_of_a_recipe(even_checkpoint, tmp_path):
     torch.set_num_threads(2)
-    checkpoint = even_checkpoint(name)
-    shared = {key: value for key, value in keys.items() if key != "attention"}
-    jax_run, ours = trained("tunix", checkpoint, tmp_path / "tunix", **shared)
-    trl_run, theirs = trained("trl", checkpoint, tmp_path / "trl", **keys)
-    assert_alike((jax_run, ours), (trl_run, theirs))
+    checkpoint = even_checkpoint("tiny-31b")
+    one = trained("tunix", checkpoint, tmp_path / "tunix")
+    assert_alike(one, trained("trl", checkpoint, tmp_path / "trl", attention="sdpa"))
 
 
 def write_rows_with_images(folder):
@@ -109,7 +98,7 @@ def test_both_backends_make_the_same_of_rows_with_images(even_checkpoint, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b", "tiny-26b-a4b"])
+@pytest.mark.parametrize("name", ["tiny-31b", "tiny-e2b"])
 def test_both_backends_make_the_same_of_adapters_on_the_tower(even_checkpoint, tmp_path, name):
     torch.set_num_threads(1)
     checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_images(tmp_path / "rows")
