@@ -117,10 +117,10 @@ def test_every_lever_gives_the_update_of_the_plain_step(opened, name):
     loss, together, worst = errors(tuned, plain)
     # Measured: the loss to the bit; gradients up to 1.6e-6, the worst matrix' 2.5e-6. The fused matmul alone makes
     # 1.2e-6, the kernel for heads 1.1e-6: both add up in another order.
-    assert loss < 1e-6 and together < 5e-6 and worst < 1e-5
+    assert loss < 1e-6 and together < 2e-6 and worst < 3e-6
 
 
-@pytest.mark.parametrize(("lever", "bound"), [("chains", 0.0), ("in_turn", 0.0), ("isolates_matmuls", 5e-6)])
+@pytest.mark.parametrize(("lever", "bound"), [("chains", 0.0), ("in_turn", 0.0), ("isolates_matmuls", 2e-6)])
 def test_levers_that_only_order_the_work_change_no_bit_and_barriers_next_to_nothing(opened, lever, bound):
     """Barriers decide what XLA fuses, and on CPU that rounds otherwise: 9.5e-7, of the worst matrix 1.3e-6."""
     checkpoint = opened("tiny-12b")
