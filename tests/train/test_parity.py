@@ -26,8 +26,6 @@ from gemsmith.train.schedule import learning_rate
 
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 10
-# Of the worst matrix. Measured on two processors: gradients up to 1.04e-5, adapters after twice as many updates 8e-6.
-BOUND = 3e-5
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -194,7 +192,7 @@ def test_loss_and_every_gradient_agree(pair):
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)
     moments = first_moments(pair, pair.moments)
     errors = {name: relative_error(moments[name] / 0.1, weight.grad.numpy().T) for name, weight in pair.weights.items()}
-    assert max(errors.values()) < BOUND, max(errors, key=errors.get)
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
 @pytest.mark.slow
@@ -218,7 +216,8 @@ def test_what_is_computed_again_gives_the_same_gradients(pair, remat):
     (plain, plain_loss), (again, again_loss) = results
     assert again_loss == pytest.approx(plain_loss, rel=1e-6)
     errors = {name: relative_error(again[name], value) for name, value in plain.items()}
-    assert max(errors.values()) < BOUND, max(errors, key=errors.get)
+    # Measured up to 1.04e-5: both sides round.
+    assert max(errors.values()) < 2e-5, max(errors, key=errors.get)
 
 
 @pytest.mark.slow
@@ -228,4 +227,4 @@ def test_ten_updates_give_the_same_adapters(pair):
     assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
     ours = pair.by_name(nnx.to_flat_state(pair.trained))
     errors = {name: relative_error(ours[name], weight.detach().numpy().T) for name, weight in pair.weights.items()}
-    assert max(errors.values()) < BOUND, max(errors, key=errors.get)
+    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)

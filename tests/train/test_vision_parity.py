@@ -222,9 +222,9 @@ def test_ten_updates_with_images_give_the_same_gradients_and_adapters(pair):
     assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
     ours = pair.by_name(nnx.to_flat_state(pair.trained))
     errors = {name: relative_error(ours[name], weight.detach().numpy().T) for name, weight in pair.weights.items()}
-    # Measured, of twice as many updates: gradients 2.6e-6 to 7.2e-6; adapters 2.6e-6 to 7.4e-6, of the tower 2.5e-5.
-    assert gradient < 3e-5
-    assert max(errors.values()) < 1e-4, max(errors, key=errors.get)
+    # Measured: gradients 2.4e-6 to 7.2e-6; adapters 1.6e-6 to 7.4e-6, with the tower's up to 9.5e-6.
+    assert gradient < 1e-5
+    assert max(errors.values()) < (2e-5 if VISION in pair.recipe.lora.targets else 1e-5), max(errors, key=errors.get)
     jax.tree.map(np.testing.assert_array_equal, tower, nnx.as_pure(pair.step.frozen))
 
 

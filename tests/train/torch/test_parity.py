@@ -104,17 +104,15 @@ def test_both_backends_make_the_same_of_adapters_on_the_tower(even_checkpoint, t
     checkpoint, rows = even_checkpoint(name, vision=True), write_rows_with_images(tmp_path / "rows")
     data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
     lora = {"targets": ["q", "v", "vision"]}
-    one, other = (
-        # The usual epsilon lets Adam make 1.8e-4 of rounding in the gradients of the tower that are nearly zero.
-        trained(backend, checkpoint, tmp_path / backend, data, lora, epsilon=1e-6)
-        for backend in ("tunix", "trl")
-    )
+    # Of ten updates of the E2B's, one value lay on a bound of its tower but for rounding, and one backend clipped it.
+    steps = {"max_steps": 20, "save_steps": 20}
+    one, other = (trained(backend, checkpoint, tmp_path / backend, data, lora, **steps) for backend in ("tunix", "trl"))
     assert one[1].adapted["vision"] == 22
-    assert_alike(one, other, bound=5e-4)
+    assert_alike(one, other, bound=2e-5)
 
 
-def assert_alike(one, other, *, bound=3e-5):
-    """The same batches, steps and adapters, but for rounding: measured 1.4e-5 for adapters on the tower, else 1e-5."""
+def assert_alike(one, other, *, bound=1e-5):
+    """The same batches, steps and adapters, but for rounding: measured 1.4e-5 for the tower, else 6.8e-6."""
     (jax_run, ours), (trl_run, theirs) = one, other
     for array in ("tokens", "segments", "positions", "loss_mask"):
         assert (jax_run.data / f"{array}.npy").read_bytes() == (trl_run.data / f"{array}.npy").read_bytes()
@@ -126,7 +124,7 @@ def assert_alike(one, other, *, bound=3e-5):
     assert theirs.steps[0].loss == pytest.approx(ours.steps[0].loss, rel=1e-6)
     assert [step.loss for step in theirs.steps] == pytest.approx([step.loss for step in ours.steps], rel=1e-5)
     assert [step.grad_norm for step in theirs.steps] == pytest.approx([step.grad_norm for step in ours.steps], rel=1e-4)
-    expected, found = (read_run_adapter(run, UPDATES).modules for run in (jax_run, trl_run))
+    expected, found = (read_run_adapter(run, len(ours.steps)).modules for run in (jax_run, trl_run))
     errors = {
         f"{module}.{side}": relative_error(getattr(found[module], side), getattr(expected[module], side))
         for module in expected
