@@ -16,15 +16,19 @@ from gemsmith.cli.options import (
     Number,
     RunArgs,
     conflicts,
+    force_option,
     given_options,
+    json_option,
     lazy_import,
     missing_source,
     require_extra,
     requires,
     run_args,
+    set_option,
     skip_verify_option,
 )
 from gemsmith.errors import InputError
+from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(short_help="Keep the tuned model up in vLLM.")
@@ -202,6 +206,55 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_ch
 
 OF_A_RUN = ("base", "tuned")
 
+temperature_option = click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+top_p_option = click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+seed_option = click.option("--seed", type=int, help="Of sampling; default: none.")
+
+
+@cli.command(short_help="Answer a file of prompts.")
+@click.argument("paths", metavar="[RUN] ROWS", type=FOLDER, nargs=-1, required=True)
+@click.option("--out", type=FOLDER, required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
+@click.option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY.")
+@click.option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
+@temperature_option
+@top_p_option
+@seed_option
+@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of an answer.")
+@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Requests at a time.")
+@set_option
+@skip_verify_option
+@force_option
+@json_option
+@conflicts("url", "overrides", "skip_verify_check")
+def predict(paths: tuple[Path, ...], out: Path, url: str | None, as_json: bool, **options: Any) -> None:
+    """Answer each row of a file with the tuned model of a run, or with any OpenAI server.
+
+    ROWS is what data.train takes; a row's last assistant turn, or its response, is not read. A row without an answer
+    says why, and is counted. A command that was stopped asks only for what is missing.
+
+    \b
+    gemsmith predict runs/my rows.jsonl --out answers.jsonl
+    gemsmith predict rows.jsonl --url http://127.0.0.1:8000 --out answers.jsonl
+    """
+    if len(paths) != (1 if url else 2):
+        raise InputError(f"{' '.join(map(str, paths))}: give {'ROWS alone with --url' if url else 'RUN and ROWS'}")
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    given = {name: value for name, value in options.items() if name not in names and value is not None}
+    if not url and given.get("model", "tuned") not in OF_A_RUN:
+        raise InputError(f"--model: {given['model']} was given; allowed for a run: {', '.join(OF_A_RUN)}")
+    with require_extra():
+        module = lazy_import("evals.predict")
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in names})
+        overrides, skip_verify_check = given.pop("overrides"), given.pop("skip_verify_check")
+        if url:
+            record = module.predict_url(url, *paths, out, sampling=sampling, **given)
+        else:
+            opened = lazy_import("runs.run").open_run_readonly(paths[0], overrides, section="serve")
+            with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
+                record = module.predict_run(opened, servers, paths[1], out, sampling=sampling, **given)
+    if as_json:
+        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+
 
 @cli.command(short_help="Talk to the tuned model.")
 @click.argument("source", type=FOLDER, required=False)
@@ -215,8 +268,8 @@ OF_A_RUN = ("base", "tuned")
     help="Of a run: base or tuned; of a URL: a name that it serves, if it serves several. May be repeated.",
 )
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
-@click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
-@click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+@temperature_option
+@top_p_option
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
@@ -224,7 +277,7 @@ OF_A_RUN = ("base", "tuned")
     show_default=True,
     help="Of an answer; fewer where the server has no room for them after the prompt.",
 )
-@click.option("--seed", type=int, help="Of sampling; default: none.")
+@seed_option
 @click.option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,15 @@ def read_documents(source: str | GeneratedData, *, format: str = "auto", seed: i
     return read_dataset(source, format=format, seed=seed).documents
 
 
+def read_prompts(source: str) -> list[Document]:
+    """What each row of the source asks: its messages but for a last assistant turn, or its prompt.
+
+    Raises DataError as read_dataset does; an answer may be there and is not read.
+    """
+    found = read_dataset(source, asked=True).documents
+    return [replace(row, messages=row.messages[:-1]) for row in found]
+
+
 def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes."""
     data = recipe.data
@@ -115,10 +124,12 @@ def read_dataset(
     columns: Columns = NO_COLUMNS,
     classes: Classes | None = None,
     images: ImageSource | None = None,
+    asked: bool = False,
 ) -> Dataset:
     """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
     `classes` are those of a folder of images; by default `images` count from the folder that holds the rows.
+    `asked`: a row that ends with its question gets an answer.
     Raises DataError naming the file and the line for whatever cannot be used.
     """
     name = "data" if isinstance(source, GeneratedData) else source
@@ -128,6 +139,8 @@ def read_dataset(
     ignored: Counter[str] = Counter()
     form = None if format in ("auto", FORMAT) else format
     for origin, row in rows:
+        if asked:
+            row = _with_answer(row)  # noqa: PLW2901
         form = _check_form(row, origin, form, chosen=format not in ("auto", FORMAT))
         ignored.update(_other_columns(row, origin, form, columns))
         messages, kept = read_messages(row, origin, form, images), _read_columns(row, origin, columns)
@@ -173,6 +186,16 @@ def _source_rows(
         return folder_rows(source, classes)
     read = (*_COLUMNS, *IMAGE_COLUMNS)
     return stored_rows(source, lambda name: name in read or name in columns or _changes_row(name) is not None)
+
+
+def _with_answer(row: Any) -> Any:
+    answer = {"role": "assistant", "content": "-"}
+    match row:
+        case {"messages": [*_, {"role": str(role)}] as turns} if role != "assistant":
+            return {**row, "messages": [*turns, answer]}
+        case {"prompt": _} if row.get("messages") is None and row.get("response") is None:
+            return {**row, "response": answer["content"]}
+    return row
 
 
 def _folder_of(source: str | GeneratedData) -> Path:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from gemsmith.runs.records import SCHEMA_VERSION, Part, Record, ServerFacts
+from gemsmith.runs.records import SCHEMA_VERSION, Computer, Part, Record, ServerFacts
 
 
 class Share(Part):
@@ -230,3 +230,30 @@ class AnswersRecord(Part):
     unanswered: int
     """Problems of the dataset without an answer, which do not count."""
     pass_at: tuple[PassAt, ...]
+
+
+class PredictRecord(Part):
+    """Answers to rows of a user's own, of `gemsmith predict`; no stage of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    started: str
+    """UTC, ISO 8601."""
+    gemsmith: str
+    machine: Computer
+    model: str
+    rows: int
+    rows_sha256: str
+    sampling: dict[str, Any]
+    failed: dict[str, int]
+    """Rows without an answer, by reason."""
+    cut: int
+    """Answers that reached the limit of tokens before they had ended."""
+    asked: int
+    """Answers that this start asked for: the others were kept by earlier ones, or are those of equal rows."""
+    asked_s: float
+    """From the first request to the last answer."""
+    asked_tokens: int | None
+    """Tokens of those answers, where the server says so."""
+    retries: dict[str, int]
+    """Requests that were sent again, by reason."""
+    warnings: tuple[str, ...] = ()

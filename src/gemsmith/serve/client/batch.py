@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from gemsmith.serve.client.chat import Failure, read_object
-from gemsmith.serve.server import Server
 from gemsmith.serve.settings import api_headers
 from gemsmith.system.signals import handling
 
@@ -47,32 +46,49 @@ class Request:
         return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
 
 
+class AnyServer(Protocol):
+    """What is asked, at `url`; `check` raises EngineError where it is gone."""
+
+    @property
+    def url(self) -> str: ...
+
+    def check(self) -> None: ...
+
+
 Heard = Callable[[int, dict[str, Any] | Failure], None]
 Retried = Callable[[int, str], None]
 
 
 def ask_all(
-    server: Server,
+    server: AnyServer,
     requests: Iterable[Request],
     heard: Heard,
     *,
     concurrency: int,
     retried: Retried = lambda _number, _reason: None,
+    headers: Mapping[str, str] | None = None,
 ) -> None:
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
-    A request is taken when there is room for it, so that those of an iterator are made one by one.
+    A request is taken when there is room for it, so that those of an iterator are made one by one. `headers` are those
+    of vLLM's key by default.
 
     Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
     request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a
     call of `retried` with its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one
     that takes too long is not tried again.
     """
-    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency))
+    headers = api_headers() if headers is None else headers
+    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency, headers))
 
 
 async def _ask_all(
-    server: Server, requests: Iterator[tuple[int, Request]], heard: Heard, retried: Retried, concurrency: int
+    server: AnyServer,
+    requests: Iterator[tuple[int, Request]],
+    heard: Heard,
+    retried: Retried,
+    concurrency: int,
+    headers: Mapping[str, str],
 ) -> None:
     async def work() -> None:
         for number, request in requests:  # shared: each takes the next
@@ -81,9 +97,7 @@ async def _ask_all(
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     # The whole request's is kept in _post: a read's would not end a server that drips.
     timeout = httpx.Timeout(None, connect=CONNECT_S)
-    client = httpx.AsyncClient(
-        base_url=server.url, headers=api_headers(), timeout=timeout, limits=limits, trust_env=False
-    )
+    client = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
     async with client:
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         try:
@@ -95,7 +109,7 @@ async def _ask_all(
 
 
 async def _ask(
-    client: httpx.AsyncClient, server: Server, request: Request, retried: Callable[[str], None]
+    client: httpx.AsyncClient, server: AnyServer, request: Request, retried: Callable[[str], None]
 ) -> dict[str, Any] | Failure:
     waits_s = iter(WAITS_S)
     while True:

@@ -1,0 +1,245 @@
+"""Answers to a file of prompts, `gemsmith predict`: of a run's model, or of any OpenAI server.
+
+Answers are kept in OUT.partial/ as they come, each under a digest of what made it, so that the same command asks only
+for those that are missing. OUT is written once each row has an answer or a reason why it has none.
+"""
+
+import functools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gemsmith.checkpoints import open_checkpoint, read_config
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.dataset import read_prompts, source_sha256
+from gemsmith.data.documents import Document
+from gemsmith.data.images import validate_images
+from gemsmith.data.workers import check_prompts_in_process
+from gemsmith.errors import EngineError, InputError
+from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
+from gemsmith.evals.generate import describe_counts
+from gemsmith.images.patches import PatchConfig, read_patching
+from gemsmith.runs.eval_records import PredictRecord
+from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import Run
+from gemsmith.serve.client.batch import Request, ask_all
+from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
+from gemsmith.serve.client.endpoint import find_models, key_headers
+from gemsmith.serve.client.stream import SamplingParams
+from gemsmith.serve.server import Server
+from gemsmith.serve.stage import Servers
+from gemsmith.system.console import open_console, open_progress, print_warnings
+from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
+from gemsmith.system.locks import locked
+from gemsmith.system.version import __version__
+from gemsmith.tasks.messages import images_of
+
+CONCURRENCY = 16
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteServer:
+    """A server that somebody else runs."""
+
+    url: str
+    model: str
+
+    def check(self) -> None:
+        """Raises EngineError where nobody listens at its address any more; asks it."""
+        try:
+            httpx.get(f"{self.url}/v1/models", headers=key_headers(), timeout=_CONNECT_S, trust_env=False)
+        except httpx.ConnectError as error:
+            raise EngineError(
+                f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
+                "asks for the others"
+            ) from None
+        except httpx.HTTPError:  # it is there, and busy
+            return
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Rows, the model that is asked, and how."""
+
+    model: str
+    digest: str
+    """SHA-256 of what makes the model's answers."""
+    start: Callable[[], Server | RemoteServer]
+    headers: Mapping[str, str] | None = None
+    patching: PatchConfig | None = None
+    rows: Path
+    prompts: Sequence[Document]
+    sampling: SamplingParams
+    concurrency: int
+
+    @functools.cached_property
+    def digests(self) -> list[str]:
+        """Of each row; equal rows have one answer."""
+        drawn = asdict(self.sampling)
+        return [
+            digest_question(self.digest, row.messages, drawn=drawn, images=[image.sha256 for image in row.images])
+            for row in self.prompts
+        ]
+
+
+def predict_run(
+    run: Run,
+    servers: Servers,
+    rows: Path,
+    out: Path,
+    *,
+    model: str = "tuned",
+    sampling: SamplingParams,
+    concurrency: int | None = None,
+    force: bool = False,
+) -> PredictRecord:
+    """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
+
+    Raises DataError naming a row that cannot be asked, RunError where the weights are not what verify has passed,
+    InputError where `out` is there already, EngineError where the server dies.
+    """
+    checkpoint, prompts, patching = open_checkpoint(run.recipe.checkpoint), read_prompts(str(rows)), None
+    if any(images_of(row.messages) for row in prompts):
+        patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
+        prompts = validate_images(prompts, patching, bad="error", key=str(rows)).documents
+    template = find_template(checkpoint.folder, run.recipe.data.template)
+    check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
+    if model == "tuned":
+        servers.check_verified()  # also where all answers are there from an earlier start
+        weights = run.merged, sha256_file(run.record_file("export"))
+    else:
+        weights = checkpoint.folder, checkpoint.fingerprint()
+
+    job = _Job(
+        model=f"{model} model of {run.path}",
+        digest=digest_model(run, *weights, sampling.max_tokens),
+        start=servers.tuned if model == "tuned" else servers.base,
+        patching=patching,
+        rows=rows,
+        prompts=prompts,
+        sampling=sampling,
+        concurrency=concurrency or run.recipe.eval.concurrency,
+    )
+    return _predict(job, out, force=force, warnings=servers.warnings)
+
+
+def predict_url(
+    url: str,
+    rows: Path,
+    out: Path,
+    *,
+    model: str | None = None,
+    sampling: SamplingParams,
+    concurrency: int | None = None,
+    force: bool = False,
+) -> PredictRecord:
+    """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size.
+
+    The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
+    """
+    prompts = validate_images(read_prompts(str(rows)), PatchConfig(), bad="error", key=str(rows)).documents
+    address, cards = find_models(url, () if model is None else (model,))
+    ((name, card),) = cards.items()
+    job = _Job(
+        model=f"{name} at {address}",
+        digest=sha256_json([address, name, card.get("root")]),
+        start=lambda: RemoteServer(url=address, model=name),
+        headers=key_headers(),
+        rows=rows,
+        prompts=prompts,
+        sampling=sampling,
+        concurrency=concurrency or CONCURRENCY,
+    )
+    return _predict(job, out, force=force)
+
+
+def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ()) -> PredictRecord:
+    partial = out.with_name(f"{out.name}.partial")
+    if out.is_dir() or not out.parent.is_dir() or out.resolve() == job.rows.resolve():
+        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+    if out.exists() and not partial.exists() and not force:
+        raise InputError(f"--out {out}: is there already; --force asks for all its answers again")
+    clock = start_clock()
+    with locked(partial, what="answers for"):
+        cache = AnswerCache(partial / "answers.jsonl")
+        if force:
+            cache.files[0].unlink(missing_ok=True)
+        replies: dict[str, Reply | Failure] = {**cache.replies()}
+        missing = {digest: row for digest, row in zip(job.digests, job.prompts, strict=True) if digest not in replies}
+        if kept := len({*job.digests}) - len(missing):
+            open_console().print(f"predict: {kept} of {kept + len(missing)} answers are there from an earlier start")
+        asked_s = _ask(job, cache, missing, replies) if missing else 0.0
+        found = [replies[digest] for digest in job.digests]
+        failed = Counter(reply.reason for reply in found if isinstance(reply, Failure))
+        counts = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
+        if failed:
+            told = f"rows without an answer: {failed.total()} of {len(found)} ({describe_counts(failed)})"
+            warnings = (*warnings, f"{told}; the same command asks for them again")
+        record = PredictRecord(
+            started=clock.started,
+            gemsmith=__version__,
+            machine=host_info(),
+            model=job.model,
+            rows=len(found),
+            rows_sha256=source_sha256(str(job.rows)),
+            sampling=asdict(job.sampling),
+            failed=dict(failed),
+            cut=sum(isinstance(reply, Reply) and reply.cut for reply in found),
+            asked=len(missing),
+            asked_s=round(asked_s, 3),
+            asked_tokens=None if None in counts else sum(count or 0 for count in counts),
+            retries=cache.count_retries({*job.digests}),
+            warnings=tuple(warnings),
+        )
+        with atomic_write(out) as file:
+            for row, reply in zip(job.prompts, found, strict=True):
+                file.write(json.dumps({"row": row.origin, **_answer(reply)}, ensure_ascii=False) + "\n")
+        write_text(out.with_name(f"{out.name}.record.json"), record.model_dump_json(indent=1) + "\n")
+        if not failed:
+            shutil.rmtree(partial)
+    print_warnings("predict", record.warnings)
+    rate = f", {record.asked_tokens / asked_s:,.0f} tokens/s" if record.asked_tokens and asked_s else ""
+    open_console().print(f"predict: {len(found) - failed.total():,} of {len(found):,} rows answered{rate}: {out}")
+    return record
+
+
+def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies: dict[str, Reply | Failure]) -> float:
+    """Asks for these answers, keeps each under its digest, and says how many seconds that took once a server was up."""
+    digests, sampling = (
+        list(missing),
+        {name: value for name, value in asdict(job.sampling).items() if value is not None},
+    )
+    server = job.start()
+    with open_progress(open_console()) as progress:
+        bar = progress.add_task(f"predict {server.model}", total=len(digests))
+
+        def heard(place: int, found: dict[str, Any] | Failure) -> None:
+            replies[digests[place]] = reply = read_chat(found)
+            if isinstance(reply, Reply):
+                cache.add_reply(digests[place], reply)
+            progress.advance(bar)
+
+        def retried(place: int, reason: str) -> None:
+            cache.add_retry(digests[place], reason)
+
+        bodies = (  # one by one: the images of all rows may not fit into memory
+            {"model": server.model, "messages": api_messages(row.messages, row.images, job.patching), **sampling}
+            for row in missing.values()
+        )
+        requests = (Request(path="/v1/chat/completions", body=body) for body in bodies)
+        begin = start_clock()
+        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried, headers=job.headers)
+        return begin.elapsed_s()
+
+
+def _answer(reply: Reply | Failure) -> dict[str, Any]:
+    if isinstance(reply, Failure):
+        return {"answer": None, "error": f"{reply.reason}: {reply.detail}"}
+    return {"answer": reply.text, "cut": reply.cut, "tokens": reply.tokens}
