@@ -61,7 +61,8 @@ FITTED_ON = {
 if SHORT:
     for name in ("84 M", "197 M", "227 M"):
         del VARIANTS[name]
-    del FITTED_ON["133 M"]
+    for name in ("48 M", "133 M"):
+        del FITTED_ON[name]
 EVERY = VARIANTS | FITTED_ON
 
 

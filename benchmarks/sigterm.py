@@ -293,7 +293,7 @@ def table(record: dict[str, Any]) -> list[str]:
 def main() -> None:
     arguments = sys.argv[1:]
     file = Path(arguments[arguments.index("--record") + 1]) if "--record" in arguments else RECORD
-    share = float(arguments[0]) if arguments and not arguments[0].startswith("-") else 0.2 if SHORT else 1.0
+    share = float(arguments[0]) if arguments and not arguments[0].startswith("-") else 0.1 if SHORT else 1.0
     clock, draw, tries = start_clock(), random.Random(SEED), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as temporary:
         place = Workplace(Path(temporary))

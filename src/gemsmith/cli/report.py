@@ -8,7 +8,16 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, RunArgs, bucket_url, conflicts, lazy_import, missing_source
+from gemsmith.cli.options import (
+    FOLDER,
+    Number,
+    RunArgs,
+    bucket_url,
+    conflicts,
+    lazy_import,
+    missing_source,
+    skip_verify_option,
+)
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
@@ -173,3 +182,36 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
     with lazy_import("system.locks").locked(folder):
         lazy_import("launch.sync").fetch_records(url, folder)
     return folder, None
+
+
+@cli.command(short_help="Put the weights on the Hugging Face hub.")
+@click.argument("source", type=FOLDER)
+@click.option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
+@click.option(
+    "--weights",
+    type=click.Choice(["adapter", "merged"]),
+    default="adapter",
+    show_default=True,
+    help="What is uploaded.",
+)
+@click.option("--private", is_flag=True, help="Make a repository that only you see.")
+@click.option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
+@click.option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")
+@skip_verify_option
+@conflicts("print_card", "private", "skip_verify_check")
+def push(source: Path, to: str, print_card: bool, **options: Any) -> None:
+    """Upload a run's adapter or merged weights, with a model card made from its records, in one commit.
+
+    SOURCE is a run directory. The token is that of huggingface_hub: $HF_TOKEN, or what hf auth login kept.
+
+    \b
+    gemsmith push runs/my --to hub:me/my-adapter --print
+    gemsmith push runs/my --to hub:me/my-model --weights merged --private --license apache-2.0
+    """
+    run = lazy_import("runs.run").open_run_readonly(source, section="serve")
+    module = lazy_import("report.push")
+    if print_card:
+        card = module.model_card(run, module.repository(to), weights=options["weights"], license=options["license"])
+        click.echo(escape_control_chars(card), nl=False)
+    else:
+        click.echo(module.push(run, to, **options))
