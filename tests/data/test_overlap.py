@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gemsmith.data.dataset import Document
-from gemsmith.data.dedup import find_overlap, hash_answers, overlap_notices, read_answers, write_answers
+from gemsmith.data.dedup import find_overlap, hash_turns, overlap_notices, read_answers, write_answers
 from gemsmith.errors import RunError
 from gemsmith.tasks.messages import text_message
 
@@ -14,8 +14,12 @@ def document(*turns: str, origin: str = "rows.jsonl line 1") -> Document:
     return Document(messages=tuple(text_message(ROLES[turn[0]], turn[2:]) for turn in turns), origin=origin)
 
 
+def hashes(documents: list[Document]) -> np.ndarray:
+    return np.frombuffer(b"".join(map(hash_turns, documents)), np.uint64).reshape(-1, 2)
+
+
 def overlap(trained: list[Document], *held_out: Document):
-    found = find_overlap(hash_answers(trained), held_out)
+    found = find_overlap(hashes(trained), held_out)
     return found.prompts, found.answers
 
 
@@ -46,7 +50,7 @@ def test_where_one_message_ends_counts():
 
 
 def test_the_notice_counts_and_names_the_first_rows():
-    trained = hash_answers([document("u:one", "a:1")])
+    trained = hashes([document("u:one", "a:1")])
     rows = [document("u:one", f"a:{line % 4}", origin=f"held.jsonl line {line}") for line in range(1, 6)]
     (notice,) = overlap_notices(find_overlap(trained, [*rows, document("u:new", "a:1")]))
     assert (
@@ -58,7 +62,9 @@ def test_the_notice_counts_and_names_the_first_rows():
 
 def test_hashes_come_back_from_the_file_as_they_were(tmp_path):
     assert read_answers(tmp_path) is None
-    written = write_answers(tmp_path, [document("u:one", "a:1", "u:two", "a:2"), document("u:three", "a:3")])
+    written = write_answers(
+        tmp_path, map(hash_turns, [document("u:one", "a:1", "u:two", "a:2"), document("u:three", "a:3")])
+    )
     assert written.shape == (3, 2)
     assert np.array_equal(read_answers(tmp_path), written)
 

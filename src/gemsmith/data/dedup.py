@@ -40,9 +40,9 @@ class Overlap:
     """Where the first of them stand."""
 
 
-def write_answers(folder: Path, documents: Iterable[Document]) -> np.ndarray:
-    """The hashes of the documents that are trained on, which are written for read_answers."""
-    hashes = hash_answers(documents)
+def write_answers(folder: Path, digests: Iterable[bytes]) -> np.ndarray:
+    """The hashes of what is trained on, of which `digests` are each document's; they are written for read_answers."""
+    hashes = _as_pairs(digests)
     np.save(folder / FILE, hashes, allow_pickle=False)
     return hashes
 
@@ -64,19 +64,9 @@ def read_answers(folder: Path) -> np.ndarray | None:
     return np.asarray(found)
 
 
-def hash_answers(documents: Iterable[Document]) -> np.ndarray:
-    """uint64 of shape (answers, 2): of each assistant turn a hash of all before it, and one with it.
-
-    Any white space counts as one space.
-    """
-    hashes = b"".join(digest for document in documents for pair in _hash_turns(document) for digest in pair)
-    return np.frombuffer(hashes, np.uint64).reshape(-1, 2)
-
-
 def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
-    """What of the held-out rows' last answers is among the trained ones, which are as hash_answers gives them."""
-    hashes = b"".join(digest for row in held_out for digest in _hash_turns(row)[-1])
-    asked = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
+    """What of the held-out rows' last answers is among the trained ones, which are as write_answers gives them."""
+    asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
     prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
     return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
@@ -108,8 +98,9 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     )
 
 
-def _hash_turns(document: Document) -> list[tuple[bytes, bytes]]:
-    total, found = hashlib.blake2b(digest_size=_HASH_BYTES), []
+def hash_turns(document: Document) -> bytes:
+    """Of each assistant turn a hash of all before it, and one with it; any white space counts as one space."""
+    total, found = hashlib.blake2b(digest_size=_HASH_BYTES), bytearray()
     images = iter(document.images)
     for message in document.messages:
         before = total.digest()
@@ -122,8 +113,13 @@ def _hash_turns(document: Document) -> list[tuple[bytes, bytes]]:
             if isinstance(part, ImagePart):
                 total.update(b"%d\x1d%b\x1e" % (place, next(images).sha256.encode()))
         if message.role == "assistant":
-            found.append((before, total.digest()))
-    return found
+            found += before + total.digest()
+    return bytes(found)
+
+
+def _as_pairs(digests: Iterable[bytes]) -> np.ndarray:
+    """uint64 of shape (answers, 2)."""
+    return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
 N = 8

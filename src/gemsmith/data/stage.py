@@ -15,7 +15,7 @@ from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
-from gemsmith.data.dedup import count_shared_images, find_overlap, overlap_notices, write_answers
+from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT, recipe_classes
 from gemsmith.data.images import ValidatedRows, validate_images, write_images
@@ -66,8 +66,7 @@ def prepare_data(run: Run) -> DataRecord:
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
     held_out = _validate(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
-    progress = track(seen.documents, "rendering rows", console)
-    rendered = list(render_in_processes(checkpoint.folder, template, progress, count_processes(seen.documents)))
+    rendered, hashes = _render(checkpoint.folder, template, seen.documents)
     kept, dropped = _keep_fitting(rendered, data, patching)
     patches = [patching.per_token * document.soft_tokens for document in kept]
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
@@ -81,7 +80,8 @@ def prepare_data(run: Run) -> DataRecord:
     files = _write_rows(run, chunks, shape, with_images=any(patches))
     prune_cache(run.images, {Path(image.path).name for document in kept for image in document.images})
     trained = {row.origin for row in kept}
-    overlap, notices = _compare(run, [one for one in seen.documents if one.origin in trained], held_out)
+    answers = write_answers(run.data, (digest for origin, digest in hashes.items() if origin in trained))
+    overlap, notices = _compare(answers, [one for one in seen.documents if one.origin in trained], held_out)
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
         dropped={**dropped, **seen.dropped},
@@ -213,11 +213,24 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
     return hashes
 
 
+def _render(
+    folder: Path, template: ChatTemplateSource, documents: Sequence[Document]
+) -> tuple[list[Rendered], dict[str, bytes]]:
+    """The documents in tokens, and by origin the hashes of each one's turns, which are made meanwhile."""
+    hashes: dict[str, bytes] = {}
+
+    def hashed() -> Iterator[Document]:
+        for document in track(documents, "rendering rows", open_console(soft_wrap=False)):
+            hashes[document.origin] = hash_turns(document)
+            yield document
+
+    return list(render_in_processes(folder, template, hashed(), count_processes(documents))), hashes
+
+
 def _compare(
-    run: Run, trained: Sequence[Document], held_out: Sequence[Document]
+    answers: np.ndarray, trained: Sequence[Document], held_out: Sequence[Document]
 ) -> tuple[dict[str, Any], Sequence[str]]:
-    """Writes the hashes of what is trained on; the record's fields on held-out rows among it, and warnings."""
-    answers = write_answers(run.data, trained)
+    """The record's fields on held-out rows among what is trained on, whose hashes are `answers`, and warnings."""
     if not held_out:
         return {}, ()
     found = find_overlap(answers, held_out)
