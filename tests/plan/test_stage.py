@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def test_every_shipped_recipe_is_planned():
-    files = sorted(RECIPES.glob("*.yaml"))
+    files = sorted(RECIPES.rglob("*.yaml"))
     names = {"demo.yaml", "demo_images.yaml", "pets_31b.yaml", "verilog_31b.yaml"}
     assert names <= {file.name for file in files}
     for file in files:

@@ -24,10 +24,12 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def test_each_problem_is_a_question_of_its_name_asked_as_the_prompt_says(dataset):
-    official, fenced = (verilog.read_questions(dataset, prompt=prompt) for prompt in ("official", "fenced"))
+    official, fenced, paper = (verilog.read_questions(dataset, prompt=prompt) for prompt in verilog.PROMPTS)
     assert [question.origin for question in official.questions] == ["Prob001_and", "Prob002_broken"]
     assert [message.role for message in official.questions[0].messages] == ["system", "user"]
     assert PROMPT.strip() in text_of(fenced.questions[0].messages[-1]) and official.sha256 == fenced.sha256
+    (asked,) = paper.questions[0].messages
+    assert asked.role == "user" and text_of(asked).startswith(PROMPT.strip()) and "TopModule" in text_of(asked)
     with pytest.raises(DataError, match="is not a folder"):
         verilog.read_questions(dataset / "nothing", prompt="official")
 

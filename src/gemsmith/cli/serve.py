@@ -127,7 +127,9 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
     "--max-tokens", type=click.IntRange(min=1), metavar="N", help="With --task; default: the recipe's eval.max_tokens."
 )
 @click.option(
-    "--prompt", type=click.Choice(["official", "fenced"]), help="With --task verilog: how to ask; default: official."
+    "--prompt",
+    type=click.Choice(["official", "fenced", "paper"]),
+    help="With --task verilog: how to ask; default: official.",
 )
 @click.option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
 @click.option(

@@ -40,6 +40,10 @@ OFFICIAL_RULE = (
     "\nEnclose your code with [BEGIN] and [DONE]. Only output the code snippet\nand do NOT output anything else.\n"
 )
 FENCED_RULE = "Answer with one block of Verilog that holds the whole TopModule and every module that it uses."
+PAPER_RULE = (
+    "Call the module TopModule and use the port names as they are given. Declare as reg whatever an always block "
+    "assigns. Work on arrays element by element. Write nothing but Verilog, in a fenced block."
+)
 
 
 def ask_officially(specification: str) -> tuple[Message, ...]:
@@ -53,7 +57,16 @@ def ask_for_a_block(specification: str) -> tuple[Message, ...]:
     return (text_message("user", f"{specification.strip()}\n\n{FENCED_RULE}"),)
 
 
-ASK: Mapping[str, Callable[[str], tuple[Message, ...]]] = {"official": ask_officially, "fenced": ask_for_a_block}
+def ask_as_the_paper(specification: str) -> tuple[Message, ...]:
+    """The specification with the four hints that arXiv 2605.25645 gave, in our words and without a system turn."""
+    return (text_message("user", f"{specification.strip()}\n\n{PAPER_RULE}"),)
+
+
+ASK: Mapping[str, Callable[[str], tuple[Message, ...]]] = {
+    "official": ask_officially,
+    "fenced": ask_for_a_block,
+    "paper": ask_as_the_paper,
+}
 """By the names that a recipe gives them, the default first."""
 PROMPTS = tuple(ASK)
 
