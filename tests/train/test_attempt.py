@@ -104,7 +104,7 @@ def run_steps(step, *, unheard_s):
 def test_the_first_ctrl_c_asks_for_a_save_and_the_second_is_raised():
     ended = run_steps("time.sleep(30)", unheard_s=20)
     assert (ended.returncode, ended.stdout) == (130, "first\nsecond\n")
-    assert ended.stderr == "train  ends once the step under way is saved; Ctrl-C again ends it at once\n"
+    assert ended.stderr == "train  stops, and saves the step under way if there is one; Ctrl-C again ends it at once\n"
 
 
 def test_the_second_ctrl_c_ends_a_step_in_which_python_hears_nothing():
