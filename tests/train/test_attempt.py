@@ -88,8 +88,8 @@ with attempt.stop_on_signals(stop):
     send(0.1)
     assert stop.wait(10) and stop.number == signal.SIGINT
     print("first", flush=True)
-    send(0.1)
     try:
+        send(0.1)
         {step}
     except KeyboardInterrupt:
         print("second", flush=True)
