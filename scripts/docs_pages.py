@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.analysis.published import read_published, reanalyze
+from gemsmith.plan import sweep as plan_sweep
 from gemsmith.recipe.keys import KEYS, recipe_schema
-from gemsmith.report.tables import markdown_of
+from gemsmith.report import tables
 from gemsmith.runs.stages import STAGES, reads
 from readme_table import make_table
 
@@ -207,7 +208,7 @@ def demo_images_table() -> str:
 def paper_comparison() -> str:
     """The published comparison as `gemsmith report --paper --md` prints it, its heading left to the page."""
     redrawn = reanalyze(read_published())
-    return markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
+    return tables.markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
 
 
 def plan_memory_table() -> str:
@@ -291,6 +292,13 @@ def serving_calibration_table() -> str:
     return "\n".join(lines)
 
 
+def sweep_table() -> str:
+    """What `gemsmith plan --sweep` prints of the paper's recipe."""
+    axes = [plan_sweep.read_axis(text) for text in ("model=all", "data.max_length=4096..131072")]
+    found = list(plan_sweep.sweep(ROOT / "recipes" / "verilog_31b.yaml", axes, machine="v5p-8,2xh100"))
+    return "\n".join(tables.sweep_table([key for key, _ in axes], found).to_markdown()).strip()
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo_images": demo_images_table,
     "paper": paper_comparison,
@@ -301,6 +309,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan_time": plan_time_table,
     "serving_calibration": serving_calibration_table,
     "stages": stage_table,
+    "sweep": sweep_table,
     "performance": performance_table,
 }
 """What stands where a page says `<!-- made: NAME -->`."""

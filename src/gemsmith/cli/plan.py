@@ -1,5 +1,6 @@
 """The verb plan: what fits where, how long it takes and what it costs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,16 @@ from gemsmith.system.characters import escape_control_chars
     metavar="FILE",
     help="Where --calibrate writes; default: ~/.config/gemsmith/machines.yaml, which every plan reads.",
 )
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="Plan each of these: A,B or LOW..HIGH, which doubles, or model=all; may be repeated.",
+)
+@click.option("--csv", is_flag=True, help="With --sweep: print CSV.")
 @requires("calibrate", "catalog")
+@requires("sweep", "csv")
+@conflicts("sweep", "run_path", "as_json", "sort", "fix", "html", "serve", "compiles", "calibrate")
 @conflicts(
     "calibrate",
     *("run_path", "overrides", "as_json", "machine", "sort", "fix", "html", "serve", "compiles"),
@@ -68,6 +78,8 @@ def plan(
     compiles: bool,
     compile_minutes: float,
     compile_gb: float,
+    sweep: Sequence[str],
+    csv: bool,
     **options: Any,
 ) -> None:
     """Say what fits on which machine, how long it takes and what it costs; by formula.
@@ -79,6 +91,7 @@ def plan(
     \b
     gemsmith plan recipes/verilog_31b.yaml --machine all --sort hours
     gemsmith plan my.yaml --machine h200 --fix my_h200.yaml
+    gemsmith plan my.yaml --sweep model=all --sweep data.max_length=4096..131072 --machine all
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
@@ -89,10 +102,25 @@ def plan(
         return
     if len(args.source) != 1:
         raise InputError(f"SOURCE: {len(args.source)} were given; plan takes one, several only with --calibrate")
+    if sweep:
+        _sweep(args, sweep, options["machine"], csv=csv)
+        return
     limits = None
     if compiles:
         limits = lazy_import("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
     _plan(replace(args, source=args.source[0]), limits, **options)
+
+
+def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, *, csv: bool) -> None:
+    module = lazy_import("plan.sweep")
+    axes = [module.read_axis(text) for text in sweep]
+    found = list(module.sweep(args.source[0], axes, args.overrides, machine))
+    tables, keys = lazy_import("report.tables"), [key for key, _ in axes]
+    if csv:
+        click.echo(escape_control_chars(tables.sweep_csv(keys, found)), nl=False)
+    else:
+        console = lazy_import("system.console").open_console(stderr=False, soft_wrap=False)
+        console.print(tables.sweep_table(keys, found).to_rich())
 
 
 def _plan(

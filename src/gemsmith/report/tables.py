@@ -24,6 +24,7 @@ from gemsmith.analysis.summary import (
     stage_s,
     total_s,
 )
+from gemsmith.plan.sweep import SweptPlan
 from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord
@@ -31,7 +32,7 @@ from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, size, span, usd
+from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +199,35 @@ _LINES: dict[str, Callable[[Any], _Lines]] = {
     "bench": _bench_lines,
     "eval": _eval_lines,
 }
+
+
+def sweep_table(keys: Sequence[str], found: Sequence[SweptPlan]) -> Table:
+    """A line for each machine under each choice of values; what does not fit says how much is missing."""
+    rows = []
+    for each in found:
+        machine = each.machine
+        limit = f"{machine.hbm_bytes_per_chip / 2**30:.1f} of {machine.hbm_limit_bytes_per_chip / 2**30:.1f}"
+        step = "–" if not machine.fits else span(*map(decimal, machine.step_s))
+        rates = "–" if not machine.fits else span(*map(count, each.tokens_per_s))
+        cost = "–" if each.usd_per_million is None else span(*map(price, each.usd_per_million))
+        rows.append((*each.values, machine.name, "yes" if machine.fits else "no", limit, step, rates, cost))
+    columns = (*keys, "machine", "fits", "GiB a chip", "s a step", "tokens/s", "USD per million tokens")
+    return Table(
+        title="Full rows, estimated", columns=columns, rows=rows, right=columns[-4:], whole=columns[: len(keys) + 2]
+    )
+
+
+def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:
+    """The same with plain numbers, low and high in columns of their own."""
+    ends = [f"{name}_{end}" for name in ("step_s", "tokens_per_s", "usd_per_million") for end in ("low", "high")]
+    rows = []
+    for each in found:
+        machine = each.machine
+        sizes = (machine.hbm_bytes_per_chip, machine.hbm_limit_bytes_per_chip)
+        numbers = [f"{value:.5g}" for value in (*machine.step_s, *each.tokens_per_s, *(each.usd_per_million or ()))]
+        numbers += [""] * (len(ends) - len(numbers))
+        rows.append([*each.values, machine.name, str(machine.fits).lower(), *map(str, sizes), *numbers])
+    return Table(columns=(*keys, "machine", "fits", "bytes_per_chip", "limit_bytes", *ends), rows=rows).to_csv()
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -146,7 +146,9 @@ class Stop(threading.Event):
     def ask(self, number: int) -> None:
         """Sets it, and says on stderr what becomes of Ctrl-C."""
         if number == signal.SIGINT:
-            open_console().print("train  stops, and saves the step under way if there is one; Ctrl-C again ends it at once")
+            open_console().print(
+                "train  stops, and saves the step under way if there is one; Ctrl-C again ends it at once"
+            )
         self.number = signal.Signals(number)
         self.set()
 
