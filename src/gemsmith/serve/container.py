@@ -3,10 +3,10 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from gemsmith.errors import MachineError, RecipeError, suggest
@@ -73,11 +73,16 @@ def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:
         known = next((name for name in _ELSEWHERE if len(option) > 2 and name.startswith(option)), None)
         if known is not None:
             raise RecipeError(f"serve.arguments: {word.partition('=')[0]}: {known} {_ELSEWHERE[known]}")
-    if settings.host not in _LOOPBACK and not settings.host.startswith("127.") and not has_key:
+    if not is_loopback(settings.host) and not has_key:
         raise RecipeError(
             f"serve.host: {settings.host} lets other machines in, and ${KEY_VARIABLE} is not set; set it to a key that "
             "clients must send, or serve.host to 127.0.0.1"
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    return host in _LOOPBACK or host.startswith("127.")
 
 
 def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
@@ -122,9 +127,15 @@ def _lines(
     yield from ([*map(quoted, line)] for line in _by_option(deployment.arguments))
 
 
-def _by_option(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    starts = [0, *(place for place, word in enumerate(words) if place and word.startswith("-")), len(words)]
-    return (words[start:end] for start, end in pairwise(starts) if words)
+def _by_option(words: tuple[str, ...]) -> Iterator[list[str]]:
+    line: list[str] = []
+    for word in words:
+        if word.startswith("-") and line:
+            yield line
+            line = []
+        line.append(word)
+    if line:
+        yield line
 
 
 def _absolute_path(path: str, rest: str) -> str:
@@ -196,6 +207,8 @@ def _plain(name: str) -> str:
 
 def _output(command: list[str]) -> str:
     """What a command says, or nothing where it does not exist or fails."""
+    if shutil.which(command[0]) is None:
+        return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):

@@ -109,14 +109,13 @@ def api_headers() -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def refuse_without_template(folder: Path, settings: ServeSettings) -> None:
-    """Raises CheckpointError where neither the settings nor the checkpoint has a chat template."""
-    if settings.chat_template or any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
-        return
+def has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
     tokenizer_config = folder / "tokenizer_config.json"
     try:
-        if tokenizer_config.exists() and "chat_template" in read_json(tokenizer_config):
-            return
+        return "chat_template" in read_json(tokenizer_config)
+    except FileNotFoundError:
+        return False
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{tokenizer_config}: is not JSON ({error})") from None
-    raise CheckpointError(f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template")
