@@ -160,15 +160,6 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
             "nodes and pods"
         )
-    _check_stages(options)
-    if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
-        raise InputError(
-            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
-            "-, _ and ."
-        )
-
-
-def _check_stages(options: LaunchOptions) -> None:
     stages = options.stages
     check_stage_names(stages, "--stages")
     if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
@@ -178,6 +169,11 @@ def _check_stages(options: LaunchOptions) -> None:
         )
     if not stages or list(stages) != [stage for stage in STAGES if stage in stages]:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(STAGES)}")
+    if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
+        raise InputError(
+            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
+            "-, _ and ."
+        )
 
 
 def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, options: LaunchOptions) -> list[Machine]:

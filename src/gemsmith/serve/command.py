@@ -18,6 +18,7 @@ from gemsmith.checkpoints.folder import name_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
+from gemsmith.serve import vllm_checks, vllm_issues
 from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, refuse_open_server
 from gemsmith.serve.parallelism import (
     BATCHED,
@@ -29,36 +30,12 @@ from gemsmith.serve.parallelism import (
 )
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
-    ServedAdapter,
     ServeSettings,
     VllmEnvironment,
+    api_headers,
     base_name,
     clean_environment,
-    has_key,
-)
-from gemsmith.serve.vllm_checks import (
-    TPU_IMAGE,
-    WARNING,
-    adapter_choice,
-    attention_choice,
-    encoder_arguments,
-    image_budget,
-    read_version,
-    refuse_engine_without_torchvision,
-    refuse_image,
-    refuse_on_cpu,
-    tpu_warnings,
-)
-from gemsmith.serve.vllm_issues import (
-    CONTENT_AS_TEXT,
-    CONTENT_IN_PARTS,
-    IMAGES_EMBEDDED_ANEW,
-    QUICK_START_ON_CPU,
-    SERVER_MODULE,
-    SPARE_ADAPTER_ON_CPU,
-    TPU_CACHE,
-    Version,
-    cpu_environment,
+    server_environment,
 )
 from gemsmith.system.console import open_console
 
@@ -81,6 +58,10 @@ _MODEL_INSIDE, _ADAPTER_INSIDE, _TEMPLATE_INSIDE = "/model", "/adapter", "/chat_
 _DOCKER_FLAGS = {
     "tpu": ("--privileged", "--network", "host", "--shm-size", "16G", "--entrypoint", "vllm"),
     "gpu": ("--gpus", "all", "--ipc", "host", "--network", "host", "--entrypoint", "vllm"),
+}
+_SHARED = {
+    "tpu": ("--privileged, --shm-size 16G, /dev/shm", "libtpu needs the chips and shared memory"),
+    "gpu": ("--ipc host", "GPUs exchange through shared memory"),
 }
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """vLLM takes adapters up to one of these."""
@@ -119,38 +100,30 @@ def published_config(variant: Variant) -> dict[str, Any]:
     return {"architectures": [f"Gemma4{unified}ForConditionalGeneration"], **seeing}
 
 
-def server_command(engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
-    """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
-
-    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
-    """
-    config = read_config(folder)
-    if settings.images:
-        refuse_engine_without_torchvision(engine, config)
-    here = [*QUICK_START_ON_CPU] if engine.is_cpu else []
-    here += encoder_arguments(config, settings, is_cpu=engine.is_cpu)
-    told = _server_arguments(name, settings, here, port=port, is_cpu=engine.is_cpu)
-    return [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder), *told]
-
-
-def deployed_command(
-    engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
+def server_command(
+    engine: VllmEnvironment, folder: Path, name: str, settings: ServeSettings, *, container: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line that serves a folder on settings.machine, which this is, and its environment."""
-    assert settings.machine is not None
-    config = read_config(folder)
-    weights = Weights(
-        source=settings.hub_id or str(folder.absolute()),
-        is_folder=settings.hub_id is None,
-        variant=name_variant(read_variant(config)),
-        config=config,
-    )
-    program = () if settings.in_docker else (str(engine.python), "-m", SERVER_MODULE)
-    on_port = settings.model_copy(update={"port": port})
-    deployment = deploy(settings.machine, weights, on_port, name=name, program=program, keyed=has_key())
+    """The command line of vLLM's OpenAI server for a checkpoint folder, and its environment.
+
+    It runs on this machine as it is, or as settings.machine, which this is; `container` names it in Docker.
+
+    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had, and as `deploy`.
+    """
+    config, is_cpu = read_config(folder), engine.is_cpu
+    program = () if settings.in_docker else (str(engine.python), "-m", vllm_issues.SERVER_MODULE)
+    if settings.machine is None:
+        if settings.images:
+            vllm_checks.refuse_engine_without_torchvision(engine, config)
+        here = vllm_issues.QUICK_START_ON_CPU if is_cpu else ()
+        here = (*here, *vllm_checks.encoder_arguments(config, settings, is_cpu=is_cpu))
+        told = _server_arguments(name, settings, here, is_cpu=is_cpu)
+        return [*program, "--model", str(folder), *told], server_environment(engine)
+    source, variant = settings.hub_id or str(folder.absolute()), name_variant(read_variant(config))
+    weights = Weights(source=source, is_folder=settings.hub_id is None, variant=variant, config=config)
+    deployment = deploy(settings.machine, weights, settings, name=name, program=program, keyed=bool(api_headers()))
     for choice in deployment.choices:
-        if choice.what == WARNING:
-            open_console().print(Text.assemble((f"{WARNING}: ", "yellow"), choice.why))
+        if choice.what == vllm_checks.WARNING:
+            open_console().print(Text.assemble((f"{vllm_checks.WARNING}: ", "yellow"), choice.why))
     if settings.in_docker:
         return as_command(deployment, container=container), clean_environment()
     return as_command(deployment), clean_environment() | dict(deployment.environment)
@@ -174,7 +147,7 @@ def deploy(
     refuse_open_server(settings, has_key=keyed)
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
     if image:
-        refuse_image(image)
+        vllm_checks.refuse_image(image)
     length, why_length = settings.max_model_len, "serve.max_model_len: a prompt and its output together"
     if length is None:
         length = min(PROMPT_AND_OUTPUT, weights.variant.context)
@@ -184,7 +157,6 @@ def deploy(
     model, mounts = weights.source, tuple[Mount, ...]()
     if image:
         model, settings, mounts = _see_from_container(kind, weights, settings)
-    port = settings.port or PORT
     return Deployment(
         machine=machine.name,
         image=image,
@@ -196,9 +168,9 @@ def deploy(
         mounts=mounts,
         arguments=(
             *((model,) if image else ("--model", model)),
-            *_server_arguments(name, settings, chosen.arguments, port=port, is_cpu=kind == "cpu"),
+            *_server_arguments(name, settings, chosen.arguments, is_cpu=kind == "cpu"),
         ),
-        port=port,
+        port=settings.port or PORT,
         choices=(
             *(_container_choices(image, kind) if image else ()),
             DeploymentChoice(what=f"--max-model-len {length}", why=why_length),
@@ -207,44 +179,32 @@ def deploy(
     )
 
 
-def image_engine(settings: ServeSettings) -> VllmEnvironment:
-    """The vLLM of an image, which runs no Python of this machine; its version is what it says of itself."""
-    assert settings.machine is not None
-    return VllmEnvironment(python=Path("docker"), package=image_of(settings.machine, settings), version="")
-
-
 def image_of(machine: Machine, settings: ServeSettings) -> str:
-    return settings.container_image or (TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
+    return settings.container_image or (vllm_checks.TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
 
 
-def lora_arguments(adapter: ServedAdapter, name: str, *, is_cpu: bool) -> list[str]:
-    """Arguments that serve an adapter under a name, beside the base under its own."""
-    spare = SPARE_ADAPTER_ON_CPU if is_cpu else ()
-    rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
-    return ["--enable-lora", *spare, "--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
-
-
-def _server_arguments(
-    name: str, settings: ServeSettings, of_machine: Sequence[str], *, port: int, is_cpu: bool
-) -> list[str]:
+def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[str], *, is_cpu: bool) -> list[str]:
     """What every server is told behind its model, wherever it is; `of_machine`: what the kind of machine decides.
 
     The user's own arguments come last, so that they win.
     """
     words = ["--served-model-name", name if settings.adapter is None else base_name(name)]
-    words += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
-    words += CONTENT_IN_PARTS if settings.images else CONTENT_AS_TEXT
+    words += ["--host", settings.host, "--port", str(settings.port or PORT)]
+    words += ["--dtype", settings.dtype, "--seed", str(settings.seed)]
+    words += vllm_issues.CONTENT_IN_PARTS if settings.images else vllm_issues.CONTENT_AS_TEXT
     words += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
     if settings.images and not settings.prefix_caching:
         # Without either cache vLLM knows an image by its request alone, and embeds it anew.
-        words += IMAGES_EMBEDDED_ANEW
+        words += vllm_issues.IMAGES_EMBEDDED_ANEW
     if settings.max_model_len is not None:
         words += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         words += ["--chat-template", settings.chat_template]
     words += of_machine
-    if settings.adapter is not None:
-        words += lora_arguments(settings.adapter, name, is_cpu=is_cpu)
+    if (adapter := settings.adapter) is not None:
+        rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
+        words += ["--enable-lora", *(vllm_issues.SPARE_ADAPTER_ON_CPU if is_cpu else ())]
+        words += ["--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
     return [*words, *settings.arguments]
 
 
@@ -259,31 +219,31 @@ def _choose(machine: Machine, weights: Weights, settings: ServeSettings, length:
             "--tensor-parallel-size", str(layout.tp), why=tensor_parallel_reason(machine, weights.variant, layout)
         )
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
-        choose(chosen, layout, read_version(image or ""))
+        choose(chosen, layout, vllm_checks.read_version(image or ""))
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
-        chosen.choices += tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
+        chosen.choices += vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
-        chosen.choices.append(adapter_choice(kind))
+        chosen.choices.append(vllm_checks.adapter_choice(kind))
     return chosen
 
 
 def _choose_on_cpu(chosen: _Chosen) -> None:
     machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
     if settings.images:
-        refuse_on_cpu(weights.variant)
+        vllm_checks.refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
         raise RecipeError(f"serve.kv_cache_dtype: {settings.kv_cache_dtype} was given; on a CPU set auto")
     dtype = "float32" if settings.dtype == "float32" else "bfloat16"
     needed = serving_memory(weights.variant, tp=1, max_model_len=1, weight_dtype=dtype).weights
     why = "compiling takes longer than it saves in a short life on a CPU"
-    chosen.add(*QUICK_START_ON_CPU, what="--enforce-eager", why=why)
+    chosen.add(*vllm_issues.QUICK_START_ON_CPU, what="--enforce-eager", why=why)
     if needed > machine.chip.hbm_bytes:
         why = f"the weights are {needed / 1e9:.0f} GB, this machine has {machine.chip.hbm_bytes / 1e9:.0f}: too little"
         chosen.add(what="memory", why=why)
-    chosen.arguments += encoder_arguments(weights.config, settings, is_cpu=True)
+    chosen.arguments += vllm_checks.encoder_arguments(weights.config, settings, is_cpu=True)
 
 
-def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: vllm_issues.Version | None) -> None:
     machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
@@ -292,7 +252,7 @@ def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> 
     if layout.weight_dtype == "fp8":
         chosen.add("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
-    budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
+    budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if layout.batched_tokens != BATCHED[0] and not budget:
         budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
         why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
@@ -301,10 +261,10 @@ def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> 
         chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
     if budget:
         chosen.add(*budget, why=why_budget)
-    chosen.choices += attention_choice(weights.variant, version)
+    chosen.choices += vllm_checks.attention_choice(weights.variant, version)
 
 
-def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
+def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: vllm_issues.Version | None) -> None:
     machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
     chosen.add(what="memory", why=memory_reason(machine, layout))
     if layout.weight_dtype == "fp8":
@@ -321,16 +281,16 @@ def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> 
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
         why = "serve.kv_cache_dtype; on a v6e fp8 keys and values are e5m2, on a GPU e4m3"
         chosen.add("--kv-cache-dtype", dtype, why=why)
-    why = f"the first start compiles for 8 to 10 minutes, others take that from the folder ({TPU_CACHE.link})"
-    chosen.add(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why=f"{why}; a bucket would not do")
+    why = f"compiles for 8 to 10 minutes, others take that from the folder ({vllm_issues.TPU_CACHE.link})"
+    chosen.add(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why=f"the first start {why}; a bucket would not do")
     chosen.arguments.append("--disable_chunked_mm_input")
-    budget, why_budget = image_budget(weights.variant, settings, takes_images=True, version=version)
+    budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
     if budget:
         chosen.add(*budget, why=why_budget)
 
 
 def _choose_encoder(chosen: _Chosen) -> None:
-    words = encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
+    words = vllm_checks.encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
     if chosen.settings.images:
         chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
         chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
@@ -346,16 +306,12 @@ def _fp8_reason(machine: Machine, how: str) -> str:
 
 
 def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
-    shared = DeploymentChoice(what="--ipc host", why="GPUs exchange through shared memory")
-    if kind == "tpu":
-        shared = DeploymentChoice(
-            what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory"
-        )
-    return (
-        DeploymentChoice(what=image, why="vLLM's own image; serve.container_image names another"),
-        shared,
-        DeploymentChoice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
+    chosen = (
+        (image, "vLLM's own image; serve.container_image names another"),
+        _SHARED[kind],
+        ("--network host", "vLLM itself listens on serve.host then, and nowhere else"),
     )
+    return tuple(DeploymentChoice(what=what, why=why) for what, why in chosen)
 
 
 def _see_from_container(
@@ -383,5 +339,5 @@ def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, st
     found = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
     found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if kind == "cpu":
-        return cpu_environment() | found
+        return vllm_issues.cpu_environment() | found
     return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE.inside} if kind == "tpu" and in_image else {})

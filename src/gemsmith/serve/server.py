@@ -17,18 +17,10 @@ import httpx
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.runs.records import ServerFacts
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_choice, read_object, read_tokens
-from gemsmith.serve.command import deployed_command, image_engine, server_command
+from gemsmith.serve.command import image_of, server_command
 from gemsmith.serve.container import refuse_open_server, remove_container
 from gemsmith.serve.facts import ask_facts, ask_models, describe_answer, has_nonce, new_nonce, with_nonce
-from gemsmith.serve.settings import (
-    KEY_VARIABLE,
-    ServeSettings,
-    VllmEnvironment,
-    api_headers,
-    find_vllm,
-    has_key,
-    server_environment,
-)
+from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings, VllmEnvironment, api_headers, find_vllm
 from gemsmith.serve.vllm_checks import refuse_engine
 from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
 from gemsmith.system.console import open_console
@@ -98,9 +90,12 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     has it is changed for another. Raises MachineError where vLLM is not installed or the port is in use, EngineError
     where vLLM dies or does not answer in time.
     """
-    refuse_open_server(settings, has_key=has_key())
+    refuse_open_server(settings, has_key=bool(api_headers()))
     console = open_console()
-    engine = image_engine(settings) if settings.in_docker else find_vllm(settings.python)
+    if settings.machine is not None and settings.in_docker:  # which runs no Python of this machine
+        engine = VllmEnvironment(python=Path("docker"), package=image_of(settings.machine, settings), version="")
+    else:
+        engine = find_vllm(settings.python)
     refuse_engine(engine)
     tries = 1 if settings.port else FREE_PORT_TRIES
     for left in reversed(range(tries)):
@@ -126,11 +121,8 @@ def _one_server(
         port = int(holder.getsockname()[1])
         if not _HOLDS_PORTS:
             holder.close()
-        if settings.machine is None:
-            command = server_command(engine, model_folder, name, port, settings)
-            environment = server_environment(engine)
-        else:
-            command, environment = deployed_command(engine, model_folder, name, port, settings, container=instance_id)
+        on_port = settings.model_copy(update={"port": port})
+        command, environment = server_command(engine, model_folder, name, on_port, container=instance_id)
         if settings.in_docker:
             stack.callback(remove_container, instance_id)
         # At which a client on this machine reaches it.

@@ -109,11 +109,6 @@ def api_headers() -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def has_key() -> bool:
-    """Whether clients of a server that starts now must send a key."""
-    return bool(os.environ.get(KEY_VARIABLE))
-
-
 def has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True

@@ -17,7 +17,7 @@ from gemsmith.runs.run import Run, find_run
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment, as_shell, docker_answers, machine_named, refuse_other_host
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServedAdapter, ServeSettings, engine_python, has_chat_template, has_key
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, api_headers, engine_python, has_chat_template
 from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 from gemsmith.system.characters import escape_control_chars
@@ -75,7 +75,7 @@ def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str
     # On a CPU in vLLM's own Python, else in Docker.
     program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
     settings = named.settings.model_copy(update={"prefix_caching": True})
-    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
+    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=bool(api_headers()))
     console = open_console()
     for line in comments(deployment, named):
         console.print(f"# {line}")

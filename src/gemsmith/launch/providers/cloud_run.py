@@ -23,16 +23,8 @@ from gemsmith.launch.provider import (
     Resource,
     WithReason,
 )
-from gemsmith.launch.providers.gcloud import (
-    common_checks,
-    first_checks,
-    in_artifact_registry,
-    name_check,
-    registry_of,
-    secret_checks,
-    subnet_check,
-)
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.providers import gcloud
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, upload_steps, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
@@ -87,10 +79,10 @@ def check(request: LaunchRequest) -> None:
     if "export" in options.stages:
         images["serve.container_image"] = request.recipe.serve.container_image or ""
     for key, image in images.items():
-        if not in_artifact_registry(image) and registry_of(image) != "docker.io":
+        if not gcloud.in_artifact_registry(image) and gcloud.registry_of(image) != "docker.io":
             raise InputError(
                 f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
-                f"make a remote repository of Artifact Registry for {registry_of(image)}"
+                f"make a remote repository of Artifact Registry for {gcloud.registry_of(image)}"
             )
     held, memory_gib = disk_bytes(request), SIZES[request.machine.name].memory_gib
     if sum(held.values()) > memory_gib * 2**30:
@@ -103,6 +95,22 @@ def check(request: LaunchRequest) -> None:
 
 def render(request: LaunchRequest) -> dict[str, str]:
     options, heading = request.options, cost_lines(request)
+    size, timeout = SIZES[request.machine.name], request.bill.timeout_s
+    reason, held = timeout.reason, format_footprint(disk_bytes(request))
+    if float(timeout.value) > UNDISPUTED_S:
+        reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
+    job = render_template(
+        "job.yaml",
+        request,
+        heading=heading,
+        accelerator=ACCELERATOR,
+        # Quoted, as the API wants it.
+        timeout=WithReason(str(timeout.value), reason),
+        command=worker_command(request, folder=FOLDER),
+        size=size,
+        memory=WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
+        mount=MOUNT,
+    )
     replace = (*_run(options, "jobs", "replace", "job.yaml"), "--quiet")
     execute = (*_run(options, "jobs", "execute", options.name), "--async", "--quiet")
     submit = [
@@ -112,7 +120,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
     ]
     files = {
         "recipe.yaml": request.recipe_text,
-        "job.yaml": _job(request),
+        "job.yaml": job,
         "submit.sh": render_commands(submit, heading=heading),
     }
     if "export" in options.stages:
@@ -122,30 +130,11 @@ def render(request: LaunchRequest) -> dict[str, str]:
     return files
 
 
-def _job(request: LaunchRequest) -> str:
-    size, timeout = SIZES[request.machine.name], request.bill.timeout_s
-    reason, held = timeout.reason, format_footprint(disk_bytes(request))
-    if float(timeout.value) > UNDISPUTED_S:
-        reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
-    return render_yaml(
-        "job.yaml",
-        request,
-        heading=cost_lines(request),
-        accelerator=ACCELERATOR,
-        # Quoted, as the API wants it.
-        timeout=WithReason(str(timeout.value), reason),
-        command=worker_command(request, folder=FOLDER),
-        size=size,
-        memory=WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
-        mount=MOUNT,
-    )
-
-
 def _service(request: LaunchRequest) -> str:
     deployment, weights_gb = deploy_service(request), 2 * request.parameters / GB
     # Probes of 10 s until vLLM must be up.
     probes = -(-int(2 * weights_gb * 8 + 300) // 10)
-    return render_yaml(
+    return render_template(
         "service.yaml",
         request,
         heading=(
@@ -170,26 +159,21 @@ def deploy_service(request: LaunchRequest) -> Deployment:
     needed = serve.max_model_len or 0
     folder = f"{MOUNT}/{request.root.removeprefix(f'gs://{request.bucket}/')}"
     settings = ServeSettings(
-        host="0.0.0.0",
-        port=PORT,
-        # What eval and bench need is little for others to ask with, unless it is more than what is given by default.
-        max_model_len=request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
-        dtype=serve.dtype,
+        **dict(serve)
+        | {
+            "host": "0.0.0.0",
+            "port": PORT,
+            # What eval and bench need is little for others to ask with, unless it is more than the default.
+            "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
+            "images": serve.images or bool(request.images),
+        },
         seed=request.recipe.seed,
         prefix_caching=True,
         chat_template=f"{folder}/launched/{data.template}" if data.template else None,
-        arguments=serve.arguments,
-        images=serve.images or bool(request.images),
         image_tokens=data.image_tokens,
-        kv_cache_dtype=serve.kv_cache_dtype,
-        container_image=serve.container_image,
     )
-    weights = Weights(
-        source=f"{folder}/run/merged",
-        is_folder=True,
-        variant=request.variant,
-        config=published_config(request.variant),
-    )
+    config = published_config(request.variant)
+    weights = Weights(source=f"{folder}/run/merged", is_folder=True, variant=request.variant, config=config)
     # Cloud Run asks who calls before vLLM sees the call, so the server needs no key.
     return deploy(request.machine, weights, settings, name=request.options.name, keyed=True)
 
@@ -229,9 +213,9 @@ def preflight(request: LaunchRequest) -> list[PreflightCheck]:
     quotas = ("gcloud", "beta", "quotas", "info", "list", "--project", options.project)
     jobs = (*_run(options, "jobs", "list"), f"--filter=metadata.name={options.name}", _NAMES)
     return [
-        *first_checks(request, apis=("run.googleapis.com", "storage.googleapis.com")),
-        *common_checks(request),
-        *secret_checks(request),
+        *gcloud.first_checks(request, apis=("run.googleapis.com", "storage.googleapis.com")),
+        *gcloud.common_checks(request),
+        *gcloud.secret_checks(request),
         PreflightCheck(
             name=f"GPU quota in {options.region}",
             command=(*quotas, "--service", "run.googleapis.com", "--format=json"),
@@ -240,8 +224,8 @@ def preflight(request: LaunchRequest) -> list[PreflightCheck]:
             complaint=no_quota,
             needed=False,
         ),
-        name_check(request, "job", jobs),
-        *subnet_check(request),
+        gcloud.name_check(request, "job", jobs),
+        *gcloud.subnet_check(request),
     ]
 
 

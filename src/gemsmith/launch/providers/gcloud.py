@@ -160,23 +160,22 @@ def role_check(
     kind: Command, name: str, role: str, member: str, *, where: Command = (), on: str | None = None
 ) -> PreflightCheck:
     """That the member has the role by the policy of a thing of this kind, such as storage buckets or projects."""
+
+    def missing(output: str) -> str | None:
+        try:
+            bindings = json.loads(output or "{}").get("bindings", [])
+        except (ValueError, AttributeError):
+            return "its policy cannot be read"
+        there = any(binding.get("role") == role and member in binding.get("members", ()) for binding in bindings)
+        return None if there else f"{member.partition(':')[2]} does not have it"
+
     add = ("gcloud", *kind, "add-iam-policy-binding", name, "--member", member, "--role", role, *where)
     return PreflightCheck(
         name=f"{role} {on or f'on {name}'}",
         command=("gcloud", *kind, "get-iam-policy", name, *where, "--format=json"),
         remedy=shlex.join(add),
-        complaint=lambda output: missing_role(output, role, member),
+        complaint=missing,
     )
-
-
-def missing_role(output: str, role: str, member: str) -> str | None:
-    """What is wrong with a policy, as JSON, that is to give the member the role; None where nothing is."""
-    try:
-        bindings = json.loads(output or "{}").get("bindings", [])
-    except (ValueError, AttributeError):
-        return "its policy cannot be read"
-    there = any(binding.get("role") == role and member in binding.get("members", ()) for binding in bindings)
-    return None if there else f"{member.partition(':')[2]} does not have it"
 
 
 def subnet_check(request: LaunchRequest) -> list[PreflightCheck]:

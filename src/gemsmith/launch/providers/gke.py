@@ -25,7 +25,7 @@ from gemsmith.launch.provider import (
     WithReason,
 )
 from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, role_check
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
 
@@ -65,7 +65,7 @@ def check(request: LaunchRequest) -> None:
 
 def render(request: LaunchRequest) -> dict[str, str]:
     heading, time = cost_lines(request), request.bill.timeout_s.reason
-    job_set = render_yaml(
+    job_set = render_template(
         "jobset.yaml",
         request,
         heading=heading,

@@ -8,7 +8,7 @@ import shlex
 from gemsmith.hardware import Machine
 from gemsmith.launch.provider import Command, LaunchRecord, LaunchRequest, PreflightCheck, Resource, WithReason
 from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, registry_of
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
 from gemsmith.serve.command import RUNTIMES
@@ -43,7 +43,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
         reason += "\nHF_TOKEN is taken from this shell's environment."
     held, heading = disk_bytes(request), cost_lines(request)
     disk_gb = -(-(SYSTEM_BYTES + sum(held.values())) // (50 * GB)) * 50
-    task = render_yaml(
+    task = render_template(
         "task.yaml",
         request,
         heading=heading,

@@ -16,7 +16,7 @@ from gemsmith.launch.provider import (
     Resource,
 )
 from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, secret_checks
-from gemsmith.launch.render import render_commands, render_shell
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
 from gemsmith.serve.command import RUNTIMES
 
@@ -74,7 +74,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
     heading, command = cost_lines(request), worker_command(request, folder=FOLDER)
     return {
         "recipe.yaml": request.recipe_text,
-        "startup.sh": render_shell(
+        "startup.sh": render_template(
             "startup.sh",
             request,
             heading=heading,
