@@ -6,7 +6,7 @@ This machine remembers a launch in launches/NAME/launch.json, beside the files t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, ValidationError
 
@@ -232,17 +232,5 @@ class Target(Protocol):
     def render(self, request: LaunchRequest) -> dict[str, str]:
         """File name -> text; `submit.sh` is what submitting runs."""
 
-    def preflight(self, request: LaunchRequest) -> list[PreflightCheck]:
-        """What must be there before anything is created."""
-
-    def status(self, record: LaunchRecord) -> Command:
-        """A command that prints how the launch is doing."""
-
-    def logs(self, record: LaunchRecord) -> Command:
-        """A command that prints what the launch has said."""
-
-    def running(self, record: LaunchRecord) -> tuple[Resource, ...]:
-        """What `stop` removes: all that costs money while it is there."""
-
-    def created(self, record: LaunchRecord) -> tuple[Resource, ...]:
-        """What `clean` removes."""
+    def values(self, request: LaunchRequest) -> dict[str, Any]:
+        """What commands.yaml names of the target beside the options, such as its `api`."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
+from gemsmith.launch.commands import in_artifact_registry, preflight, resources
 from gemsmith.launch.provider import (
     Command,
     LaunchRecord,
@@ -26,7 +27,6 @@ from gemsmith.launch.provider import (
     read_launch,
     write_launch,
 )
-from gemsmith.launch.providers.gcloud import in_artifact_registry
 from gemsmith.launch.shards import PACKED
 from gemsmith.launch.upload import cost_lines, rendered_lists, upload_lines
 from gemsmith.runs.provenance import start_clock
@@ -135,7 +135,7 @@ def submit(
             f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; lower --timeout-hours or --retries, or "
             "raise it"
         )
-    run_preflight(target.preflight(request), console)
+    run_preflight(preflight(request, provider, target), console)
     paths = print_files(request, target, launch_folder(name))
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
     _confirm(f"Spend up to {most_usd:,.2f} USD?", assume_yes=assume_yes, to="submit")
@@ -176,17 +176,17 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
+def stop(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Ends all that costs money; what is in the bucket stays, so that the run can resume."""
-    found = list(_found(target.running(record)))
+    found = list(_found(resources(record, "running")))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
 
 
-def clean(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
+def clean(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Removes all that the launch created, and says what outlives it. Raises EngineError where something stays."""
-    found = list(_found(target.created(record)))
+    found = list(_found(resources(record, "created")))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it is there")
-    if left := [name for _, name, _ in _found(target.created(record))]:
+    if left := [name for _, name, _ in _found(resources(record, "created"))]:
         raise EngineError(f"{record.name}: still there: {', '.join(left)}; it may be on its way out, run clean again")
     write_launch(record.model_copy(update={"state": "cleaned"}))
     for line in leftover_resources(record):
@@ -206,9 +206,9 @@ def leftover_resources(record: LaunchRecord) -> tuple[str, ...]:
     )
 
 
-def _found(resources: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
+def _found(kinds: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
     """Each thing that is there: its kind, its name, and the command that removes it."""
-    for resource in resources:
+    for resource in kinds:
         answer = ask(resource.list)
         if answer.code:
             raise EngineError(

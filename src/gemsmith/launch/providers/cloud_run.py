@@ -5,25 +5,12 @@ a read-only mount; everything that is written goes to the bucket object by objec
 no atomic rename. vLLM is told in the service what `gemsmith serve --machine` would tell it on such a machine.
 """
 
-import json
-import re
-import shlex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import (
-    LABEL,
-    MOUNT,
-    ChosenOptions,
-    Command,
-    LaunchRecord,
-    LaunchRequest,
-    PreflightCheck,
-    Resource,
-    WithReason,
-)
-from gemsmith.launch.providers import gcloud
+from gemsmith.launch.commands import in_artifact_registry, registry_of
+from gemsmith.launch.provider import MOUNT, LaunchRequest, WithReason
 from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, upload_steps, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
@@ -41,9 +28,6 @@ LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
 PORT = 8000
-_QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")
-"""In the name of the quota that the rendered job draws on."""
-_NAMES = "--format=value(metadata.name)"
 
 
 class Size(NamedTuple):
@@ -79,10 +63,10 @@ def check(request: LaunchRequest) -> None:
     if "export" in options.stages:
         images["serve.container_image"] = request.recipe.serve.container_image or ""
     for key, image in images.items():
-        if not gcloud.in_artifact_registry(image) and gcloud.registry_of(image) != "docker.io":
+        if not in_artifact_registry(image) and registry_of(image) != "docker.io":
             raise InputError(
                 f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
-                f"make a remote repository of Artifact Registry for {gcloud.registry_of(image)}"
+                f"make a remote repository of Artifact Registry for {registry_of(image)}"
             )
     held, memory_gib = disk_bytes(request), SIZES[request.machine.name].memory_gib
     if sum(held.values()) > memory_gib * 2**30:
@@ -111,11 +95,12 @@ def render(request: LaunchRequest) -> dict[str, str]:
         memory=WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
         mount=MOUNT,
     )
-    replace = (*_run(options, "jobs", "replace", "job.yaml"), "--quiet")
-    execute = (*_run(options, "jobs", "execute", options.name), "--async", "--quiet")
+    where = ("--project", options.project, "--region", options.region)
+    jobs = ("gcloud", "run", "jobs")
+    execute = (*jobs, "execute", options.name, *where, "--async", "--quiet")
     submit = [
         *upload_steps(request),
-        ("Creates the job, or brings it to what the file says.", replace),
+        ("Creates the job, or brings it to what the file says.", (*jobs, "replace", "job.yaml", *where, "--quiet")),
         ("Starts it, and does not wait for its end.", execute),
     ]
     files = {
@@ -125,7 +110,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
     }
     if "export" in options.stages:
         files["service.yaml"] = _service(request)
-        serve = (*_run(options, "services", "replace", "service.yaml"), "--quiet")
+        serve = ("gcloud", "run", "services", "replace", "service.yaml", *where, "--quiet")
         files["serve.sh"] = render_commands([("The tuned model behind vLLM's API, once the job has ended.", serve)])
     return files
 
@@ -196,73 +181,6 @@ def service_arguments(deployment: Deployment) -> list[str | WithReason]:
     return found
 
 
-def preflight(request: LaunchRequest) -> list[PreflightCheck]:
-    options = request.options
-
-    def no_quota(output: str) -> str | None:
-        """Why a task gets no GPU, by all quotas of Cloud Run, which are listed whatever their value in a region is."""
-        try:
-            quotas = [quota for quota in json.loads(output) if _QUOTA.search(quota["quotaId"])]
-            infos = [info for quota in quotas for info in quota.get("dimensionsInfos", ())]
-            here = [info.get("details", {}) for info in infos if options.region in info["applicableLocations"]]
-            values = [int(details.get("value", 0)) for details in here]  # 0 is left out, -1 is no limit
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "the quotas cannot be read"
-        return None if any(values) else "it is 0" if values else "none is listed for this GPU"
-
-    quotas = ("gcloud", "beta", "quotas", "info", "list", "--project", options.project)
-    jobs = (*_run(options, "jobs", "list"), f"--filter=metadata.name={options.name}", _NAMES)
-    return [
-        *gcloud.first_checks(request, apis=("run.googleapis.com", "storage.googleapis.com")),
-        *gcloud.common_checks(request),
-        *gcloud.secret_checks(request),
-        PreflightCheck(
-            name=f"GPU quota in {options.region}",
-            command=(*quotas, "--service", "run.googleapis.com", "--format=json"),
-            remedy=f"ask for {ACCELERATOR} without zonal redundancy in {options.region}: "
-            f"https://console.cloud.google.com/iam-admin/quotas?project={options.project}",
-            complaint=no_quota,
-            needed=False,
-        ),
-        gcloud.name_check(request, "job", jobs),
-        *gcloud.subnet_check(request),
-    ]
-
-
-def status(record: LaunchRecord) -> Command:
-    return _run(record, "jobs", "executions", "list", "--job", record.name)
-
-
-def logs(record: LaunchRecord) -> Command:
-    query = f'resource.type="cloud_run_job" resource.labels.job_name="{record.name}"'
-    last = (
-        *("gcloud", "logging", "read", query, "--project", record.project),
-        *("--order=desc", "--limit=1000", "--freshness=7d", "--format=value(timestamp,textPayload)"),
-    )
-    # The last ones come newest first; sed, which every system has, turns them round.
-    return ("bash", "-c", f"set -o pipefail; {shlex.join(last)} | sed -n '1!G;h;$p'")
-
-
-def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    executions = Resource(
-        kind="execution",
-        list=(*status(record), "--filter=NOT status.completionTime:*", _NAMES),
-        remove=(*_run(record, "jobs", "executions", "cancel", "{}"), "--quiet"),
-    )
-    return (executions, _labeled(record, "services"))
-
-
-def created(record: LaunchRecord) -> tuple[Resource, ...]:
-    return (*running(record), _labeled(record, "jobs"))
-
-
-def _labeled(record: LaunchRecord, kind: str) -> Resource:
-    return Resource(
-        kind=kind.removesuffix("s"),
-        list=(*_run(record, kind, "list"), f"--filter=metadata.labels.{LABEL}={record.name}", _NAMES),
-        remove=(*_run(record, kind, "delete", "{}"), "--quiet"),
-    )
-
-
-def _run(options: ChosenOptions, *words: str) -> Command:
-    return ("gcloud", "run", *words, "--project", options.project, "--region", options.region)
+def values(_request: LaunchRequest) -> dict[str, Any]:
+    """Cloud Run's own agent pulls the image."""
+    return {"api": "run.googleapis.com", "accelerator": ACCELERATOR, "account_pulls": False}
