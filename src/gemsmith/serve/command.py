@@ -5,8 +5,8 @@ gemsmith.hardware.model.serving.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,8 @@ _DOCKER_FLAGS = {
     "gpu": ("--gpus", "all", "--ipc", "host", "--network", "host", "--entrypoint", "vllm"),
 }
 _SHARED = {
-    "tpu": ("--privileged, --shm-size 16G, /dev/shm", "libtpu needs the chips and shared memory"),
-    "gpu": ("--ipc host", "GPUs exchange through shared memory"),
+    "tpu": DeploymentChoice("--privileged, --shm-size 16G, /dev/shm", "libtpu needs the chips and shared memory"),
+    "gpu": DeploymentChoice("--ipc host", "GPUs exchange through shared memory"),
 }
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """vLLM takes adapters up to one of these."""
@@ -75,22 +75,6 @@ class Weights:
     variant: Variant
     config: Mapping[str, Any]
     """config.json, or as much of the published one's as matters here."""
-
-
-@dataclass
-class _Chosen:
-    """Arguments that follow from the kind of machine, and why."""
-
-    machine: Machine
-    weights: Weights
-    settings: ServeSettings
-    arguments: list[str] = field(default_factory=list)
-    choices: list[DeploymentChoice] = field(default_factory=list)
-
-    def add(self, *words: str, why: str, what: str = "") -> None:
-        """`what`: how the reason names them, where not by themselves."""
-        self.arguments += words
-        self.choices.append(DeploymentChoice(what=what or " ".join(words), why=why))
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -153,7 +137,8 @@ def deploy(
         length = min(PROMPT_AND_OUTPUT, weights.variant.context)
         why_length = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
     settings = settings.model_copy(update={"max_model_len": length})
-    chosen = _choose(machine, weights, settings, length, image)
+    choices = [*_choose(machine, weights, settings, length, image)]
+    told = [word for choice in choices for word in choice.arguments]
     model, mounts = weights.source, tuple[Mount, ...]()
     if image:
         model, settings, mounts = _see_from_container(kind, weights, settings)
@@ -168,13 +153,13 @@ def deploy(
         mounts=mounts,
         arguments=(
             *((model,) if image else ("--model", model)),
-            *_server_arguments(name, settings, chosen.arguments, is_cpu=kind == "cpu"),
+            *_server_arguments(name, settings, told, is_cpu=kind == "cpu"),
         ),
         port=settings.port or PORT,
         choices=(
             *(_container_choices(image, kind) if image else ()),
-            DeploymentChoice(what=f"--max-model-len {length}", why=why_length),
-            *chosen.choices,
+            DeploymentChoice(f"--max-model-len {length}", why_length),
+            *(choice for choice in choices if choice.why),
         ),
     )
 
@@ -208,27 +193,30 @@ def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[s
     return [*words, *settings.arguments]
 
 
-def _choose(machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None) -> _Chosen:
-    """What the kind of machine decides, and why."""
-    chosen, kind = _Chosen(machine, weights, settings), machine.chip.kind
+def _choose(
+    machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None
+) -> Iterator[DeploymentChoice]:
+    """What the kind of machine decides, in the order of the arguments; one without a reason has arguments alone."""
+    kind = machine.chip.kind
     if kind == "cpu":
-        _choose_on_cpu(chosen)
+        yield from _choose_on_cpu(machine, weights, settings)
     else:
         layout = choose_layout(machine, weights.variant, settings, length)
-        chosen.add(
-            "--tensor-parallel-size", str(layout.tp), why=tensor_parallel_reason(machine, weights.variant, layout)
-        )
+        why = tensor_parallel_reason(machine, weights.variant, layout)
+        yield _option("--tensor-parallel-size", str(layout.tp), why=why)
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
-        choose(chosen, layout, vllm_checks.read_version(image or ""))
+        yield from choose(machine, weights, settings, layout, vllm_checks.read_version(image or ""))
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
-        chosen.choices += vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
+        yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
-        chosen.choices.append(vllm_checks.adapter_choice(kind))
-    return chosen
+        yield vllm_checks.adapter_choice(kind)
 
 
-def _choose_on_cpu(chosen: _Chosen) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+def _option(*arguments: str, why: str) -> DeploymentChoice:
+    return DeploymentChoice(" ".join(arguments), why, arguments)
+
+
+def _choose_on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
     if settings.images:
         vllm_checks.refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
@@ -236,67 +224,72 @@ def _choose_on_cpu(chosen: _Chosen) -> None:
     dtype = "float32" if settings.dtype == "float32" else "bfloat16"
     needed = serving_memory(weights.variant, tp=1, max_model_len=1, weight_dtype=dtype).weights
     why = "compiling takes longer than it saves in a short life on a CPU"
-    chosen.add(*vllm_issues.QUICK_START_ON_CPU, what="--enforce-eager", why=why)
+    yield DeploymentChoice("--enforce-eager", why, vllm_issues.QUICK_START_ON_CPU)
     if needed > machine.chip.hbm_bytes:
         why = f"the weights are {needed / 1e9:.0f} GB, this machine has {machine.chip.hbm_bytes / 1e9:.0f}: too little"
-        chosen.add(what="memory", why=why)
-    chosen.arguments += vllm_checks.encoder_arguments(weights.config, settings, is_cpu=True)
+        yield DeploymentChoice("memory", why)
+    yield DeploymentChoice("", "", tuple(vllm_checks.encoder_arguments(weights.config, settings, is_cpu=True)))
 
 
-def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: vllm_issues.Version | None) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+def _choose_on_gpu(
+    machine: Machine, weights: Weights, settings: ServeSettings, layout: Layout, version: vllm_issues.Version | None
+) -> Iterator[DeploymentChoice]:
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
-        chosen.add("--data-parallel-size", str(layout.copies), why=why)
-    chosen.add("--gpu-memory-utilization", f"{UTILISATION:.2f}", what="memory", why=memory_reason(machine, layout))
+        yield _option("--data-parallel-size", str(layout.copies), why=why)
+    share = ("--gpu-memory-utilization", f"{UTILISATION:.2f}")
+    yield DeploymentChoice("memory", memory_reason(machine, layout), share)
     if layout.weight_dtype == "fp8":
-        chosen.add("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
+        why = _fp8_reason(machine, "vLLM makes them as they are loaded")
+        yield _option("--quantization", "fp8", why=why)
     takes_images = settings.images and bool(weights.config.get("vision_config"))
     budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if layout.batched_tokens != BATCHED[0] and not budget:
         budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
         why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
-    _choose_encoder(chosen)
+    yield from _choose_encoder(weights, settings)
     if settings.kv_cache_dtype != "auto":
-        chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
+        yield _option("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
     if budget:
-        chosen.add(*budget, why=why_budget)
-    chosen.choices += vllm_checks.attention_choice(weights.variant, version)
+        yield _option(*budget, why=why_budget)
+    yield from vllm_checks.attention_choice(weights.variant, version)
 
 
-def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: vllm_issues.Version | None) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
-    chosen.add(what="memory", why=memory_reason(machine, layout))
+def _choose_on_tpu(
+    machine: Machine, weights: Weights, settings: ServeSettings, layout: Layout, version: vllm_issues.Version | None
+) -> Iterator[DeploymentChoice]:
+    yield DeploymentChoice("memory", memory_reason(machine, layout))
     if layout.weight_dtype == "fp8":
         why = _fp8_reason(machine, "Qwix makes them while they load, which tpu-inference calls deprecated")
-        chosen.add("--additional-config", json.dumps(_FP8_BY_QWIX), what="--additional-config", why=why)
-    why = "an image's tokens attend to each other, so it is not cut into chunks"
-    chosen.add(what="--disable_chunked_mm_input", why=why)
+        yield DeploymentChoice("--additional-config", why, ("--additional-config", json.dumps(_FP8_BY_QWIX)))
+    whole_images = "--disable_chunked_mm_input"
+    yield DeploymentChoice(whole_images, "an image's tokens attend to each other, so it is not cut into chunks")
     if settings.images:
-        _choose_encoder(chosen)
+        yield from _choose_encoder(weights, settings)
     else:
         why = "is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU"
-        chosen.add(what="serve.images", why=why)
+        yield DeploymentChoice("serve.images", why)
     if settings.kv_cache_dtype != "auto":
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
         why = "serve.kv_cache_dtype; on a v6e fp8 keys and values are e5m2, on a GPU e4m3"
-        chosen.add("--kv-cache-dtype", dtype, why=why)
+        yield _option("--kv-cache-dtype", dtype, why=why)
     why = f"compiles for 8 to 10 minutes, others take that from the folder ({vllm_issues.TPU_CACHE.link})"
-    chosen.add(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why=f"the first start {why}; a bucket would not do")
-    chosen.arguments.append("--disable_chunked_mm_input")
+    why = f"the first start {why}; a bucket would not do"
+    yield DeploymentChoice(f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why)
+    yield DeploymentChoice("", "", (whole_images,))
     budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
     if budget:
-        chosen.add(*budget, why=why_budget)
+        yield _option(*budget, why=why_budget)
 
 
-def _choose_encoder(chosen: _Chosen) -> None:
-    words = vllm_checks.encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
-    if chosen.settings.images:
-        chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
-        chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
-        chosen.add(*words[4:], why="images come in the request as data: URLs; the server fetches none")
+def _choose_encoder(weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
+    words = vllm_checks.encoder_arguments(weights.config, settings, is_cpu=False)
+    if settings.images:
+        yield _option(*words[:2], why="images alone; their number is limited by --max-model-len")
+        yield _option(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
+        yield _option(*words[4:], why="images come in the request as data: URLs; the server fetches none")
     elif words:
-        chosen.add(*words, what=words[0], why="serve.images is false")
+        yield DeploymentChoice(words[0], "serve.images is false", tuple(words))
 
 
 def _fp8_reason(machine: Machine, how: str) -> str:
@@ -306,12 +299,11 @@ def _fp8_reason(machine: Machine, how: str) -> str:
 
 
 def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
-    chosen = (
-        (image, "vLLM's own image; serve.container_image names another"),
+    return (
+        DeploymentChoice(image, "vLLM's own image; serve.container_image names another"),
         _SHARED[kind],
-        ("--network host", "vLLM itself listens on serve.host then, and nowhere else"),
+        DeploymentChoice("--network host", "vLLM itself listens on serve.host then, and nowhere else"),
     )
-    return tuple(DeploymentChoice(what=what, why=why) for what, why in chosen)
 
 
 def _see_from_container(

@@ -43,12 +43,7 @@ def with_nonce(command: Sequence[str], instance_id: str) -> list[str]:
     return [*words[:end], instance_id, *words[end:]]
 
 
-def ask_models(url: str, *, timeout_s: float) -> bytes | None:
-    """What a server answers to GET /v1/models in the time, status line first; None where none listens."""
-    return ask(url, "/v1/models", timeout_s=timeout_s)
-
-
-def ask(url: str, path: str, *, timeout_s: float) -> bytes | None:
+def ask(url: str, path: str = "/v1/models", *, timeout_s: float) -> bytes | None:
     """What a server answers to GET in the time, status line first; None where none listens.
 
     A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,

@@ -19,7 +19,7 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_choice, read_object, read_tokens
 from gemsmith.serve.command import image_of, server_command
 from gemsmith.serve.container import refuse_open_server, remove_container
-from gemsmith.serve.facts import ask_facts, ask_models, describe_answer, has_nonce, new_nonce, with_nonce
+from gemsmith.serve.facts import ask, ask_facts, describe_answer, has_nonce, new_nonce, with_nonce
 from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings, VllmEnvironment, api_headers, find_vllm
 from gemsmith.serve.vllm_checks import refuse_engine
 from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
@@ -75,7 +75,7 @@ class Server:
     def prove(self) -> None:
         """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
         self.check()
-        answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
+        answer = ask(self.url, timeout_s=PROOF_TIMEOUT_S)
         if not answer:
             raise EngineError(f"vLLM at {self.url} does not answer; the end of {self.log}:\n{last_lines(self.log)}")
         if not has_nonce(answer, self.instance_id):
@@ -160,7 +160,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
         while True:
             # Before asking: where vLLM died of a taken port, the other program answers by now.
             code = server.process.poll()
-            answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
+            answer = ask(server.url, timeout_s=START_PROOF_TIMEOUT_S)
             if answer and has_nonce(answer, server.instance_id):
                 break
             if answer or (answer is not None and code is not None):

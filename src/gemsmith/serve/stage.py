@@ -5,9 +5,8 @@ import json
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gemsmith.arch.lora_targets import KINDS
@@ -15,7 +14,7 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
-from gemsmith.errors import CheckpointError, EngineError, RunError
+from gemsmith.errors import EngineError, RunError
 from gemsmith.hardware import Machine
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.recipe.schema import Recipe
@@ -31,7 +30,7 @@ from gemsmith.serve.settings import (
     ServeSettings,
     api_headers,
     base_name,
-    has_chat_template,
+    refuse_without_template,
 )
 from gemsmith.serve.vllm_checks import refuse_vision
 from gemsmith.system.characters import escape_control_chars
@@ -43,33 +42,25 @@ _SAID_FROM_BYTES = 2 * 10**9
 _LISTED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerificationIssue:
-    """Why weights do not count as verified, and the command that changes it."""
+def find_verification_issue(run: Run, *, adapter: bool = False) -> tuple[str, str] | None:
+    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None.
 
-    reason: str
-    remedy: str
-
-
-def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationIssue | None:
-    """What speaks against serving the run's merged/, or its base with adapter/; None where nothing does.
-
-    Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
+    By verify.json, and by files that are not those of export.json. A check that could not be done is no failure.
     """
     exported: ExportRecord = read_record(run, ExportRecord)
     verify = f"gemsmith verify {run.path}"
     export_again = f"gemsmith export {run.path} --force && {verify}"
     if not run.record_file("verify").exists():
-        return VerificationIssue(reason="they were never verified", remedy=verify)
+        return "they were never verified", verify
     try:
         record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
-        return VerificationIssue(reason="verify.json is unreadable", remedy=verify)
+        return "verify.json is unreadable", verify
     if record.provenance.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
-        return VerificationIssue(reason="they were exported again after they were verified", remedy=verify)
+        return "they were exported again after they were verified", verify
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
-        return VerificationIssue(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
+        return f"verify failed: {failed or 'see verify.json'}", export_again
     if adapter:
         problems, base = changed_files(run.adapter, exported.adapter), open_checkpoint(run.recipe.checkpoint)
         if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
@@ -85,7 +76,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
         return None
     more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
     changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
-    return VerificationIssue(reason=changed, remedy=export_again)
+    return changed, export_again
 
 
 FIRST_PROMPT = (
@@ -135,9 +126,7 @@ class Servers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def tuned(self) -> Server:
@@ -170,10 +159,10 @@ class Servers:
         doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
         if doubt is not None and not self._skip_verify_check:
             raise RunError(
-                f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
+                f"{self._tuned_folder}: weights not served: {doubt[0]}; run: {doubt[1]}; "
                 "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
-        doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
+        doubts = () if doubt is None else (f"Served unverified weights: {doubt[0]}.",)
         exported = read_record(self._run, ExportRecord)
         self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
         self._checked = True
@@ -198,10 +187,7 @@ class Servers:
         if weights == self._tuned_folder:
             self.check_verified()
         folder = base or weights
-        if settings.chat_template is None and not has_chat_template(folder):
-            raise CheckpointError(
-                f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template"
-            )
+        refuse_without_template(folder, settings)
         tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=self._run.logs / log))
         first = tuned if base is None else replace(tuned, model=base_name(name))
         if base is not None:

@@ -17,7 +17,7 @@ from gemsmith.runs.run import Run, find_run
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment, as_shell, docker_answers, machine_named, refuse_other_host
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServedAdapter, ServeSettings, api_headers, engine_python, has_chat_template
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, api_headers, engine_python, refuse_without_template
 from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 from gemsmith.system.characters import escape_control_chars
@@ -112,8 +112,7 @@ def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | 
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, variant.context)
     hub_id = source if is_hub_id(source) else None
     settings = settings.model_copy(update={"max_model_len": length, "hub_id": hub_id, **where})
-    if settings.chat_template is None and not has_chat_template(folder):
-        raise CheckpointError(f"{folder}: has no chat template; name one with --set data.template=FILE")
+    refuse_without_template(folder, settings)
     with tempfile.TemporaryDirectory(prefix="gemsmith-serve-") as logs:
         log = Path(logs) / "vllm.log"
         with running_server(folder, name=_name_of(source), settings=settings, log=log) as server:

@@ -157,7 +157,7 @@ def adapter_choice(kind: str) -> DeploymentChoice:
     why = (
         f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
     )
-    return DeploymentChoice(what="--enable-lora", why=why)
+    return DeploymentChoice("--enable-lora", why)
 
 
 def tpu_warnings(
@@ -179,7 +179,7 @@ def tpu_warnings(
         (lacks_memory, memory, f"{TPU_ISSUES}2333"),
         (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{TPU_ISSUES}2453"),
     )
-    return tuple(DeploymentChoice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
+    return tuple(DeploymentChoice(WARNING, f"{why} ({link})") for holds, why, link in seen if holds)
 
 
 def attention_choice(variant: Variant, version: Version | None) -> tuple[DeploymentChoice, ...]:
@@ -187,7 +187,7 @@ def attention_choice(variant: Variant, version: Version | None) -> tuple[Deploym
         return ()
     heads = f"{variant.head_dim} and {variant.global_head_dim}"
     why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"
-    return (DeploymentChoice(what="attention", why=why),)
+    return (DeploymentChoice("attention", why),)
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:

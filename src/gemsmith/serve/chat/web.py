@@ -90,9 +90,12 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
         said = gradio.State([[] for _ in voices])
 
         def answer(
-            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
+            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
         ) -> Iterator[tuple[Any, ...]]:
-            yield from answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
+            temperature, top_p, most, seed = drawn
+            seed = None if seed is None else int(seed)
+            sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
+            yield from answer_all(voices, prompt, urls, said, system, sampling)
 
         sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
         asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
@@ -149,12 +152,6 @@ def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
                 shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
                 shown.append(gradio.Markdown("", elem_classes="speed"))
     return shown
-
-
-def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature, top_p=top_p, max_tokens=int(max_tokens), seed=None if seed is None else int(seed)
-    )
 
 
 def fill_in(
