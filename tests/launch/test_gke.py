@@ -114,7 +114,10 @@ def test_several_slices_are_jobs_of_one_job_set(launched):
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert job_set(two)["metadata"]["annotations"] == exclusive, "no two slices of one node pool"
     assert two.bill.usd_per_hour == 2 * one.bill.usd_per_hour
-    assert two.plan.mesh["replica"] == 2 and two.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
+    assert (
+        two.plan.machines[0].mesh["replica"] == 2
+        and two.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
+    )
 
 
 def test_slices_of_the_recipe_are_taken_without_an_option(launched):

@@ -11,7 +11,6 @@ from gemsmith.serve.container import Deployment, Mount, as_command, as_shell, re
 from gemsmith.serve.settings import ServeSettings
 
 IN_DOCKER = Deployment(
-    machine="m",
     image="i:1",
     program=("serve",),
     docker_flags=("--gpus", "all"),
@@ -53,7 +52,6 @@ def test_a_process_gets_the_same_words_with_whole_paths_and_a_name_to_remove_it_
 
 def test_without_an_image_variables_come_before_the_program_and_none_shows_its_value() -> None:
     here = Deployment(
-        machine="cpu",
         program=(".venv/bin/python", "-m", "vllm"),
         environment={"N": "1"},
         passed=("KEY",),
@@ -64,7 +62,7 @@ def test_without_an_image_variables_come_before_the_program_and_none_shows_its_v
 
 
 def test_a_program_that_is_found_by_its_name_keeps_it() -> None:
-    here = Deployment(machine="cpu", program=("python",), arguments=(), port=1)
+    here = Deployment(program=("python",), arguments=(), port=1)
     assert as_command(here) == ["python"]
 
 

@@ -58,7 +58,8 @@ def test_an_image_that_dies_at_start_is_refused() -> None:
 
 def budget(version: tuple[int, ...] | None, *arguments: str, model: str = "gemma4-31b", images: bool = True):
     settings = ServeSettings(arguments=arguments)
-    return image_budget(find_variant(model), settings, takes_images=images, version=version)[0]
+    found = image_budget(find_variant(model), settings, takes_images=images, version=version)
+    return found.arguments if found else ()
 
 
 def test_a_image_gets_room_in_a_batch_where_vllm_may_not_give_it() -> None:

@@ -14,6 +14,7 @@ from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST, Grid, Load
 from gemsmith.recipe.schema import Bench
 from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
+from gemsmith.system.format import rate
 
 # What a token of an answer is taken to last: the published TPOTs of a 31B lie between 13 and 45 ms.
 TOKEN_S = 0.03
@@ -94,9 +95,9 @@ class LoadSpec:
     def name(self) -> str:
         """Begins the names of its files."""
         load = self.load
-        rate = "burst" if load.request_rate == BURST else f"{load.request_rate:g}rps"
+        arrivals = "burst" if load.request_rate == BURST else f"{load.request_rate:g}rps"
         limit = "" if load.max_concurrency is None else f"-{load.max_concurrency}atonce"
-        return f"{self.number:02d}-{load.input_tokens}in-{rate}{limit}"
+        return f"{self.number:02d}-{load.input_tokens}in-{arrivals}{limit}"
 
     @property
     def result_file(self) -> str:
@@ -153,11 +154,7 @@ def make_ask(bench_: Bench, load: Load, seed: int, *, number: int, probe: bool =
 
 
 def describe_load(load: Load) -> str:
-    limit = "" if load.max_concurrency is None else f", {load.max_concurrency} at once"
-    rate = f"at {load.request_rate:g} requests/s" if load.request_rate < BURST else "in a burst"
-    if load.request_rate == BURST and limit:
-        return f"{load.input_tokens} tokens in{limit}"
-    return f"{load.input_tokens} tokens in {rate}{limit}"
+    return f"{load.input_tokens} tokens in, {rate(load.request_rate, load.max_concurrency)}"
 
 
 def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:

@@ -69,7 +69,7 @@ def resources(record: LaunchRecord, verb: str) -> tuple[Resource, ...]:
 
 def preflight(request: LaunchRequest, provider: str, target: Target) -> list[PreflightCheck]:
     """What must be there before anything is created."""
-    options, image, weights = request.options, str(request.image.value), request.weights_bucket
+    options, image, weights = request.options, str(request.image.value), request.inputs.weights_bucket
     more, in_registry = target.values(request), in_artifact_registry(image) and options.wheel is None
     given = request.image.reason == "--image"
     values = values_of(options) | {

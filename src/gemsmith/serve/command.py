@@ -19,7 +19,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
 from gemsmith.serve import vllm_checks, vllm_issues
-from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, refuse_open_server
+from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, choose_option, refuse_open_server
 from gemsmith.serve.parallelism import (
     BATCHED,
     UTILISATION,
@@ -132,20 +132,15 @@ def deploy(
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
     if image:
         vllm_checks.refuse_image(image)
-    length, why_length = settings.max_model_len, "serve.max_model_len: a prompt and its output together"
-    if length is None:
-        length = min(PROMPT_AND_OUTPUT, weights.variant.context)
-        why_length = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
-    settings = settings.model_copy(update={"max_model_len": length})
+    length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
     choices = [*_choose(machine, weights, settings, length, image)]
+    settings = settings.model_copy(update={"max_model_len": length})
     told = [word for choice in choices for word in choice.arguments]
     model, mounts = weights.source, tuple[Mount, ...]()
     if image:
         model, settings, mounts = _see_from_container(kind, weights, settings)
     return Deployment(
-        machine=machine.name,
         image=image,
-        runtime=RUNTIMES.get(machine.chip.name) if kind == "tpu" and image else None,
         program=("serve",) if image else program,
         docker_flags=_DOCKER_FLAGS[kind] if image else (),
         environment=_environment(kind, weights, in_image=image is not None),
@@ -156,11 +151,7 @@ def deploy(
             *_server_arguments(name, settings, told, is_cpu=kind == "cpu"),
         ),
         port=settings.port or PORT,
-        choices=(
-            *(_container_choices(image, kind) if image else ()),
-            DeploymentChoice(f"--max-model-len {length}", why_length),
-            *(choice for choice in choices if choice.why),
-        ),
+        choices=tuple(choice for choice in choices if choice.why),
     )
 
 
@@ -196,24 +187,28 @@ def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[s
 def _choose(
     machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None
 ) -> Iterator[DeploymentChoice]:
-    """What the kind of machine decides, in the order of the arguments; one without a reason has arguments alone."""
+    """What machine and image decide, in the order of the arguments; one without a reason has arguments alone."""
     kind = machine.chip.kind
+    if image:
+        yield DeploymentChoice(image, "vLLM's own image; serve.container_image names another")
+        yield _SHARED[kind]
+        yield DeploymentChoice("--network host", "vLLM itself listens on serve.host then, and nowhere else")
+    why = "serve.max_model_len: a prompt and its output together"
+    if settings.max_model_len is None:
+        why = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
+    yield DeploymentChoice(f"--max-model-len {length}", why)
     if kind == "cpu":
         yield from _choose_on_cpu(machine, weights, settings)
     else:
         layout = choose_layout(machine, weights.variant, settings, length)
         why = tensor_parallel_reason(machine, weights.variant, layout)
-        yield _option("--tensor-parallel-size", str(layout.tp), why=why)
+        yield choose_option("--tensor-parallel-size", str(layout.tp), why=why)
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
         yield from choose(machine, weights, settings, layout, vllm_checks.read_version(image or ""))
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
         yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
         yield vllm_checks.adapter_choice(kind)
-
-
-def _option(*arguments: str, why: str) -> DeploymentChoice:
-    return DeploymentChoice(" ".join(arguments), why, arguments)
 
 
 def _choose_on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
@@ -236,22 +231,22 @@ def _choose_on_gpu(
 ) -> Iterator[DeploymentChoice]:
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
-        yield _option("--data-parallel-size", str(layout.copies), why=why)
+        yield choose_option("--data-parallel-size", str(layout.copies), why=why)
     share = ("--gpu-memory-utilization", f"{UTILISATION:.2f}")
     yield DeploymentChoice("memory", memory_reason(machine, layout), share)
     if layout.weight_dtype == "fp8":
         why = _fp8_reason(machine, "vLLM makes them as they are loaded")
-        yield _option("--quantization", "fp8", why=why)
+        yield choose_option("--quantization", "fp8", why=why)
     takes_images = settings.images and bool(weights.config.get("vision_config"))
-    budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
-    if layout.batched_tokens != BATCHED[0] and not budget:
-        budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
-        why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
+    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
+    if layout.batched_tokens != BATCHED[0] and budget is None:
+        why = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
+        budget = choose_option("--max-num-batched-tokens", str(layout.batched_tokens), why=why)
     yield from _choose_encoder(weights, settings)
     if settings.kv_cache_dtype != "auto":
-        yield _option("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
-    if budget:
-        yield _option(*budget, why=why_budget)
+        yield choose_option("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
+    if budget is not None:
+        yield budget
     yield from vllm_checks.attention_choice(weights.variant, version)
 
 
@@ -272,22 +267,22 @@ def _choose_on_tpu(
     if settings.kv_cache_dtype != "auto":
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
         why = "serve.kv_cache_dtype; on a v6e fp8 keys and values are e5m2, on a GPU e4m3"
-        yield _option("--kv-cache-dtype", dtype, why=why)
+        yield choose_option("--kv-cache-dtype", dtype, why=why)
     why = f"compiles for 8 to 10 minutes, others take that from the folder ({vllm_issues.TPU_CACHE.link})"
     why = f"the first start {why}; a bucket would not do"
     yield DeploymentChoice(f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why)
     yield DeploymentChoice("", "", (whole_images,))
-    budget, why_budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
-    if budget:
-        yield _option(*budget, why=why_budget)
+    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
+    if budget is not None:
+        yield budget
 
 
 def _choose_encoder(weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
     words = vllm_checks.encoder_arguments(weights.config, settings, is_cpu=False)
     if settings.images:
-        yield _option(*words[:2], why="images alone; their number is limited by --max-model-len")
-        yield _option(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
-        yield _option(*words[4:], why="images come in the request as data: URLs; the server fetches none")
+        yield choose_option(*words[:2], why="images alone; their number is limited by --max-model-len")
+        yield choose_option(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
+        yield choose_option(*words[4:], why="images come in the request as data: URLs; the server fetches none")
     elif words:
         yield DeploymentChoice(words[0], "serve.images is false", tuple(words))
 
@@ -296,14 +291,6 @@ def _fp8_reason(machine: Machine, how: str) -> str:
     is_slow = machine.chip.name in ("v5e", "v5p", "v6e")
     slow = "; its matmuls are of bfloat16, so this saves memory alone" if is_slow else ""
     return f"weights in fp8: in bfloat16 they do not fit; {how}{slow}"
-
-
-def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
-    return (
-        DeploymentChoice(image, "vLLM's own image; serve.container_image names another"),
-        _SHARED[kind],
-        DeploymentChoice("--network host", "vLLM itself listens on serve.host then, and nowhere else"),
-    )
 
 
 def _see_from_container(

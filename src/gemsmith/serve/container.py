@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemsmith.errors import MachineError, RecipeError, suggest
 from gemsmith.hardware import Machine, load_catalog
@@ -45,15 +45,16 @@ class DeploymentChoice(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
+def choose_option(*arguments: str, why: str) -> DeploymentChoice:
+    return DeploymentChoice(" ".join(arguments), why, arguments)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """One server of vLLM: all that its command line comes from."""
 
-    machine: str
     image: str | None = None
     """None: a Python of this machine."""
-    runtime: str | None = None
-    """The image of a TPU VM."""
     program: tuple[str, ...]
     """What begins the command: of the image, its entry point's arguments; else Python and a module."""
     docker_flags: tuple[str, ...] = ()
@@ -179,6 +180,15 @@ def refuse_other_host(machine: Machine) -> None:
             f"--machine {machine.name}: this host has {len(same)} of its {machine.chips} {machine.chip.name} ({has}); "
             "run this there, or add --print for the command"
         )
+
+
+def this_machine_as(name: str | None, catalog: str | None) -> dict[str, Any]:
+    """How this machine serves as the one that is named: settings. Raises MachineError where it is another."""
+    if name is None:
+        return {}
+    machine = machine_named(name, catalog)
+    refuse_other_host(machine)
+    return {} if machine.chip.kind == "cpu" else {"machine": machine, "in_docker": docker_answers()}
 
 
 def docker_answers() -> bool:

@@ -10,7 +10,7 @@ from gemsmith.checkpoints.folder import name_variant
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.serve.container import DeploymentChoice
+from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import (
     ADAPTER_IGNORED,
@@ -67,13 +67,13 @@ def refuse_engine(engine: VllmEnvironment) -> None:
 
 def image_budget(
     variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
-) -> tuple[tuple[str, ...], str]:
-    """Arguments that let one image fit into a batch, and why; none where vLLM sees to it.
+) -> DeploymentChoice | None:
+    """What lets one image fit into a batch; None where vLLM sees to it.
 
     Raises RecipeError where the user's own arguments leave no room for one.
     """
     if not takes_images or not variant.bidirectional_images:
-        return (), ""
+        return None
     given = option_value(settings.arguments, "--max-num-batched-tokens")
     if given is not None and given.isdecimal() and int(given) < IMAGE_TOKENS:
         raise RecipeError(
@@ -81,9 +81,9 @@ def image_budget(
             f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
         )
     if given is not None or not MM_BUDGET.affects(version):
-        return (), ""
+        return None
     why = f"an image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
-    return ("--max-num-batched-tokens", str(BATCHED_TOKENS)), why
+    return choose_option("--max-num-batched-tokens", str(BATCHED_TOKENS), why=why)
 
 
 def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_cpu: bool) -> list[str]:

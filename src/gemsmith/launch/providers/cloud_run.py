@@ -116,7 +116,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
 
 
 def _service(request: LaunchRequest) -> str:
-    deployment, weights_gb = deploy_service(request), 2 * request.parameters / GB
+    deployment, weights_gb = deploy_service(request), 2 * request.plan.parameters / GB
     # Probes of 10 s until vLLM must be up.
     probes = -(-int(2 * weights_gb * 8 + 300) // 10)
     return render_template(
@@ -150,7 +150,7 @@ def deploy_service(request: LaunchRequest) -> Deployment:
             "port": PORT,
             # What eval and bench need is little for others to ask with, unless it is more than the default.
             "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
-            "images": serve.images or bool(request.images),
+            "images": serve.images or bool(request.inputs.images),
         },
         seed=request.recipe.seed,
         prefix_caching=True,
