@@ -15,7 +15,7 @@ from rich.text import Text
 from gemsmith.arch import Variant, read_variant
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.folder import name_variant
-from gemsmith.errors import RecipeError
+from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
 from gemsmith.serve import vllm_checks, vllm_issues
@@ -96,8 +96,14 @@ def server_command(
     config, is_cpu = read_config(folder), engine.is_cpu
     program = () if settings.in_docker else (str(engine.python), "-m", vllm_issues.SERVER_MODULE)
     if settings.machine is None:
-        if settings.images:
-            vllm_checks.refuse_engine_without_torchvision(engine, config)
+        if settings.images and is_cpu:
+            vllm_checks.refuse_on_cpu(name_variant(read_variant(config)))
+            if not engine.torchvision:
+                raise MachineError(
+                    f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
+                    ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with "
+                    "--no-deps"
+                )
         here = vllm_issues.QUICK_START_ON_CPU if is_cpu else ()
         here = (*here, *vllm_checks.encoder_arguments(config, settings, is_cpu=is_cpu))
         told = _server_arguments(name, settings, here, is_cpu=is_cpu)
@@ -208,7 +214,13 @@ def _choose(
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
         yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
-        yield vllm_checks.adapter_choice(kind)
+        if kind == "tpu":
+            raise RecipeError(
+                "serve.weights: adapter was given, but on TPU vLLM does not apply a Gemma 4 adapter "
+                f"({vllm_issues.TPU_ADAPTER.link}); set merged"
+            )
+        why = f"vLLM may load a Gemma 4 adapter and ignore it ({vllm_issues.ADAPTER_IGNORED.link})"
+        yield DeploymentChoice("--enable-lora", f"{why}; it is compared with the base once up")
 
 
 def _choose_on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
@@ -247,7 +259,10 @@ def _choose_on_gpu(
         yield choose_option("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
     if budget is not None:
         yield budget
-    yield from vllm_checks.attention_choice(weights.variant, version)
+    if version is not None and vllm_issues.TRITON_ATTENTION.affects(version):
+        heads = f"heads of {weights.variant.head_dim} and {weights.variant.global_head_dim} numbers"
+        why = f"{heads} make this vLLM compute attention in Triton, slowly ({vllm_issues.TRITON_ATTENTION.link})"
+        yield DeploymentChoice("attention", why)
 
 
 def _choose_on_tpu(

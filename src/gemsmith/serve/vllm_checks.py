@@ -5,21 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemsmith.arch import Variant, read_variant
-from gemsmith.checkpoints.folder import name_variant
+from gemsmith.arch import Variant
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import (
-    ADAPTER_IGNORED,
     CAUSAL_IMAGES_ON_CPU,
     MM_BUDGET,
-    TPU_ADAPTER,
     TPU_ISSUES,
     TRANSFORMERS_5_15,
-    TRITON_ATTENTION,
     Version,
 )
 
@@ -121,18 +117,6 @@ def refuse_on_cpu(variant: Variant) -> None:
         )
 
 
-def refuse_engine_without_torchvision(engine: VllmEnvironment, config: Mapping[str, Any]) -> None:
-    """Raises MachineError where images are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
-    if not engine.is_cpu:
-        return
-    refuse_on_cpu(name_variant(read_variant(dict(config))))
-    if not engine.torchvision:
-        raise MachineError(
-            f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
-            ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with --no-deps"
-        )
-
-
 def refuse_vision(config: PeftConfig) -> None:
     """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes images.
 
@@ -145,19 +129,6 @@ def refuse_vision(config: PeftConfig) -> None:
             "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
             "that part out; set merged"
         )
-
-
-def adapter_choice(kind: str) -> DeploymentChoice:
-    """What must be known of a served adapter. Raises RecipeError where it would not be applied."""
-    if kind == "tpu":
-        raise RecipeError(
-            f"serve.weights: adapter was given, but on TPU vLLM does not apply a Gemma 4 adapter ({TPU_ADAPTER.link}); "
-            "set merged"
-        )
-    why = (
-        f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
-    )
-    return DeploymentChoice("--enable-lora", why)
 
 
 def tpu_warnings(
@@ -180,14 +151,6 @@ def tpu_warnings(
         (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{TPU_ISSUES}2453"),
     )
     return tuple(DeploymentChoice(WARNING, f"{why} ({link})") for holds, why, link in seen if holds)
-
-
-def attention_choice(variant: Variant, version: Version | None) -> tuple[DeploymentChoice, ...]:
-    if version is None or not TRITON_ATTENTION.affects(version):
-        return ()
-    heads = f"{variant.head_dim} and {variant.global_head_dim}"
-    why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"
-    return (DeploymentChoice("attention", why),)
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:
