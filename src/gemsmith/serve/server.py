@@ -52,11 +52,11 @@ class Server:
     facts: ServerFacts = field(default_factory=ServerFacts)
     """What it says of itself; of a server that is not asked, nothing."""
 
-    def check(self, died: str = "vLLM died") -> None:
+    def check(self) -> None:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
         if (code := self.process.poll()) is not None:
             refuse_full_disk(self.log)
-            raise EngineError(f"{died} (exit code {code}); the end of {self.log}:\n{last_lines(self.log)}")
+            raise EngineError(f"vLLM died (exit code {code}); the end of {self.log}:\n{last_lines(self.log)}")
 
     def prove(self) -> None:
         """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
@@ -152,7 +152,11 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
             if answer or (answer is not None and code is not None):
                 raise _port_taken(server.url, answer)
             if code is not None:
-                server.check(f"vLLM with {server.model} died at start")
+                refuse_full_disk(server.log)
+                raise EngineError(
+                    f"vLLM died at start (exit code {code}) with {server.model}; the end of "
+                    f"{server.log}:\n{last_lines(server.log)}"
+                )
             elapsed_s = time.monotonic() - begin_s
             if elapsed_s > timeout_s:
                 silent = f"; {server.url} takes connections and says nothing, which may be another program"
