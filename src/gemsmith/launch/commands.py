@@ -90,18 +90,16 @@ def preflight(request: LaunchRequest, provider: str, target: Target) -> list[Pre
     for entry in _table()["preflight"]:
         if provider in entry.get("providers", (provider,)) and values.get(entry.get("when", "name")):
             own = {key: entry[key].format_map(values) for key in ("role", "member", "if_empty") if key in entry}
-            checks.append(_check(entry, values | own))
+            known = values | own
+            check = PreflightCheck(
+                name=entry["name"].format_map(known),
+                command=fill(entry["command"], known),
+                remedy=entry["remedy"].format_map(known),
+                complaint=partial(COMPLAINTS[entry.get("complaint", "empty")], known),
+                needed=entry.get("needed", True),
+            )
+            checks.append(check)
     return checks
-
-
-def _check(entry: _Values, values: _Values) -> PreflightCheck:
-    return PreflightCheck(
-        name=entry["name"].format_map(values),
-        command=fill(entry["command"], values),
-        remedy=entry["remedy"].format_map(values),
-        complaint=partial(COMPLAINTS[entry.get("complaint", "empty")], values),
-        needed=entry.get("needed", True),
-    )
 
 
 def _empty(values: _Values, output: str) -> str | None:
@@ -176,7 +174,7 @@ COMPLAINTS: dict[str, Callable[[_Values, str], str | None]] = {
     "another account": _another_account,
     "without quota": _without_quota,
     "taken": _taken,
-    "smaller than /26": _smaller_than_26,
+    "smaller than 26": _smaller_than_26,
 }
 """What is wrong with an output, None where nothing is, by the name that commands.yaml has for it."""
 
