@@ -175,7 +175,7 @@ COLUMNS = ["input_lens", "output_lens", "start_times", "ttfts", "latencies", "it
 def test_a_damaged_result_is_one_line(name: str, value: Any, result: dict[str, Any]) -> None:
     damaged = {key: item for key, item in (result | {name: value}).items() if (key, value) != (name, "missing")}
     with pytest.raises(
-        EngineError, match=r"^bench: cell 1 \(16 tokens in at 20 requests/s\): 01-16in-20rps\.json [^\n]*$"
+        EngineError, match=r"^bench: cell 1 \(16 tokens in, 20 requests/s\): 01-16in-20rps\.json [^\n]*$"
     ):
         read_cell(ASK, damaged)
 
@@ -196,8 +196,8 @@ def test_a_server_that_falls_behind_is_a_notice(result: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("load", "words", "file"),
     [
-        ({}, "16 tokens in at 20 requests/s", "01-16in-20rps.json"),
-        ({"request_rate": BURST}, "16 tokens in in a burst", "01-16in-burst.json"),
+        ({}, "16 tokens in, 20 requests/s", "01-16in-20rps.json"),
+        ({"request_rate": BURST}, "16 tokens in, a burst", "01-16in-burst.json"),
         ({"request_rate": BURST, "max_concurrency": 64}, "16 tokens in, 64 at once", "01-16in-burst-64atonce.json"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec, read_cell
-from gemsmith.bench.sweep import digest_cell, find_cell, forget_cells, keep_cell
+from gemsmith.bench.sweep import digest_cell, find_cell, keep_cell
 from gemsmith.recipe.load_grids import Load
 from gemsmith.runs.bench_records import Slo
 
@@ -20,13 +20,11 @@ def digest(
     return digest_cell(ask, slo, facts, client)
 
 
-def test_a_cell_is_found_again_under_its_digest_until_it_is_forgotten(tmp_path: Path, result: dict[str, Any]) -> None:
+def test_a_cell_is_found_again_under_its_digest(tmp_path: Path, result: dict[str, Any]) -> None:
     cell = read_cell(ASK, result)
     keep_cell(tmp_path / "cells", digest(), cell)
     assert find_cell(tmp_path / "cells", digest()) == cell
     assert find_cell(tmp_path / "cells", digest(client="vllm 0.33")) is None
-    forget_cells(tmp_path / "cells")
-    assert find_cell(tmp_path / "cells", digest()) is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from gemsmith.errors import InputError
+from gemsmith.launch.commands import follow_command, preflight, resources
 from gemsmith.launch.providers import cloud_run
 from gemsmith.launch.submit import ask
 
@@ -72,10 +73,10 @@ def test_direct_vpc_is_rendered_as_the_annotation_that_cloud_run_reads(launched)
 
 
 def test_clean_removes_the_job_and_the_service_by_their_label(launch_record):
-    kinds = {resource.kind: resource for resource in cloud_run.created(launch_record)}
+    kinds = {resource.kind: resource for resource in resources(launch_record, "created")}
     assert kinds.keys() == {"execution", "service", "job"}
     assert "--filter=metadata.labels.gemsmith-run=big" in kinds["job"].list
-    assert {resource.kind for resource in cloud_run.running(launch_record)} == {"execution", "service"}
+    assert {resource.kind for resource in resources(launch_record, "running")} == {"execution", "service"}
 
 
 QUOTA = "NvidiaRtxPro6000GpuAllocNoZonalRedundancyPerProjectRegion"
@@ -101,7 +102,7 @@ def quota(name=QUOTA, **details):
     ],
 )
 def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
-    (check,) = [check for check in cloud_run.preflight(launched()) if "quota" in check.name]
+    (check,) = [check for check in preflight(launched(), "cloud-run", cloud_run) if "quota" in check.name]
     assert check.complaint(json.dumps(quotas)) == complaint
     elsewhere = json.dumps([quota(value="3")]).replace("us-central1", "europe-west4")
     assert check.complaint(elsewhere) == "none is listed for this GPU"
@@ -109,10 +110,10 @@ def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
 
 def test_logs_are_the_last_lines_and_in_order(launch_record, fake_tools):
     calls = fake_tools(("logging read", 0, "third\nsecond\nfirst\n"))
-    assert ask(cloud_run.logs(launch_record)).output == "first\nsecond\nthird\n"
+    assert ask(follow_command(launch_record, "logs")).output == "first\nsecond\nthird\n"
     assert "--order=desc" in calls()[0] and "--limit=1000" in calls()[0]
     fake_tools(("logging read", 1, "no"))
-    assert ask(cloud_run.logs(launch_record)).code
+    assert ask(follow_command(launch_record, "logs")).code
 
 
 def test_the_service_is_for_users_and_not_for_a_load_test(launched):

@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.launch.submit import ask, run_script, show
+from gemsmith.launch.submit import ask, show
 
 
 def test_a_program_that_is_not_there_is_an_answer_with_a_complaint():
@@ -18,12 +18,12 @@ def test_a_script_stops_at_the_first_failure(tmp_path):
     script = tmp_path / "submit.sh"
     script.write_text(f"set -e\nfalse\ntouch {tmp_path}/late\n")
     with pytest.raises(EngineError, match=r"submit\.sh ended with 1"):
-        run_script(script, needs=())
+        show(("bash", str(script)))
     assert not (tmp_path / "late").exists()
 
 
 def test_a_missing_program_is_told_before_anything_runs(tmp_path):
     with pytest.raises(MachineError, match="no-such-program-here: is not on PATH"):
-        run_script(tmp_path / "x.sh", needs=("no-such-program-here",))
+        show(("bash", str(tmp_path / "x.sh")), needs=("no-such-program-here",))
     with pytest.raises(MachineError, match="no-such-program-here"):
         show(("no-such-program-here",))

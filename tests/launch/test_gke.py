@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from gemsmith.errors import InputError
+from gemsmith.launch.commands import follow_command, preflight, resources
 from gemsmith.launch.providers import gke
 
 CLUSTER = {"cluster": "c1", "region": "us-east5"}
@@ -59,7 +60,7 @@ def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
 
 
 def names(request):
-    return [check.name for check in gke.preflight(request)]
+    return [check.name for check in preflight(request, "gke", gke)]
 
 
 def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_nodes_account(launched):
@@ -74,7 +75,7 @@ def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_node
     assert "serviceAccountName" not in pod_of(job_set(several))
     assert "nodes of c1 run as " + several.options.service_account in names(several)
     assert not [name for name in names(several) if "workloadIdentityUser" in name]
-    (check,) = [check for check in gke.preflight(several) if check.name.startswith("nodes of")]
+    (check,) = [check for check in preflight(several, "gke", gke) if check.name.startswith("nodes of")]
     assert check.complaint("default;other@p.iam.gserviceaccount.com\t\n") == "none of its node pools does"
     assert check.complaint(f"default;{several.options.service_account}\tdefault\n") is None
     assert "--scopes cloud-platform" in check.remedy
@@ -85,7 +86,7 @@ MEMBER = "serviceAccount:demo-project.svc.id.goog[default/gemsmith]"
 
 def test_both_halves_of_workload_identity_and_the_role_on_the_bucket_are_checked(launched):
     request = launched("gke", machine="v5p-8", **CLUSTER)
-    checks = {check.name: check for check in gke.preflight(request)}
+    checks = {check.name: check for check in preflight(request, "gke", gke)}
     account = "gemsmith@demo-project.iam.gserviceaccount.com"
     annotated = checks[f"Kubernetes service account gemsmith is {account}"]
     assert annotated.complaint(account) is None and annotated.complaint("") == "it is nobody there"
@@ -113,7 +114,10 @@ def test_several_slices_are_jobs_of_one_job_set(launched):
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert job_set(two)["metadata"]["annotations"] == exclusive, "no two slices of one node pool"
     assert two.bill.usd_per_hour == 2 * one.bill.usd_per_hour
-    assert two.plan.mesh["replica"] == 2 and two.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
+    assert (
+        two.plan.machines[0].mesh["replica"] == 2
+        and two.recipe.train.checkpoint_folder == "gs://runs/team/big/checkpoints"
+    )
 
 
 def test_slices_of_the_recipe_are_taken_without_an_option(launched):
@@ -156,8 +160,8 @@ def test_a_cluster_is_needed(launched):
 
 
 def test_commands_go_to_the_launch_s_cluster_whichever_is_current(launched, launch_record):
-    record = launch_record.model_copy(update={"cluster": "c1", "region": "us-east5"})
-    (resource,) = gke.created(record)
-    for command in (resource.list, resource.remove, gke.status(record), gke.logs(record)):
+    record = launch_record.model_copy(update={"target": "gke", "cluster": "c1", "region": "us-east5"})
+    (resource,) = resources(record, "created")
+    for command in (resource.list, resource.remove, follow_command(record, "status"), follow_command(record, "logs")):
         assert command[:3] == ("kubectl", "--context", "gke_p_us-east5_c1")
     assert "gemsmith-run=big" in resource.list

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.launch.request import Inputs, find_inputs
+from gemsmith.launch.provider import LaunchInputs
+from gemsmith.launch.request import find_inputs
 from gemsmith.recipe.load import build_recipe
 
 
@@ -23,7 +24,7 @@ def test_a_base_in_a_bucket_is_read_through_the_mount(tmp_path):
     recipe = recipe_with(train={"task": "verilog", "rows": 2})
     found = find_inputs(recipe, "gs://b/n", mount="/mnt/weights")
     assert (found.placed[0].value, found.weights_bucket, found.copies) == ("/mnt/weights/a/e2b", "w", {})
-    assert find_inputs(recipe, "gs://b/n", mount=None) == Inputs(copies={})
+    assert find_inputs(recipe, "gs://b/n", mount=None) == LaunchInputs(copies={})
 
 
 def test_a_file_that_is_not_there_is_named_with_its_key():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.launch.commands import follow_command, preflight, resources
 from gemsmith.launch.providers import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -42,16 +43,19 @@ def in_text(text: str) -> Iterator[list[str]]:
 
 def of_preflight(requests: Iterable, on: str) -> Iterator[list[str]]:
     for request in requests:
-        for check in TARGETS[on].preflight(request):
+        for check in preflight(request, on, TARGETS[on]):
             yield list(check.command)
             yield from in_text(check.remedy)
 
 
 def of_record(record, on: str) -> Iterator[list[str]]:
-    target = TARGETS[on]
-    yield from (list(target.status(record)), list(target.logs(record)))
-    yield shlex.split(target.logs(record)[-1].partition("; ")[2].partition(" | ")[0])  # where they are in a pipe
-    for resource in (*target.running(record), *target.created(record)):
+    record, logs = (
+        record.model_copy(update={"target": on}),
+        follow_command(record.model_copy(update={"target": on}), "logs"),
+    )
+    yield from (list(follow_command(record, "status")), list(logs))
+    yield shlex.split(logs[-1].partition("; ")[2].partition(" | ")[0])  # where they are in a pipe
+    for resource in (*resources(record, "running"), *resources(record, "created")):
         yield from (list(resource.list), [word.replace("{}", "name") for word in resource.remove])
 
 

@@ -6,26 +6,26 @@ import yaml
 
 from gemsmith.launch import render
 from gemsmith.launch.provider import WithReason
-from gemsmith.launch.render import render_commands, render_shell, render_yaml, shell_word, yaml_scalar
+from gemsmith.launch.render import render_commands, render_template, shell_word, yaml_scalar
 
 REQUEST = SimpleNamespace(options=None)
 
 
 @pytest.fixture
 def template(tmp_path, monkeypatch):
-    """Makes `render_yaml("mine")` and `render_shell("mine")` fill in a text."""
+    """Writes a text that `render_template` fills in as `mine.yaml` and `mine.sh`."""
     monkeypatch.setattr(render.resources, "files", lambda _package: tmp_path)
-    return (tmp_path / "mine.jinja").write_text
+    return lambda text: [(tmp_path / f"mine.{kind}.jinja").write_text(text) for kind in ("yaml", "sh")]
 
 
 @pytest.mark.parametrize("value", ["yes", "43200", "", "a b", 'true "quoted"', "a: b", "# w", "null", "Job", 1, True])
 def test_what_is_written_is_read_back_as_it_was(template, value):
     template("list:\n- {{ value }}\nkey: {{ value | because('why: # so') }}\n")
-    text = render_yaml("mine", REQUEST, heading=["a: b"], value=value)
+    text = render_template("mine.yaml", REQUEST, heading=["a: b"], value=value)
     assert yaml.safe_load(text) == {"list": [value], "key": value}
     template("printf %s {{ value }}\nprintf %s {{ value | because('why') }}\n")
     done = subprocess.run(
-        ["bash", "-c", render_shell("mine", REQUEST, value=value)], capture_output=True, text=True, check=True
+        ["bash", "-c", render_template("mine.sh", REQUEST, value=value)], capture_output=True, text=True, check=True
     )
     assert done.stdout == 2 * str(value)
 
@@ -45,11 +45,14 @@ def test_no_reason_or_heading_ends_its_comment(template, end, tmp_path):
     said = f"a table{end}touch hacked{end}hacked: yes"
     values = {"cpu": WithReason("20", said), "word": f"a{end}b"}
     template("cpu: {{ cpu }}\nword: {{ word }}\n")
-    assert yaml.safe_load(render_yaml("mine", REQUEST, heading=[said], **values)) == {"cpu": "20", "word": f"a{end}b"}
+    assert yaml.safe_load(render_template("mine.yaml", REQUEST, heading=[said], **values)) == {
+        "cpu": "20",
+        "word": f"a{end}b",
+    }
     template("CPU={{ cpu }}\nWORD={{ word }}\n")
     scripts = [
         render_commands([(said, ("true",))], heading=[said]),
-        render_shell("mine", REQUEST, heading=[said], **values),
+        render_template("mine.sh", REQUEST, heading=[said], **values),
     ]
     for script in scripts:
         (tmp_path / "submit.sh").write_text(script, newline="")

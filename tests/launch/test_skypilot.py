@@ -1,5 +1,7 @@
+import pytest
 import yaml
 
+from gemsmith.launch.commands import preflight, resources
 from gemsmith.launch.provider import write_launch
 from gemsmith.launch.providers import skypilot as sky
 from gemsmith.launch.submit import ask, clean, stop
@@ -38,7 +40,7 @@ def test_an_image_of_artifact_registry_is_pulled_as_the_machines_account(launche
     request = launched("sky", machine="v5p-8")
     login = {"USERNAME": "", "PASSWORD": "", "SERVER": "us-central1-docker.pkg.dev"}
     assert task(request)["envs"] == {f"SKYPILOT_DOCKER_{key}": value for key, value in login.items()}
-    names = [check.name for check in sky.preflight(request)]
+    names = [check.name for check in preflight(request, "sky", sky)]
     assert f"image {request.image.value}" in names
     account = "skypilot-v1@demo-project.iam.gserviceaccount.com"
     assert f"service account {account}" in names and "roles/artifactregistry.reader in the project" in names
@@ -64,18 +66,23 @@ def test_the_job_ends_by_itself_and_has_room_for_the_weights(launched):
     assert found["resources"]["disk_size"] == 300
 
 
-def test_the_job_is_found_by_its_whole_name(launch_record, fake_tools, tmp_path, monkeypatch):
+@pytest.fixture
+def sky_record(launch_record):
+    return launch_record.model_copy(update={"target": "sky"})
+
+
+def test_the_job_is_found_by_its_whole_name(sky_record, fake_tools, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     calls = fake_tools(("jobs queue", 0, QUEUE))
-    (resource,) = sky.running(launch_record)
+    (resource,) = resources(sky_record, "running")
     assert ask(resource.list).output == "big\n"
-    stop(launch_record, sky, assume_yes=True, console=open_console())
+    stop(sky_record, assume_yes=True, console=open_console())
     assert calls()[-1] == ["sky", "jobs", "cancel", "--name", "big", "--yes"]
     fake_tools(("jobs queue", 0, QUEUE.replace(" big ", " small ")))
-    write_launch(launch_record)
-    clean(launch_record, sky, assume_yes=True, console=open_console())
+    write_launch(sky_record)
+    clean(sky_record, assume_yes=True, console=open_console())
 
 
-def test_a_queue_that_cannot_be_read_is_not_taken_for_empty(launch_record, fake_tools):
+def test_a_queue_that_cannot_be_read_is_not_taken_for_empty(sky_record, fake_tools):
     fake_tools(("jobs queue", 1, "no server"))
-    assert ask(sky.running(launch_record)[0].list).code
+    assert ask(resources(sky_record, "running")[0].list).code

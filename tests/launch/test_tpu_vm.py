@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.launch.commands import preflight, resources
 from gemsmith.launch.providers import tpu_vm
 from gemsmith.launch.submit import leftover_resources
 from gemsmith.launch.upload import LOCKS, WHEEL
@@ -29,7 +30,7 @@ def test_slices_are_named_by_cores_or_chips(launched):
 
 def test_clean_removes_the_queued_resource_with_its_node(launch_record):
     record = launch_record.model_copy(update={"target": "tpu-vm", "zone": "us-east5-a"})
-    queued, node = tpu_vm.created(record)
+    queued, node = resources(record, "created")
     assert "--force" in queued.remove and "--filter=labels.gemsmith-run=big" in node.list
 
 
@@ -193,7 +194,9 @@ class TestWithoutAContainer:
         request = launched("tpu-vm", wheel=wheel)
         text = script(request)
         assert f"{wheel}/{WHEEL} {wheel}/train.lock" in text and "gs://runs/team/big/wheel/" in text
-        assert not [check for check in tpu_vm.preflight(request) if "image" in check.name or "artifact" in check.name]
+        assert not [
+            check for check in preflight(request, "tpu-vm", tpu_vm) if "image" in check.name or "artifact" in check.name
+        ]
         assert not [
             line for line in leftover_resources(launch_record.model_copy(update={"image": None})) if "image" in line
         ]

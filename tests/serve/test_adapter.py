@@ -1,23 +1,31 @@
 """An adapter beside its base: names and vLLM's arguments."""
 
+from pathlib import Path
+
 import pytest
 
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import RecipeError
-from gemsmith.serve.command import lora_arguments
-from gemsmith.serve.settings import ServedAdapter
+from gemsmith.serve.command import server_command
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_checks import refuse_vision
 
 
+def lora_arguments(model: Path, rank: int, package: str = "vllm") -> list[str]:
+    engine = VllmEnvironment(python=Path("/env/bin/python"), package=package, version="0.32.0")
+    settings = ServeSettings(adapter=ServedAdapter(folder="/a", rank=rank))
+    command, _ = server_command(engine, model, "demo", settings)
+    return command[command.index("--enable-lora") :]
+
+
 @pytest.mark.parametrize(("rank", "asked"), [(1, "8"), (16, "16"), (17, "32"), (512, "512"), (600, "600")])
-def test_the_rank_is_rounded_up_to_one_that_vllm_takes(rank: int, asked: str) -> None:
-    arguments = lora_arguments(ServedAdapter(folder="/a", rank=rank), "demo", is_cpu=False)
-    assert arguments == ["--enable-lora", "--max-lora-rank", asked, "--lora-modules", "demo=/a"]
+def test_the_rank_is_rounded_up_to_one_that_vllm_takes(model: Path, rank: int, asked: str) -> None:
+    assert lora_arguments(model, rank) == ["--enable-lora", "--max-lora-rank", asked, "--lora-modules", "demo=/a"]
 
 
-def test_on_a_cpu_the_last_of_two_places_stays_empty() -> None:
-    assert lora_arguments(ServedAdapter(folder="/a", rank=8), "demo", is_cpu=True)[1:3] == ["--max-loras", "2"]
+def test_on_a_cpu_the_last_of_two_places_stays_empty(model: Path) -> None:
+    assert lora_arguments(model, 8, "vllm-cpu")[1:3] == ["--max-loras", "2"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.runs.run import Run, open_source
+from gemsmith.serve.command import GPU_IMAGE
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import curl_line
 
@@ -192,11 +193,14 @@ def test_on_the_machine_itself_the_same_command_runs_in_docker_and_its_container
         exported_run({"data": {"max_length": 64}, "serve": {"max_model_len": 640}}).path, lock=lambda folder: None
     )
     printed = gemsmith("serve", run.path, "--machine", "1xh100", "--print", "--set", "serve.port=8123")[1]
+    seen: list[Server] = []
     monkeypatch.setattr(
-        "gemsmith.serve.stage.curl_line", lambda server: (server.process.terminate(), curl_line(server))[1]
+        "gemsmith.serve.stage.curl_line",
+        lambda server: (seen.append(server), server.process.terminate(), curl_line(server))[2],
     )
     code, _, err = gemsmith("serve", run.path, "--machine", "1xh100", "--set", f"serve.port={free_port()}")
     assert code == 1 and "vLLM died" in err, err
+    assert seen[0].vllm == f"{GPU_IMAGE} ", "the engine is the image"
     asked, started, removed = (json.loads(line) for line in log.read_text().splitlines())
     assert asked[0] == "version" and started[:4] == ["run", "--rm", "--init", "--name"]
     instance_id = started[4]

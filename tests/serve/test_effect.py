@@ -9,7 +9,7 @@ import pytest
 
 from gemsmith.errors import EngineError
 from gemsmith.runs.records import ServerFacts
-from gemsmith.serve.server import ANSWER_TOKENS, PROMPTS, check_adapter_applied
+from gemsmith.serve.stage import ANSWER_TOKENS, PROMPTS, check_adapter_applied
 from support.hostile_server import Deed, Hostile, chat
 
 
@@ -79,8 +79,9 @@ def test_an_adapter_that_verify_saw_change_next_to_nothing_is_let_through(effect
     (likely(-0.5, ANSWER_TOKENS - 1), "other tokens"),
 ])  # fmt: skip
 def test_a_server_that_does_not_say_is_an_error_that_shows_its_answer(
-    deed: Deed, said: str, hostile: Hostile, tmp_path: Path
+    deed: Deed, said: str, hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gemsmith.serve.client.batch.WAITS_S", ())
     hostile.deed = lambda asked: deed
     server = hostile.server(tmp_path)
     with pytest.raises(EngineError, match=f"answered demo with {said}"):

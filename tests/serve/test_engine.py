@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import InputError, MachineError
-from gemsmith.serve.settings import VllmEnvironment, find_vllm, has_chat_template, server_environment
+from gemsmith.errors import CheckpointError, InputError, MachineError
+from gemsmith.serve.settings import (
+    ServeSettings,
+    VllmEnvironment,
+    find_vllm,
+    refuse_without_template,
+    server_environment,
+)
 from gemsmith.serve.vllm_issues import ON_CPU
 
 
@@ -46,9 +52,11 @@ def test_what_the_user_set_for_the_cpu_is_kept_and_our_packages_are_not_imported
 
 
 def test_a_chat_template_is_found_in_a_file_or_in_the_tokenizers_config(tmp_path: Path) -> None:
-    assert not has_chat_template(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no chat template.*data\.template"):
+        refuse_without_template(tmp_path, ServeSettings())
+    refuse_without_template(tmp_path, ServeSettings(chat_template="mine.jinja"))
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ x }}"}')
-    assert has_chat_template(tmp_path)
+    refuse_without_template(tmp_path, ServeSettings())
     (tmp_path / "tokenizer_config.json").write_text("{}")
     (tmp_path / "chat_template.jinja").write_text("{{ x }}")
-    assert has_chat_template(tmp_path)
+    refuse_without_template(tmp_path, ServeSettings())

@@ -9,10 +9,9 @@ from gemsmith.arch import find_variant
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import load_catalog
 from gemsmith.serve import vllm_issues
-from gemsmith.serve.settings import ServeSettings, VllmEnvironment
+from gemsmith.serve.command import Weights, deploy, published_config
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_checks import (
-    adapter_choice,
-    attention_choice,
     image_budget,
     refuse_engine,
     refuse_image,
@@ -58,7 +57,8 @@ def test_an_image_that_dies_at_start_is_refused() -> None:
 
 def budget(version: tuple[int, ...] | None, *arguments: str, model: str = "gemma4-31b", images: bool = True):
     settings = ServeSettings(arguments=arguments)
-    return image_budget(find_variant(model), settings, takes_images=images, version=version)[0]
+    found = image_budget(find_variant(model), settings, takes_images=images, version=version)
+    return found.arguments if found else ()
 
 
 def test_a_image_gets_room_in_a_batch_where_vllm_may_not_give_it() -> None:
@@ -75,16 +75,25 @@ def test_less_than_a_image_is_refused_in_every_version(words: tuple[str, ...]) -
     assert budget((0, 32), *words, images=False) == ()
 
 
+def told_of(machine: str, what: str, **settings) -> list[str]:
+    """Why, of what is chosen by that name."""
+    variant = find_variant("gemma4-31b")
+    weights = Weights(source="x/y", is_folder=False, variant=variant, config=published_config(variant))
+    found = deploy(load_catalog().machines[machine], weights, ServeSettings(**settings), name="m")
+    return [choice.why for choice in found.choices if choice.what == what]
+
+
 def test_an_adapter_is_refused_on_a_tpu_and_comes_with_its_doubt_elsewhere() -> None:
+    adapter = ServedAdapter(folder="/a", rank=8)
     with pytest.raises(RecipeError, match=r"^serve.weights: adapter .*2207\); set merged"):
-        adapter_choice("tpu")
-    assert "41754" in adapter_choice("gpu").why
+        told_of("v6e-8", "--enable-lora", adapter=adapter)
+    assert "41754" in told_of("2xh100", "--enable-lora", adapter=adapter)[0]
 
 
 def test_slow_attention_is_said_of_the_versions_that_have_it() -> None:
-    variant = find_variant("gemma4-31b")
-    assert "256 and 512" in attention_choice(variant, (0, 19))[0].why
-    assert attention_choice(variant, (0, 32)) == attention_choice(variant, None) == ()
+    assert "256 and 512" in told_of("2xh100", "attention", container_image="vllm/vllm-openai:v0.19.0")[0]
+    for image in ("vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:latest"):
+        assert not told_of("2xh100", "attention", container_image=image)
 
 
 @pytest.mark.parametrize(

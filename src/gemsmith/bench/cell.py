@@ -14,6 +14,7 @@ from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST, Grid, Load
 from gemsmith.recipe.schema import Bench
 from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
+from gemsmith.system.format import rate
 
 # What a token of an answer is taken to last: the published TPOTs of a 31B lie between 13 and 45 ms.
 TOKEN_S = 0.03
@@ -84,14 +85,6 @@ class LoadSpec:
         return self.count.warmup + self.count.measured
 
     @property
-    def result_file(self) -> str:
-        return f"{self._name}.json"
-
-    @property
-    def prompts_file(self) -> str:
-        return f"{self._name}-prompts.jsonl"
-
-    @property
     def idle_timeout_s(self) -> float:
         """For how long it is believable that no token comes."""
         return (
@@ -99,11 +92,16 @@ class LoadSpec:
         )
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """Begins the names of its files."""
         load = self.load
-        rate = "burst" if load.request_rate == BURST else f"{load.request_rate:g}rps"
+        arrivals = "burst" if load.request_rate == BURST else f"{load.request_rate:g}rps"
         limit = "" if load.max_concurrency is None else f"-{load.max_concurrency}atonce"
-        return f"{self.number:02d}-{load.input_tokens}in-{rate}{limit}"
+        return f"{self.number:02d}-{load.input_tokens}in-{arrivals}{limit}"
+
+    @property
+    def result_file(self) -> str:
+        return f"{self.name}.json"
 
 
 class _Request(NamedTuple):
@@ -156,11 +154,7 @@ def make_ask(bench_: Bench, load: Load, seed: int, *, number: int, probe: bool =
 
 
 def describe_load(load: Load) -> str:
-    limit = "" if load.max_concurrency is None else f", {load.max_concurrency} at once"
-    rate = f"at {load.request_rate:g} requests/s" if load.request_rate < BURST else "in a burst"
-    if load.request_rate == BURST and limit:
-        return f"{load.input_tokens} tokens in{limit}"
-    return f"{load.input_tokens} tokens in {rate}{limit}"
+    return f"{load.input_tokens} tokens in, {rate(load.request_rate, load.max_concurrency)}"
 
 
 def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
@@ -180,23 +174,22 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
         raise EngineError(f"{place} contradicts itself: {told}")
     warmup, measured = requests[: ask.count.warmup], requests[ask.count.warmup :]
     whole = [request for request in measured if request.find_cause(ask) is None]
-    failures = _count_causes(measured, ask)
+    failures, in_warmup = (
+        dict(Counter(cause for request in part if (cause := request.find_cause(ask)))) for part in (measured, warmup)
+    )
     cut = sum(failures.get(cause, 0) for cause in CUTS)
     begin_s = min((request.start_s for request in whole), default=0.0)
     # From the first start to the last end.
     duration_s = max(max((request.start_s + request.latency_s for request in whole), default=0.0) - begin_s, 1e-6)
     good = sum(slo is not None and request.meets(slo) for request in whole)
     return BenchCell(
-        input_tokens=ask.load.input_tokens,
-        output_tokens=ask.load.output_tokens,
-        request_rate=ask.load.request_rate,
-        max_concurrency=ask.load.max_concurrency,
+        **asdict(ask.load),
         completed=len(whole),
         failed=len(measured) - len(whole) - cut,
         cut=cut,
         failures=failures,
         warmup=len(warmup),
-        warmup_failures=_count_causes(warmup, ask),
+        warmup_failures=in_warmup,
         real_input_tokens=round(sum(request.input_tokens for request in whole) / max(1, len(whole)), 2),
         real_output_tokens=float(ask.load.output_tokens),
         duration_s=round(duration_s, 3),
@@ -259,18 +252,13 @@ def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
         yield request
 
 
-def _count_causes(requests: Sequence[_Request], ask: LoadSpec) -> dict[str, int]:
-    return dict(Counter(cause for request in requests if (cause := request.find_cause(ask))))
-
-
 def _one_by_one(whole: Sequence[_Request], begin_s: float, prompts_sha256: str | None) -> Requests:
     """To a microsecond."""
+    columns_s = zip(*((request.start_s - begin_s, request.ttft_s, request.latency_s) for request in whole), strict=True)
+    start, ttft, latency = (tuple(round(1000 * value_s, 3) for value_s in column_s) for column_s in columns_s)
+    lengths = tuple(request.input_tokens for request in whole)
     return Requests(
-        prompts_sha256=prompts_sha256,
-        start_ms=tuple(round(1000 * (request.start_s - begin_s), 3) for request in whole),
-        ttft_ms=tuple(round(1000 * request.ttft_s, 3) for request in whole),
-        latency_ms=tuple(round(1000 * request.latency_s, 3) for request in whole),
-        input_tokens=tuple(request.input_tokens for request in whole),
+        prompts_sha256=prompts_sha256, start_ms=start, ttft_ms=ttft, latency_ms=latency, input_tokens=lengths
     )
 
 

@@ -31,14 +31,6 @@ from vllm.benchmarks.serve import add_cli_args, main
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 POLL_S = 0.05
-CONNECTION, TIMEOUT, CUT, JSON, USAGE, LENGTH = (
-    "no connection",
-    "timeout",
-    "cut stream",
-    "wrong JSON",
-    "usage missing",
-    "wrong length",
-)
 
 
 @dataclass
@@ -128,28 +120,24 @@ def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int
     """Why a request has not got all the tokens that it asked for; None where it has."""
     found: str | None = None
     if isinstance(note.error, TimeoutError):
-        found = TIMEOUT
+        found = "timeout"
     elif note.status is None:
-        found = CONNECTION
+        found = "no connection"
     elif note.status != 200:
         found = f"http {note.status}"
     elif isinstance(note.error, (aiohttp.ClientError, OSError)):
-        found = CUT
+        found = "cut stream"
     elif note.error is not None or note.unread:  # what vLLM's client could not read
-        found = JSON
+        found = "wrong JSON"
     elif note.refused:
         found = "error in stream"
     elif not note.done:
-        found = CUT
-    elif not (_is_count(output.output_tokens) and _is_count(output.prompt_len)):
-        found = USAGE
+        found = "cut stream"
+    elif not all(isinstance(count, int) and count > 0 for count in (output.output_tokens, output.prompt_len)):
+        found = "usage missing"
     elif output.output_tokens != asked or not output.success:
-        found = LENGTH
+        found = "wrong length"
     return found
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and value > 0
 
 
 def _detail(note: StreamObservation, output: RequestFuncOutput, asked: int) -> str:

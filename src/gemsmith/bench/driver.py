@@ -1,7 +1,6 @@
 """vLLM's bench client as a process: started once, handed one cell after another, ended with the block."""
 
 import contextlib
-import itertools
 import json
 import subprocess
 import time
@@ -15,13 +14,12 @@ from gemsmith.bench.requests import ImageRows, make_prompts
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load_grids import BURST
 from gemsmith.serve.client.endpoint import Endpoint, api_key
-from gemsmith.serve.settings import clean_environment
+from gemsmith.serve.settings import OFFLINE, clean_environment
 from gemsmith.serve.vllm_issues import ON_CPU
 from gemsmith.system.files import sha256_file, write_text
 from gemsmith.system.process import last_lines, refuse_full_disk, supervised
 
 CLIENT = Path(__file__).with_name("client.py")
-METRICS = ("ttft", "tpot", "itl", "e2el")
 # Only of a burst, which has no requests of its own to warm up with.
 WARMUP_REQUESTS = 2
 POLL_S = 0.2
@@ -56,15 +54,8 @@ def running_client(
     write_text(asked, "")
     heard.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
-    environment = clean_environment() | {
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONSAFEPATH": "1",
-        "NO_PROXY": "*",
-        "no_proxy": "*",
-        "PYTHONPATH": ON_CPU,  # vLLM imports torchvision where it is, and declares nothing where it need not
-    }
+    # vLLM imports torchvision where it is; on_cpu declares nothing where it need not.
+    environment = clean_environment() | OFFLINE | {"NO_PROXY": "*", "no_proxy": "*", "PYTHONPATH": ON_CPU}
     if key := api_key():
         environment["OPENAI_API_KEY"] = key
     with supervised(command, environment=environment, log=folder / LOG, grace_s=GRACE_S) as process:
@@ -77,7 +68,7 @@ def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lam
     `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
     ends, or no token comes any more.
     """
-    prompts, result = client.folder / ask.prompts_file, client.folder / ask.result_file
+    prompts, result = client.folder / f"{ask.name}-prompts.jsonl", client.folder / ask.result_file
     result.unlink(missing_ok=True)
     if client.rows is None:
         texts = make_prompts(
@@ -105,7 +96,7 @@ def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images:
         "model": endpoint.model,
         "served-model-name": endpoint.model,
         "tokenizer": endpoint.tokenizer,
-        "dataset-path": folder / ask.prompts_file,
+        "dataset-path": folder / f"{ask.name}-prompts.jsonl",
         "custom-output-len": load.output_tokens,
         "num-prompts": ask.requests,
         "request-rate": load.request_rate,
@@ -114,23 +105,15 @@ def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images:
         "num-warmups": WARMUP_REQUESTS if load.request_rate == BURST and not ask.count.warmup else 0,
         # It asks again and again, and says nothing of it; whether the server is there has been seen.
         "ready-check-timeout-sec": 0,
-        "percentile-metrics": ",".join(METRICS),
+        "percentile-metrics": "ttft,tpot,itl,e2el",
         "metric-percentiles": "50,90,99",
         "result-dir": folder,
         "result-filename": ask.result_file,
     }
     if load.max_concurrency is not None:
         asked["max-concurrency"] = load.max_concurrency
-    pairs = [[f"--{key}", str(value)] for key, value in asked.items()]
-    return [
-        *itertools.chain.from_iterable(pairs),
-        "--skip-chat-template",
-        "--disable-shuffle",
-        "--ignore-eos",
-        "--save-result",
-        "--save-detailed",
-        "--disable-tqdm",
-    ]
+    flags = "--skip-chat-template --disable-shuffle --ignore-eos --save-result --save-detailed --disable-tqdm"
+    return [*(word for key, value in asked.items() for word in (f"--{key}", str(value))), *flags.split()]
 
 
 def failure_lines(log: Path) -> str:

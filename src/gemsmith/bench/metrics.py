@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample as PrometheusSample
 
 from gemsmith.runs.bench_records import ServerLoad
+from gemsmith.serve.facts import TRUTH, read_cache_config
 
 EVERY_S = 1.0
 _TIMEOUT_S = 2.0
@@ -44,9 +44,10 @@ def read_sample(text: str) -> Sample | None:
     Sample(running=3.0, waiting=None, kv_use=None, preemptions=None)
     """
     values: dict[str, list[float]] = {}
-    for sample in _read_page(text):
-        if math.isfinite(sample.value):
-            values.setdefault(sample.name, []).append(sample.value)
+    with contextlib.suppress(ValueError):  # of a page that is not in Prometheus' format
+        for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
+            if math.isfinite(sample.value):
+                values.setdefault(sample.name, []).append(sample.value)
     running, waiting, kv_use, preemptions = (
         join(values[name]) if name in values else None
         for name, join in ((_RUNNING, sum), (_WAITING, sum), (_KV_USE, max), (_PREEMPTIONS, sum))
@@ -58,20 +59,7 @@ def read_sample(text: str) -> Sample | None:
 
 def read_prefix_caching(text: str) -> bool | None:
     """Whether prefix caching is on, as vLLM's /metrics tell; None where they do not."""
-    told = (
-        sample.labels.get("enable_prefix_caching")
-        for sample in _read_page(text)
-        if sample.name == "vllm:cache_config_info"
-    )
-    return {"True": True, "False": False}.get(next(told, None) or "")
-
-
-def _read_page(text: str) -> list[PrometheusSample]:
-    """None of a page that is not in Prometheus' format."""
-    try:
-        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    except ValueError:
-        return []
+    return TRUTH.get(read_cache_config(text).get("enable_prefix_caching", ""))
 
 
 def open_metrics(url: str, headers: Mapping[str, str]) -> httpx.Client:

@@ -41,24 +41,14 @@ def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[
 
     Where neighbors merge so that the number cannot be met, a prompt is a few tokens short, never longer.
     """
-    tokenizer = load_tokenizer(folder)
-    source = random.Random(seed)
-    pool = plain_tokens(tokenizer, source)
-    return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
-
-
-def load_tokenizer(folder: Path) -> "Tokenizer":
-    """The folder's tokenizer.json."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"checkpoint {folder}: has no tokenizer.json; copy it from where the weights came from")
-    return Tokenizer.from_file(str(file))
-
-
-def count_tokens(tokenizer: "Tokenizer", text: str) -> int:
-    return len(tokenizer.encode(text).ids)
+    tokenizer, source = Tokenizer.from_file(str(file)), random.Random(seed)
+    pool = plain_tokens(tokenizer, source)
+    return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
 
 
 def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
@@ -66,7 +56,7 @@ def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
 
     No special tokens, no signs that begin one, no halves of characters.
     """
-    bare = count_tokens(tokenizer, "a")
+    bare = len(tokenizer.encode("a").ids)
     added = tokenizer.get_added_tokens_decoder()
     # Neighbors could otherwise spell a special token between them, such as `<` and `eos>`.
     begins = {token.content[0] for token in added.values() if token.special}
@@ -77,7 +67,7 @@ def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
         text = tokenizer.decode([number])
         if number in added or begins & set(text):
             continue
-        if text and text.isprintable() and "�" not in text and count_tokens(tokenizer, f"a{text}") in (bare, bare + 1):
+        if text and text.isprintable() and "�" not in text and len(tokenizer.encode(f"a{text}").ids) <= bare + 1:
             pool.append(text)
         if len(pool) == POOL:
             break

@@ -3,12 +3,14 @@
 import hashlib
 import json
 import platform
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gemsmith.bench.requests import ImageRows, most_requests, read_image_rows
-from gemsmith.bench.sweep import CELLS, forget_cells, make_slo, run_sweep
+from gemsmith.bench.sweep import CELLS, run_sweep
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.schema import Bench, Recipe
@@ -47,22 +49,16 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     # All files that may be served.
     served = json.dumps([(file.name, file.sha256) for file in (*export.merged, *export.adapter)])
     endpoint = endpoint_of(server, weights_sha256=hashlib.sha256(served.encode()).hexdigest())
-    folder = run.logs / "bench"
-    record = _measure(
-        recipe,
-        endpoint,
-        find_vllm(recipe.serve.python),
-        folder,
-        rows=rows,
-        encoder_cache=keeps_images(server.command),
-        make_provenance=lambda: provenance_with_engine(run, "bench", clock, server.vllm),
-    )
+    folder, engine = run.logs / "bench", find_vllm(recipe.serve.python)
+    found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=keeps_images(server.command))
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
-    record = record.model_copy(
-        update={"server": server.facts, "warnings": (*servers.warnings, *record.warnings, *notices)}
+    record = BenchRecord(
+        provenance=provenance_with_engine(run, "bench", clock, server.vllm),
+        server=server.facts,
+        **found | {"warnings": (*servers.warnings, *found["warnings"], *notices)},
     )
     write_record(run, record)
-    forget_cells(folder / CELLS)
+    shutil.rmtree(folder / CELLS, ignore_errors=True)
     return record
 
 
@@ -93,10 +89,11 @@ def bench_url(
     endpoint = find_endpoint(url, model, tokenizer)
     rows = _find_rows(recipe)
     _refuse_too_long(recipe.bench, endpoint, rows)
-
-    def make_provenance() -> Provenance:
-        """Where a record comes from that no run has."""
-        return Provenance(
+    with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
+        # Beside the record, so that a stopped sweep can resume; without one, for this time only.
+        folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
+        found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=None)
+        provenance = Provenance(
             started=clock.started,
             duration_s=round(clock.elapsed_s(), 3),
             gemsmith=__version__,
@@ -105,18 +102,11 @@ def bench_url(
             seed=recipe.seed,
             inputs_sha256={},
         )
-
-    with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
-        # Beside the record, so that a stopped sweep can resume; without one, for this time only.
-        folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
-        record = _measure(
-            recipe, endpoint, engine, folder, rows=rows, encoder_cache=None, make_provenance=make_provenance
-        )
-        if rows is not None:
-            record = record.model_copy(update={"warnings": (*record.warnings, _MAY_BE_KEPT)})
+        notices = () if rows is None else (_MAY_BE_KEPT,)
+        record = BenchRecord(provenance=provenance, **found | {"warnings": (*found["warnings"], *notices)})
         if out is not None:
             write_text(out, record.model_dump_json(indent=1) + "\n")
-        forget_cells(folder / CELLS)
+        shutil.rmtree(folder / CELLS, ignore_errors=True)
     return record
 
 
@@ -141,25 +131,17 @@ def _measure(
     endpoint: Endpoint,
     engine: VllmEnvironment,
     folder: Path,
-    *,
     rows: ImageRows | None,
+    *,
     encoder_cache: bool | None,
-    make_provenance: Callable[[], Provenance],
-) -> BenchRecord:
-    """The record of a sweep; `make_provenance` is called at its end."""
+) -> dict[str, Any]:
+    """Fields of a record: what a sweep has found, and under what it was measured."""
     found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
-    return BenchRecord(
-        provenance=make_provenance(),
-        warnings=found.warnings,
-        cells=found.cells,
-        prefix_caching=found.prefix_caching,
-        command=found.command,
-        grid=recipe.bench.grid,
-        endpoint={"url": endpoint.url, **endpoint.facts},
-        slo=make_slo(recipe.bench),
-        saturations=found.saturations,
-        images=None if rows is None else rows.describe(encoder_cache=encoder_cache),
-    )
+    return vars(found) | {
+        "grid": recipe.bench.grid,
+        "endpoint": {"url": endpoint.url, **endpoint.facts},
+        "images": None if rows is None else rows.describe(encoder_cache=encoder_cache),
+    }
 
 
 def _refuse_too_long(bench_: Bench, endpoint: Endpoint, rows: ImageRows | None) -> None:

@@ -5,7 +5,6 @@ What is measured is kept until the sweep is whole, so that a second start contin
 
 import contextlib
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from gemsmith.system.format import rough
 from gemsmith.system.version import __version__
 
 CELLS = "cells"
+"""The folder of what is kept: a sweep that is whole needs it no more, and --force would find it."""
 ENOUGH = 0.95
 """The goodput under which a rate is too much."""
 NEAR = 1.1
@@ -40,18 +40,10 @@ HIGHEST_RATE = 1024.0
 
 def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
     """SHA-256 of all that a cell's numbers depend on: server, load, number of requests, seed, SLO, client."""
-    inputs = {
-        "gemsmith": __version__,
-        "client": client,
-        "server": dict(facts),
-        "load": asdict(ask.load),
-        "count": asdict(ask.count),
-        "seed": ask.seed,
-        "timeout_s": ask.timeout_s,
-        "probe": ask.probe,
-        "slo": None if slo is None else slo.model_dump(),
-    }
-    return sha256_json(inputs)
+    asked = asdict(ask)
+    del asked["number"]
+    inputs = {"gemsmith": __version__, "client": client, "server": dict(facts), **asked}
+    return sha256_json(inputs | {"slo": None if slo is None else slo.model_dump()})
 
 
 def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:
@@ -66,11 +58,6 @@ def find_cell(folder: Path, digest: str) -> BenchCell | None:
         return BenchCell.model_validate_json((folder / f"{digest}.json").read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-
-
-def forget_cells(folder: Path) -> None:
-    """A sweep that is whole needs them no more, and --force would find them."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def expected_s(ask: LoadSpec, done: Sequence[BenchCell]) -> float:
@@ -136,6 +123,7 @@ class SweepResult:
     warnings: tuple[str, ...]
     command: tuple[str, ...]
     """That of the first cell."""
+    slo: Slo | None
 
 
 @dataclass(kw_only=True)
@@ -145,6 +133,7 @@ class _Sweep:
     endpoint: Endpoint
     engine: VllmEnvironment
     bench: Bench
+    slo: Slo | None
     seed: int
     folder: Path
     rows: ImageRows | None
@@ -156,10 +145,6 @@ class _Sweep:
     """Why cells have no numbers of the server itself."""
     reused: int = 0
     client: Client | None = None
-
-    @property
-    def slo(self) -> Slo | None:
-        return make_slo(self.bench)
 
 
 def run_sweep(
@@ -182,10 +167,17 @@ def run_sweep(
             file.unlink()
     if rows is not None:
         bench_ = bench_.model_copy(update={"input_tokens": (rows.mean_tokens,)})
-    asks = plan_cells(bench_, seed)
+    asks, slo = plan_cells(bench_, seed), Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
-            endpoint=endpoint, engine=engine, bench=bench_, seed=seed, folder=folder, rows=rows, clients=stack
+            endpoint=endpoint,
+            engine=engine,
+            bench=bench_,
+            slo=None if slo == Slo() else slo,
+            seed=seed,
+            folder=folder,
+            rows=rows,
+            clients=stack,
         )
         saturations = list(_run_grid(sweep, asks))
     with open_metrics(endpoint.url, key_headers()) as client:
@@ -203,13 +195,8 @@ def run_sweep(
             *(f"{text[0].upper()}{text[1:]}." for text in said),
         ),
         command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
+        slo=sweep.slo,
     )
-
-
-def make_slo(bench_: Bench) -> Slo | None:
-    if bench_.slo_ttft_ms is None and bench_.slo_tpot_ms is None:
-        return None
-    return Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
 
 
 def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:

@@ -89,30 +89,24 @@ def start(
         console.print(line)
 
 
-def _opened(name: str) -> tuple[Any, Any]:
-    """The launch's record and its target."""
-    record = lazy_import("launch.provider").read_launch(name)
-    return record, lazy_import("launch.providers").TARGETS[record.target]
-
-
 @launch.command()
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print the launch's record as JSON instead.")
 def status(name: str, as_json: bool) -> None:
     """Say how a launch is doing, in its target's own words."""
-    record, target = _opened(name)
+    record = lazy_import("launch.provider").read_launch(name)
     if as_json:
         click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
         return
-    lazy_import("launch.submit").show(target.status(record))
+    lazy_import("launch.submit").show(lazy_import("launch.commands").follow_command(record, "status"))
 
 
 @launch.command()
 @click.argument("name")
 def logs(name: str) -> None:
     """Print what a launch has said so far."""
-    record, target = _opened(name)
-    lazy_import("launch.submit").show(target.logs(record))
+    record = lazy_import("launch.provider").read_launch(name)
+    lazy_import("launch.submit").show(lazy_import("launch.commands").follow_command(record, "logs"))
 
 
 @launch.command(short_help="Bring records, adapter and logs home.")
@@ -121,7 +115,7 @@ def logs(name: str) -> None:
 @click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
 def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     """Bring records, adapter and logs home, as far as there are any; the run continues."""
-    record, _ = _opened(name)
+    record = lazy_import("launch.provider").read_launch(name)
     path = run_path or Path("runs") / name
     with require_extra(), lazy_import("system.locks").locked(path):
         count = lazy_import("launch.sync").fetch_home(record.root, path, merged=merged)
@@ -133,9 +127,8 @@ def fetch(name: str, run_path: Path | None, merged: bool) -> None:
 @_yes
 def stop(name: str, yes: bool) -> None:
     """End all of a launch that costs money; the same launch can resume later from its bucket."""
-    lazy_import("launch.submit").stop(
-        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
-    )
+    record, console = lazy_import("launch.provider").read_launch(name), lazy_import("system.console").open_console()
+    lazy_import("launch.submit").stop(record, assume_yes=yes, console=console)
 
 
 @launch.command()
@@ -143,9 +136,8 @@ def stop(name: str, yes: bool) -> None:
 @_yes
 def clean(name: str, yes: bool) -> None:
     """Remove what a launch created, and say what outlives it."""
-    lazy_import("launch.submit").clean(
-        *_opened(name), assume_yes=yes, console=lazy_import("system.console").open_console()
-    )
+    record, console = lazy_import("launch.provider").read_launch(name), lazy_import("system.console").open_console()
+    lazy_import("launch.submit").clean(record, assume_yes=yes, console=console)
 
 
 @launch.command(hidden=True)

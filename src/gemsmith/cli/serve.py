@@ -69,7 +69,9 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
             else:
                 opened = args.open_run(force=("serve",), stack=lock)
                 lazy_import("runs.run").commit_recipe(opened)
-            targets.serve_run(opened, machine, skip_verify_check=skip_verify_check, ready=lock.close)
+            lazy_import("serve.stage").keep_serving(
+                opened, machine, skip_verify_check=skip_verify_check, ready=lock.close
+            )
 
 
 @cli.command(short_help="Load-test the tuned model.")

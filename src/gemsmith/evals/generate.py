@@ -18,7 +18,7 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.facts import ask_models
+from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
@@ -192,7 +192,7 @@ def _ask_missing(asking: _Asking) -> None:
             if (code := server.process.poll()) is not None:
                 died = f"vLLM died (exit code {code})"
             # Its guard outlives it while it clears up, so that what nobody listens at is asked for, too.
-            elif ask_models(server.url, timeout_s=PROOF_S) is None:
+            elif ask_server(server.url, timeout_s=PROOF_S) is None:
                 died = f"vLLM at {server.url} is gone"
             else:
                 raise

@@ -6,7 +6,7 @@ This machine remembers a launch in launches/NAME/launch.json, beside the files t
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import BeforeValidator, ValidationError
 
@@ -14,8 +14,8 @@ from gemsmith.arch import Variant
 from gemsmith.errors import InputError, suggest
 from gemsmith.hardware import Machine
 from gemsmith.launch.shards import ImageShards
-from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.plan_records import MachinePlan
+from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import SCHEMA_VERSION, Part
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import write_text
@@ -154,6 +154,20 @@ class LaunchCost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchInputs:
+    """What a launch brings along."""
+
+    placed: tuple[ResolvedValue, ...] = ()
+    """Keys of the recipe that name another place there."""
+    copies: Mapping[str, str]
+    """A local file or folder -> where it goes, below the run's folder in the bucket."""
+    images: tuple[ImageShards, ...] = ()
+    """Those that rows name, which are packed for the way."""
+    weights_bucket: str | None = None
+    """The bucket of the base, where it is mounted: the machine reads it in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """A launch that was asked for, with everything chosen for it; rendering needs nothing else."""
 
@@ -161,26 +175,20 @@ class LaunchRequest:
     recipe: Recipe
     """As the machine reads it."""
     recipe_text: str
-    inputs: Mapping[str, str]
-    """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    images: tuple[ImageShards, ...]
-    """Those that rows name, which are packed for the way."""
+    inputs: LaunchInputs
     machine: Machine
     others: tuple["LaunchRequest", ...] = ()
     """Of further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's.
     """
-    plan: MachinePlan
+    plan: PlanRecord
+    """For the machine alone."""
     variant: Variant
-    parameters: int
-    trained_parameters: int
     bill: LaunchCost
     root: str
     """gs://bucket/folder/NAME: all that the launch reads and writes."""
     image: WithReason
     max_model_len: int | None
     """serve.max_model_len where the user gave it; None: the recipe's is what eval and bench need."""
-    weights_bucket: str | None
-    """The bucket whose weights the machine reads in place, where the target can mount it."""
 
     @property
     def bucket(self) -> str:
@@ -232,17 +240,5 @@ class Target(Protocol):
     def render(self, request: LaunchRequest) -> dict[str, str]:
         """File name -> text; `submit.sh` is what submitting runs."""
 
-    def preflight(self, request: LaunchRequest) -> list[PreflightCheck]:
-        """What must be there before anything is created."""
-
-    def status(self, record: LaunchRecord) -> Command:
-        """A command that prints how the launch is doing."""
-
-    def logs(self, record: LaunchRecord) -> Command:
-        """A command that prints what the launch has said."""
-
-    def running(self, record: LaunchRecord) -> tuple[Resource, ...]:
-        """What `stop` removes: all that costs money while it is there."""
-
-    def created(self, record: LaunchRecord) -> tuple[Resource, ...]:
-        """What `clean` removes."""
+    def values(self, request: LaunchRequest) -> dict[str, Any]:
+        """What commands.yaml names of the target beside the options, such as its `api`."""

@@ -6,7 +6,7 @@ or a catalog says is taken for more; a WithReason has its reason in a comment be
 
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
@@ -18,14 +18,26 @@ from gemsmith.system.characters import one_line, yaml_line
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
-def render_yaml(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
-    """A template of YAML, filled in with the request, its options and the values, below the heading as comments."""
-    return "\n".join([*comments(heading), _fill(template, yaml_scalar, request, values)])
+def render_template(name: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+    """A template of YAML, or of bash (.sh), filled in with the request, its options and the values.
 
+    The heading stands above it as comments.
+    """
+    # Here, since commands that only ask after a launch do without it.
+    import jinja2
 
-def render_shell(template: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
-    """The same of a bash script."""
-    return "\n".join(["#!/usr/bin/env bash", *comments(heading), _fill(template, shell_word, request, values)])
+    is_shell = name.endswith(".sh")
+    environment = jinja2.Environment(  # noqa: S701 - each value is escaped
+        undefined=jinja2.StrictUndefined,
+        finalize=shell_word if is_shell else yaml_scalar,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["because"] = WithReason
+    source = resources.files("gemsmith.launch.providers").joinpath(f"{name}.jinja").read_text(encoding="utf-8")
+    filled = environment.from_string(source).render(request=request, options=request.options, **values)
+    return "\n".join([*(["#!/usr/bin/env bash"] if is_shell else []), *comments(heading), filled])
 
 
 def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
@@ -61,19 +73,3 @@ def shell_word(value: Any) -> str:
     word = shlex.quote(str(value))
     # A comma without quotes looks like a mistake in a list of bash.
     return f"'{word}'" if "," in word and not word.startswith("'") else word
-
-
-def _fill(template: str, write: Callable[[Any], str], request: LaunchRequest, values: dict[str, Any]) -> str:
-    # Here, since commands that only ask after a launch do without it.
-    import jinja2
-
-    environment = jinja2.Environment(  # noqa: S701 - `write` escapes every value
-        undefined=jinja2.StrictUndefined,
-        finalize=write,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["because"] = WithReason
-    source = resources.files("gemsmith.launch.providers").joinpath(f"{template}.jinja").read_text(encoding="utf-8")
-    return environment.from_string(source).render(request=request, options=request.options, **values)

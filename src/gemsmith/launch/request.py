@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from gemsmith.launch.provider import (
     MOUNT,
     ChosenOptions,
     LaunchCost,
+    LaunchInputs,
     LaunchOptions,
     LaunchRequest,
     Target,
     WithReason,
 )
-from gemsmith.launch.shards import ImageShards, find_images
+from gemsmith.launch.shards import find_images
 from gemsmith.launch.upload import check_wheel
 from gemsmith.plan import plan_only
 from gemsmith.recipe.backends import BACKENDS
@@ -48,20 +49,7 @@ _WORD = re.compile(r"[\w.:/@-]+")
 _WORDS = ("project", "region", "zone", "image", "service_account", "secret", "network", "subnet", "cluster", "queue")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What a launch brings along."""
-
-    placed: tuple[ResolvedValue, ...] = ()
-    """Keys of the recipe that name another place there."""
-    copies: Mapping[str, str]
-    """A local file or folder -> where it goes."""
-    images: tuple[ImageShards, ...] = ()
-    weights_bucket: str | None = None
-    """The bucket of the base, where it is mounted."""
-
-
-def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
+def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> LaunchInputs:
     """What the recipe reads of this machine, with the places that it gets below `root`.
 
     Raises RecipeError for a file that does not exist, DataError as find_images. `mount`: where the machine sees the
@@ -96,7 +84,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> Inputs:
             f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
             "saved steps then go to the launch's bucket"
         )
-    return Inputs(placed=tuple(placed), copies=copies, images=tuple(images), weights_bucket=weights)
+    return LaunchInputs(placed=tuple(placed), copies=copies, images=tuple(images), weights_bucket=weights)
 
 
 def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
@@ -160,15 +148,6 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
             "nodes and pods"
         )
-    _check_stages(options)
-    if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
-        raise InputError(
-            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
-            "-, _ and ."
-        )
-
-
-def _check_stages(options: LaunchOptions) -> None:
     stages = options.stages
     check_stage_names(stages, "--stages")
     if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
@@ -178,6 +157,11 @@ def _check_stages(options: LaunchOptions) -> None:
         )
     if not stages or list(stages) != [stage for stage in STAGES if stage in stages]:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(STAGES)}")
+    if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
+        raise InputError(
+            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
+            "-, _ and ."
+        )
 
 
 def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, options: LaunchOptions) -> list[Machine]:
@@ -210,7 +194,7 @@ def _request_on(
     recipe: Recipe,
     derived: Sequence[ResolvedValue],
     *,
-    inputs: Inputs,
+    inputs: LaunchInputs,
     root: str,
     provider: str,
     options: LaunchOptions,
@@ -242,18 +226,14 @@ def _request_on(
         options=chosen,
         recipe=moved,
         recipe_text=dump_recipe(moved, [*derived, *placed]),
-        inputs=inputs.copies,
-        images=inputs.images,
+        inputs=inputs,
         machine=machine,
-        plan=plan.machines[0],
+        plan=plan,
         variant=recipe_variant(recipe),
-        parameters=plan.parameters,
-        trained_parameters=plan.trained_parameters,
         bill=bill,
         root=root,
         image=image,
         max_model_len=None if "serve.max_model_len" in derived_keys else recipe.serve.max_model_len,
-        weights_bucket=inputs.weights_bucket,
     )
 
 

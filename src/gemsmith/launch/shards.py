@@ -42,6 +42,11 @@ class ImageShards:
         return self.key.replace(".", "-")
 
     @property
+    def list_file(self) -> str:
+        """The rendered file that lists them."""
+        return f"{self.place}.sha256"
+
+    @property
     def list_text(self) -> str:
         """A line for each, in the form of sha256sum."""
         return "".join(f"{digest}  {name}\n" for name, digest in self.sums.items())

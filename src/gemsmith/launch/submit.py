@@ -1,6 +1,6 @@
 """A launch from its request on: files rendered once, printed, and run as they are; then followed, stopped and removed.
 
-External commands are run by `ask`, `show` and `run_script` alone.
+External commands are run by `ask` and `show` alone.
 """
 
 import os
@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, last_line
+from gemsmith.errors import EngineError, InputError, MachineError, last_line
+from gemsmith.launch.commands import in_artifact_registry, preflight, resources
 from gemsmith.launch.provider import (
     Command,
     LaunchRecord,
@@ -26,7 +27,6 @@ from gemsmith.launch.provider import (
     read_launch,
     write_launch,
 )
-from gemsmith.launch.providers.gcloud import in_artifact_registry
 from gemsmith.launch.shards import PACKED
 from gemsmith.launch.upload import cost_lines, rendered_lists, upload_lines
 from gemsmith.runs.provenance import start_clock
@@ -61,29 +61,19 @@ def ask(command: Command) -> CommandOutput:
     return CommandOutput(code=done.returncode, output=done.stdout, complaint=complaint)
 
 
-def show(command: Command) -> None:
-    """Runs a command whose output is the user's to read. Raises EngineError where it fails."""
-    _refuse_missing(command[0])
-    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode:
-        raise EngineError(f"{' '.join(command[:4])} … ended with {code}; its own lines are above")
+def show(command: Command, *, needs: Sequence[str] = ()) -> None:
+    """Runs a command whose output is the user's to read.
 
-
-def run_script(script: Path, *, needs: Sequence[str]) -> None:
-    """Runs a rendered script. Raises MachineError where a program is missing, EngineError where the script fails.
-
-    It finds this Gemsmith, also where the environment that it is in is not on PATH.
+    Raises MachineError where it, or a program that it needs, is missing, EngineError where it fails. It finds this
+    Gemsmith, also where the environment that it is in is not on PATH.
     """
-    for program in ("bash", *needs):
-        _refuse_missing(program)
+    for program in (command[0], *needs):
+        if shutil.which(program) is None:
+            raise MachineError(f"{program}: is not on PATH; install it and run the same command again")
     ours = {"PATH": f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"}
-    command, environment = ["bash", str(script)], os.environ | ours
-    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=environment).returncode:
-        raise EngineError(f"{script} ended with {code}; its own lines are above")
-
-
-def _refuse_missing(program: str) -> None:
-    if shutil.which(program) is None:
-        raise MachineError(f"{program}: is not on PATH; install it and run the same command again")
+    if code := subprocess.run(command, check=False, stdin=subprocess.DEVNULL, env=os.environ | ours).returncode:
+        more = " …" if len(command) > 4 else ""
+        raise EngineError(f"{' '.join(command[:4])}{more} ended with {code}; its own lines are above")
 
 
 def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
@@ -134,7 +124,10 @@ def submit(
     was not given; MachineError where the preflight fails. Until then nothing is created.
     """
     name, most_usd = request.options.name, request.bill.max_usd
-    _refuse_taken(name)
+    if (launch_folder(name) / "launch.json").exists() and (state := read_launch(name).state) != "cleaned":
+        raise InputError(
+            f"--name {name}: a launch of that name is {state}; run gemsmith launch clean {name}, or choose another name"
+        )
     for line in (*cost_lines(request), *upload_lines(request)):
         console.print(line)
     if max_usd is not None and most_usd > max_usd:
@@ -142,7 +135,7 @@ def submit(
             f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; lower --timeout-hours or --retries, or "
             "raise it"
         )
-    run_preflight(target.preflight(request), console)
+    run_preflight(preflight(request, provider, target), console)
     paths = print_files(request, target, launch_folder(name))
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
     _confirm(f"Spend up to {most_usd:,.2f} USD?", assume_yes=assume_yes, to="submit")
@@ -161,7 +154,7 @@ def submit(
     )
     write_launch(record)
     try:
-        run_script(paths[0].parent / "submit.sh", needs=("gcloud",))
+        show(("bash", str(paths[0].parent / "submit.sh")), needs=("gcloud",))
     except BaseException:
         # Some of it may be there: the record stays, so that clean finds it.
         write_launch(record.model_copy(update={"state": "failed"}))
@@ -171,19 +164,6 @@ def submit(
     write_launch(record)
     console.print(f"submitted; next: gemsmith launch status {name}, logs, fetch, stop, clean")
     return record
-
-
-def _refuse_taken(name: str) -> None:
-    try:
-        state = read_launch(name).state
-    except GemsmithError:
-        if (launch_folder(name) / "launch.json").exists():
-            raise
-        return
-    if state != "cleaned":
-        raise InputError(
-            f"--name {name}: a launch of that name is {state}; run gemsmith launch clean {name}, or choose another name"
-        )
 
 
 def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
@@ -196,17 +176,17 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def stop(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
+def stop(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Ends all that costs money; what is in the bucket stays, so that the run can resume."""
-    found = list(_found(target.running(record)))
+    found = list(_found(resources(record, "running")))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
 
 
-def clean(record: LaunchRecord, target: Target, *, assume_yes: bool, console: Console) -> None:
+def clean(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Removes all that the launch created, and says what outlives it. Raises EngineError where something stays."""
-    found = list(_found(target.created(record)))
+    found = list(_found(resources(record, "created")))
     _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it is there")
-    if left := [name for _, name, _ in _found(target.created(record))]:
+    if left := [name for _, name, _ in _found(resources(record, "created"))]:
         raise EngineError(f"{record.name}: still there: {', '.join(left)}; it may be on its way out, run clean again")
     write_launch(record.model_copy(update={"state": "cleaned"}))
     for line in leftover_resources(record):
@@ -226,9 +206,9 @@ def leftover_resources(record: LaunchRecord) -> tuple[str, ...]:
     )
 
 
-def _found(resources: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
+def _found(kinds: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
     """Each thing that is there: its kind, its name, and the command that removes it."""
-    for resource in resources:
+    for resource in kinds:
         answer = ask(resource.list)
         if answer.code:
             raise EngineError(

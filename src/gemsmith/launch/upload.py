@@ -39,16 +39,16 @@ def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     launched, wheel = f"{request.root}/launched", request.options.wheel
     steps = [
         (f"What the recipe reads of this machine: {local}", _copy(local, remote))
-        for local, remote in request.inputs.items()
+        for local, remote in request.inputs.copies.items()
     ]
     # Of what an upload that was cut short left there, only the missing files are sent again.
     exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
-    for images in request.images:
+    for images in request.inputs.images:
         packed = f"{PACKED}/{images.place}"
         steps += [
             (
                 f"{_describe(images)}, as a few files; each must still be what the list says.",
-                ("gemsmith", "launch", "pack", list_name(images), str(images.folder), packed),
+                ("gemsmith", "launch", "pack", images.list_file, str(images.folder), packed),
             ),
             (
                 "Sends those that do not exist yet; then they are no longer needed here.",
@@ -68,23 +68,18 @@ def _copy(local: str, remote: str) -> Command:
     return ("gcloud", "storage", "cp", "--recursive", local, remote.rpartition("/")[0] + "/")
 
 
-def list_name(images: ImageShards) -> str:
-    """The rendered file that lists them."""
-    return f"{images.place}.sha256"
-
-
 def rendered_lists(request: LaunchRequest) -> dict[str, str]:
     """File name -> text of the lists of images, which every target's files have among them."""
-    return {list_name(images): images.list_text for images in request.images}
+    return {images.list_file: images.list_text for images in request.inputs.images}
 
 
 def upload_lines(request: LaunchRequest) -> list[str]:
     """What of this machine goes to the bucket, a line each."""
     lines = []
-    for local in map(Path, request.inputs):
+    for local in map(Path, request.inputs.copies):
         files = local.rglob("*") if local.is_dir() else [local]
         lines.append(f"uploads {local} ({say_bytes(sum(file.stat().st_size for file in files if file.is_file()))})")
-    return [*lines, *(f"uploads {_describe(images)}" for images in request.images)]
+    return [*lines, *(f"uploads {_describe(images)}" for images in request.inputs.images)]
 
 
 def _describe(images: ImageShards) -> str:
@@ -121,18 +116,18 @@ def timed_command(request: LaunchRequest, *, folder: str) -> Command:
 def disk_bytes(request: LaunchRequest) -> dict[str, int]:
     """What the machine holds beside the chip -> bytes."""
     train, checkpoint, stages = request.recipe.train, request.recipe.checkpoint, request.options.stages
-    weights = WEIGHT_BYTES * request.parameters
+    weights = WEIGHT_BYTES * request.plan.parameters
     held = {"the program": PROGRAM_BYTES}
-    if (images := sum(each.total_bytes for each in request.images)) >= _WORTH_SAYING_BYTES:
+    if (images := sum(each.total_bytes for each in request.inputs.images)) >= _WORTH_SAYING_BYTES:
         held["images"] = images
     # From the hub, or copied from a bucket that the target does not mount.
     if is_hub_id(checkpoint) or checkpoint.startswith("gs://"):
         held["the base"] = weights
     if "train" in stages:
         # One more is being written while those to keep are there.
-        held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.trained_parameters
+        held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.plan.trained_parameters
     if "export" in stages:
-        held["merged weights"] = weights + ADAPTER_BYTES * request.trained_parameters
+        held["merged weights"] = weights + ADAPTER_BYTES * request.plan.trained_parameters
     return held
 
 

@@ -44,8 +44,7 @@ def push(
     issue = find_verification_issue(run, adapter=weights == "adapter")
     if issue is not None and not skip_verify_check:
         raise RunError(
-            f"{run.path / weights}: not pushed: {issue.reason}; run: {issue.remedy}; to push anyway, add "
-            "--skip-verify-check"
+            f"{run.path / weights}: not pushed: {issue[0]}; run: {issue[1]}; to push anyway, add --skip-verify-check"
         )
     card = model_card(run, name, weights=weights, license=license)
     exported, add = read_record(run, ExportRecord), huggingface_hub.CommitOperationAdd

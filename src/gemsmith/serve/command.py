@@ -5,8 +5,8 @@ gemsmith.hardware.model.serving.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from rich.text import Text
 from gemsmith.arch import Variant, read_variant
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.folder import name_variant
-from gemsmith.errors import RecipeError
+from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import serving_memory
-from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, refuse_open_server
+from gemsmith.serve import vllm_checks, vllm_issues
+from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, choose_option, refuse_open_server
 from gemsmith.serve.parallelism import (
     BATCHED,
     UTILISATION,
@@ -29,36 +30,12 @@ from gemsmith.serve.parallelism import (
 )
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
-    ServedAdapter,
     ServeSettings,
     VllmEnvironment,
+    api_headers,
     base_name,
     clean_environment,
-    has_key,
-)
-from gemsmith.serve.vllm_checks import (
-    TPU_IMAGE,
-    WARNING,
-    adapter_choice,
-    attention_choice,
-    encoder_arguments,
-    image_budget,
-    read_version,
-    refuse_engine_without_torchvision,
-    refuse_image,
-    refuse_on_cpu,
-    tpu_warnings,
-)
-from gemsmith.serve.vllm_issues import (
-    CONTENT_AS_TEXT,
-    CONTENT_IN_PARTS,
-    IMAGES_EMBEDDED_ANEW,
-    QUICK_START_ON_CPU,
-    SERVER_MODULE,
-    SPARE_ADAPTER_ON_CPU,
-    TPU_CACHE,
-    Version,
-    cpu_environment,
+    server_environment,
 )
 from gemsmith.system.console import open_console
 
@@ -82,6 +59,10 @@ _DOCKER_FLAGS = {
     "tpu": ("--privileged", "--network", "host", "--shm-size", "16G", "--entrypoint", "vllm"),
     "gpu": ("--gpus", "all", "--ipc", "host", "--network", "host", "--entrypoint", "vllm"),
 }
+_SHARED = {
+    "tpu": DeploymentChoice("--privileged, --shm-size 16G, /dev/shm", "libtpu needs the chips and shared memory"),
+    "gpu": DeploymentChoice("--ipc host", "GPUs exchange through shared memory"),
+}
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """vLLM takes adapters up to one of these."""
 
@@ -96,22 +77,6 @@ class Weights:
     """config.json, or as much of the published one's as matters here."""
 
 
-@dataclass
-class _Chosen:
-    """Arguments that follow from the kind of machine, and why."""
-
-    machine: Machine
-    weights: Weights
-    settings: ServeSettings
-    arguments: list[str] = field(default_factory=list)
-    choices: list[DeploymentChoice] = field(default_factory=list)
-
-    def add(self, *words: str, why: str, what: str = "") -> None:
-        """`what`: how the reason names them, where not by themselves."""
-        self.arguments += words
-        self.choices.append(DeploymentChoice(what=what or " ".join(words), why=why))
-
-
 def published_config(variant: Variant) -> dict[str, Any]:
     """As much of the published checkpoints' config.json as decides how they are served."""
     unified = "Unified" if variant.model_type == "gemma4_unified" else ""
@@ -119,38 +84,36 @@ def published_config(variant: Variant) -> dict[str, Any]:
     return {"architectures": [f"Gemma4{unified}ForConditionalGeneration"], **seeing}
 
 
-def server_command(engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings) -> list[str]:
-    """The command line of vLLM's OpenAI server for a checkpoint folder, on this machine as it is.
-
-    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had.
-    """
-    config = read_config(folder)
-    if settings.images:
-        refuse_engine_without_torchvision(engine, config)
-    here = [*QUICK_START_ON_CPU] if engine.is_cpu else []
-    here += encoder_arguments(config, settings, is_cpu=engine.is_cpu)
-    told = _server_arguments(name, settings, here, port=port, is_cpu=engine.is_cpu)
-    return [str(engine.python), "-m", SERVER_MODULE, "--model", str(folder), *told]
-
-
-def deployed_command(
-    engine: VllmEnvironment, folder: Path, name: str, port: int, settings: ServeSettings, *, container: str
+def server_command(
+    engine: VllmEnvironment, folder: Path, name: str, settings: ServeSettings, *, container: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line that serves a folder on settings.machine, which this is, and its environment."""
-    assert settings.machine is not None
-    config = read_config(folder)
-    weights = Weights(
-        source=settings.hub_id or str(folder.absolute()),
-        is_folder=settings.hub_id is None,
-        variant=name_variant(read_variant(config)),
-        config=config,
-    )
-    program = () if settings.in_docker else (str(engine.python), "-m", SERVER_MODULE)
-    on_port = settings.model_copy(update={"port": port})
-    deployment = deploy(settings.machine, weights, on_port, name=name, program=program, keyed=has_key())
+    """The command line of vLLM's OpenAI server for a checkpoint folder, and its environment.
+
+    It runs on this machine as it is, or as settings.machine, which this is; `container` names it in Docker.
+
+    Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had, and as `deploy`.
+    """
+    config, is_cpu = read_config(folder), engine.is_cpu
+    program = () if settings.in_docker else (str(engine.python), "-m", vllm_issues.SERVER_MODULE)
+    if settings.machine is None:
+        if settings.images and is_cpu:
+            vllm_checks.refuse_on_cpu(name_variant(read_variant(config)))
+            if not engine.torchvision:
+                raise MachineError(
+                    f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
+                    ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with "
+                    "--no-deps"
+                )
+        here = vllm_issues.QUICK_START_ON_CPU if is_cpu else ()
+        here = (*here, *vllm_checks.encoder_arguments(config, settings, is_cpu=is_cpu))
+        told = _server_arguments(name, settings, here, is_cpu=is_cpu)
+        return [*program, "--model", str(folder), *told], server_environment(engine)
+    source, variant = settings.hub_id or str(folder.absolute()), name_variant(read_variant(config))
+    weights = Weights(source=source, is_folder=settings.hub_id is None, variant=variant, config=config)
+    deployment = deploy(settings.machine, weights, settings, name=name, program=program, keyed=bool(api_headers()))
     for choice in deployment.choices:
-        if choice.what == WARNING:
-            open_console().print(Text.assemble((f"{WARNING}: ", "yellow"), choice.why))
+        if choice.what == vllm_checks.WARNING:
+            open_console().print(Text.assemble((f"{vllm_checks.WARNING}: ", "yellow"), choice.why))
     if settings.in_docker:
         return as_command(deployment, container=container), clean_environment()
     return as_command(deployment), clean_environment() | dict(deployment.environment)
@@ -174,21 +137,16 @@ def deploy(
     refuse_open_server(settings, has_key=keyed)
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
     if image:
-        refuse_image(image)
-    length, why_length = settings.max_model_len, "serve.max_model_len: a prompt and its output together"
-    if length is None:
-        length = min(PROMPT_AND_OUTPUT, weights.variant.context)
-        why_length = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
+        vllm_checks.refuse_image(image)
+    length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
+    choices = [*_choose(machine, weights, settings, length, image)]
     settings = settings.model_copy(update={"max_model_len": length})
-    chosen = _choose(machine, weights, settings, length, image)
+    told = [word for choice in choices for word in choice.arguments]
     model, mounts = weights.source, tuple[Mount, ...]()
     if image:
         model, settings, mounts = _see_from_container(kind, weights, settings)
-    port = settings.port or PORT
     return Deployment(
-        machine=machine.name,
         image=image,
-        runtime=RUNTIMES.get(machine.chip.name) if kind == "tpu" and image else None,
         program=("serve",) if image else program,
         docker_flags=_DOCKER_FLAGS[kind] if image else (),
         environment=_environment(kind, weights, in_image=image is not None),
@@ -196,166 +154,158 @@ def deploy(
         mounts=mounts,
         arguments=(
             *((model,) if image else ("--model", model)),
-            *_server_arguments(name, settings, chosen.arguments, port=port, is_cpu=kind == "cpu"),
+            *_server_arguments(name, settings, told, is_cpu=kind == "cpu"),
         ),
-        port=port,
-        choices=(
-            *(_container_choices(image, kind) if image else ()),
-            DeploymentChoice(what=f"--max-model-len {length}", why=why_length),
-            *chosen.choices,
-        ),
+        port=settings.port or PORT,
+        choices=tuple(choice for choice in choices if choice.why),
     )
 
 
-def image_engine(settings: ServeSettings) -> VllmEnvironment:
-    """The vLLM of an image, which runs no Python of this machine; its version is what it says of itself."""
-    assert settings.machine is not None
-    return VllmEnvironment(python=Path("docker"), package=image_of(settings.machine, settings), version="")
-
-
 def image_of(machine: Machine, settings: ServeSettings) -> str:
-    return settings.container_image or (TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
+    return settings.container_image or (vllm_checks.TPU_IMAGE if machine.chip.kind == "tpu" else GPU_IMAGE)
 
 
-def lora_arguments(adapter: ServedAdapter, name: str, *, is_cpu: bool) -> list[str]:
-    """Arguments that serve an adapter under a name, beside the base under its own."""
-    spare = SPARE_ADAPTER_ON_CPU if is_cpu else ()
-    rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
-    return ["--enable-lora", *spare, "--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
-
-
-def _server_arguments(
-    name: str, settings: ServeSettings, of_machine: Sequence[str], *, port: int, is_cpu: bool
-) -> list[str]:
+def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[str], *, is_cpu: bool) -> list[str]:
     """What every server is told behind its model, wherever it is; `of_machine`: what the kind of machine decides.
 
     The user's own arguments come last, so that they win.
     """
     words = ["--served-model-name", name if settings.adapter is None else base_name(name)]
-    words += ["--host", settings.host, "--port", str(port), "--dtype", settings.dtype, "--seed", str(settings.seed)]
-    words += CONTENT_IN_PARTS if settings.images else CONTENT_AS_TEXT
+    words += ["--host", settings.host, "--port", str(settings.port or PORT)]
+    words += ["--dtype", settings.dtype, "--seed", str(settings.seed)]
+    words += vllm_issues.CONTENT_IN_PARTS if settings.images else vllm_issues.CONTENT_AS_TEXT
     words += ["--uvicorn-log-level", "warning", f"--{'' if settings.prefix_caching else 'no-'}enable-prefix-caching"]
     if settings.images and not settings.prefix_caching:
         # Without either cache vLLM knows an image by its request alone, and embeds it anew.
-        words += IMAGES_EMBEDDED_ANEW
+        words += vllm_issues.IMAGES_EMBEDDED_ANEW
     if settings.max_model_len is not None:
         words += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         words += ["--chat-template", settings.chat_template]
     words += of_machine
-    if settings.adapter is not None:
-        words += lora_arguments(settings.adapter, name, is_cpu=is_cpu)
+    if (adapter := settings.adapter) is not None:
+        rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
+        words += ["--enable-lora", *(vllm_issues.SPARE_ADAPTER_ON_CPU if is_cpu else ())]
+        words += ["--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
     return [*words, *settings.arguments]
 
 
-def _choose(machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None) -> _Chosen:
-    """What the kind of machine decides, and why."""
-    chosen, kind = _Chosen(machine, weights, settings), machine.chip.kind
+def _choose(
+    machine: Machine, weights: Weights, settings: ServeSettings, length: int, image: str | None
+) -> Iterator[DeploymentChoice]:
+    """What machine and image decide, in the order of the arguments; one without a reason has arguments alone."""
+    kind = machine.chip.kind
+    if image:
+        yield DeploymentChoice(image, "vLLM's own image; serve.container_image names another")
+        yield _SHARED[kind]
+        yield DeploymentChoice("--network host", "vLLM itself listens on serve.host then, and nowhere else")
+    why = "serve.max_model_len: a prompt and its output together"
+    if settings.max_model_len is None:
+        why = "a prompt of 16,384 tokens and 1,024 of output, or what the model reads"
+    yield DeploymentChoice(f"--max-model-len {length}", why)
     if kind == "cpu":
-        _choose_on_cpu(chosen)
+        yield from _choose_on_cpu(machine, weights, settings)
     else:
         layout = choose_layout(machine, weights.variant, settings, length)
-        chosen.add(
-            "--tensor-parallel-size", str(layout.tp), why=tensor_parallel_reason(machine, weights.variant, layout)
-        )
+        why = tensor_parallel_reason(machine, weights.variant, layout)
+        yield choose_option("--tensor-parallel-size", str(layout.tp), why=why)
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
-        choose(chosen, layout, read_version(image or ""))
+        yield from choose(machine, weights, settings, layout, vllm_checks.read_version(image or ""))
         where = {"in_image": image is not None, "is_folder": weights.is_folder}
-        chosen.choices += tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
+        yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
-        chosen.choices.append(adapter_choice(kind))
-    return chosen
+        if kind == "tpu":
+            raise RecipeError(
+                "serve.weights: adapter was given, but on TPU vLLM does not apply a Gemma 4 adapter "
+                f"({vllm_issues.TPU_ADAPTER.link}); set merged"
+            )
+        why = f"vLLM may load a Gemma 4 adapter and ignore it ({vllm_issues.ADAPTER_IGNORED.link})"
+        yield DeploymentChoice("--enable-lora", f"{why}; it is compared with the base once up")
 
 
-def _choose_on_cpu(chosen: _Chosen) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+def _choose_on_cpu(machine: Machine, weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
     if settings.images:
-        refuse_on_cpu(weights.variant)
+        vllm_checks.refuse_on_cpu(weights.variant)
     if settings.kv_cache_dtype != "auto":
         raise RecipeError(f"serve.kv_cache_dtype: {settings.kv_cache_dtype} was given; on a CPU set auto")
     dtype = "float32" if settings.dtype == "float32" else "bfloat16"
     needed = serving_memory(weights.variant, tp=1, max_model_len=1, weight_dtype=dtype).weights
     why = "compiling takes longer than it saves in a short life on a CPU"
-    chosen.add(*QUICK_START_ON_CPU, what="--enforce-eager", why=why)
+    yield DeploymentChoice("--enforce-eager", why, vllm_issues.QUICK_START_ON_CPU)
     if needed > machine.chip.hbm_bytes:
         why = f"the weights are {needed / 1e9:.0f} GB, this machine has {machine.chip.hbm_bytes / 1e9:.0f}: too little"
-        chosen.add(what="memory", why=why)
-    chosen.arguments += encoder_arguments(weights.config, settings, is_cpu=True)
+        yield DeploymentChoice("memory", why)
+    yield DeploymentChoice("", "", tuple(vllm_checks.encoder_arguments(weights.config, settings, is_cpu=True)))
 
 
-def _choose_on_gpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
+def _choose_on_gpu(
+    machine: Machine, weights: Weights, settings: ServeSettings, layout: Layout, version: vllm_issues.Version | None
+) -> Iterator[DeploymentChoice]:
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
-        chosen.add("--data-parallel-size", str(layout.copies), why=why)
-    chosen.add("--gpu-memory-utilization", f"{UTILISATION:.2f}", what="memory", why=memory_reason(machine, layout))
+        yield choose_option("--data-parallel-size", str(layout.copies), why=why)
+    share = ("--gpu-memory-utilization", f"{UTILISATION:.2f}")
+    yield DeploymentChoice("memory", memory_reason(machine, layout), share)
     if layout.weight_dtype == "fp8":
-        chosen.add("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
+        why = _fp8_reason(machine, "vLLM makes them as they are loaded")
+        yield choose_option("--quantization", "fp8", why=why)
     takes_images = settings.images and bool(weights.config.get("vision_config"))
-    budget, why_budget = image_budget(weights.variant, settings, takes_images=takes_images, version=version)
-    if layout.batched_tokens != BATCHED[0] and not budget:
-        budget = ("--max-num-batched-tokens", str(layout.batched_tokens))
-        why_budget = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
-    _choose_encoder(chosen)
+    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
+    if layout.batched_tokens != BATCHED[0] and budget is None:
+        why = f"with {BATCHED[0]} the sliding windows' keys and values would not fit next to the weights"
+        budget = choose_option("--max-num-batched-tokens", str(layout.batched_tokens), why=why)
+    yield from _choose_encoder(weights, settings)
     if settings.kv_cache_dtype != "auto":
-        chosen.add("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
-    if budget:
-        chosen.add(*budget, why=why_budget)
-    chosen.choices += attention_choice(weights.variant, version)
+        yield choose_option("--kv-cache-dtype", settings.kv_cache_dtype, why="serve.kv_cache_dtype; e4m3 on a GPU")
+    if budget is not None:
+        yield budget
+    if version is not None and vllm_issues.TRITON_ATTENTION.affects(version):
+        heads = f"heads of {weights.variant.head_dim} and {weights.variant.global_head_dim} numbers"
+        why = f"{heads} make this vLLM compute attention in Triton, slowly ({vllm_issues.TRITON_ATTENTION.link})"
+        yield DeploymentChoice("attention", why)
 
 
-def _choose_on_tpu(chosen: _Chosen, layout: Layout, version: Version | None) -> None:
-    machine, weights, settings = chosen.machine, chosen.weights, chosen.settings
-    chosen.add(what="memory", why=memory_reason(machine, layout))
+def _choose_on_tpu(
+    machine: Machine, weights: Weights, settings: ServeSettings, layout: Layout, version: vllm_issues.Version | None
+) -> Iterator[DeploymentChoice]:
+    yield DeploymentChoice("memory", memory_reason(machine, layout))
     if layout.weight_dtype == "fp8":
         why = _fp8_reason(machine, "Qwix makes them while they load, which tpu-inference calls deprecated")
-        chosen.add("--additional-config", json.dumps(_FP8_BY_QWIX), what="--additional-config", why=why)
-    why = "an image's tokens attend to each other, so it is not cut into chunks"
-    chosen.add(what="--disable_chunked_mm_input", why=why)
+        yield DeploymentChoice("--additional-config", why, ("--additional-config", json.dumps(_FP8_BY_QWIX)))
+    whole_images = "--disable_chunked_mm_input"
+    yield DeploymentChoice(whole_images, "an image's tokens attend to each other, so it is not cut into chunks")
     if settings.images:
-        _choose_encoder(chosen)
+        yield from _choose_encoder(weights, settings)
     else:
         why = "is false, and images are taken all the same: no switch is known to leave their encoder out on a TPU"
-        chosen.add(what="serve.images", why=why)
+        yield DeploymentChoice("serve.images", why)
     if settings.kv_cache_dtype != "auto":
         dtype = "fp8_e5m2" if machine.chip.name == "v6e" else "fp8"
         why = "serve.kv_cache_dtype; on a v6e fp8 keys and values are e5m2, on a GPU e4m3"
-        chosen.add("--kv-cache-dtype", dtype, why=why)
-    why = f"the first start compiles for 8 to 10 minutes, others take that from the folder ({TPU_CACHE.link})"
-    chosen.add(what=f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why=f"{why}; a bucket would not do")
-    chosen.arguments.append("--disable_chunked_mm_input")
-    budget, why_budget = image_budget(weights.variant, settings, takes_images=True, version=version)
-    if budget:
-        chosen.add(*budget, why=why_budget)
+        yield choose_option("--kv-cache-dtype", dtype, why=why)
+    why = f"compiles for 8 to 10 minutes, others take that from the folder ({vllm_issues.TPU_CACHE.link})"
+    why = f"the first start {why}; a bucket would not do"
+    yield DeploymentChoice(f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why)
+    yield DeploymentChoice("", "", (whole_images,))
+    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
+    if budget is not None:
+        yield budget
 
 
-def _choose_encoder(chosen: _Chosen) -> None:
-    words = encoder_arguments(chosen.weights.config, chosen.settings, is_cpu=False)
-    if chosen.settings.images:
-        chosen.add(*words[:2], why="images alone; their number is limited by --max-model-len")
-        chosen.add(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
-        chosen.add(*words[4:], why="images come in the request as data: URLs; the server fetches none")
+def _choose_encoder(weights: Weights, settings: ServeSettings) -> Iterator[DeploymentChoice]:
+    words = vllm_checks.encoder_arguments(weights.config, settings, is_cpu=False)
+    if settings.images:
+        yield choose_option(*words[:2], why="images alone; their number is limited by --max-model-len")
+        yield choose_option(*words[2:4], why="data.image_tokens: as many soft tokens as an image was trained with")
+        yield choose_option(*words[4:], why="images come in the request as data: URLs; the server fetches none")
     elif words:
-        chosen.add(*words, what=words[0], why="serve.images is false")
+        yield DeploymentChoice(words[0], "serve.images is false", tuple(words))
 
 
 def _fp8_reason(machine: Machine, how: str) -> str:
     is_slow = machine.chip.name in ("v5e", "v5p", "v6e")
     slow = "; its matmuls are of bfloat16, so this saves memory alone" if is_slow else ""
     return f"weights in fp8: in bfloat16 they do not fit; {how}{slow}"
-
-
-def _container_choices(image: str, kind: str) -> tuple[DeploymentChoice, ...]:
-    shared = DeploymentChoice(what="--ipc host", why="GPUs exchange through shared memory")
-    if kind == "tpu":
-        shared = DeploymentChoice(
-            what="--privileged, --shm-size 16G, /dev/shm", why="libtpu needs the chips and shared memory"
-        )
-    return (
-        DeploymentChoice(what=image, why="vLLM's own image; serve.container_image names another"),
-        shared,
-        DeploymentChoice(what="--network host", why="vLLM itself listens on serve.host then, and nowhere else"),
-    )
 
 
 def _see_from_container(
@@ -383,5 +333,5 @@ def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, st
     found = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
     found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if kind == "cpu":
-        return cpu_environment() | found
+        return vllm_issues.cpu_environment() | found
     return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE.inside} if kind == "tpu" and in_image else {})

@@ -3,11 +3,12 @@
 import os
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from gemsmith.errors import MachineError, RecipeError, suggest
 from gemsmith.hardware import Machine, load_catalog
@@ -36,23 +37,24 @@ class Mount:
     writable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeploymentChoice:
-    """Something that was chosen for this machine and model, and why."""
+class DeploymentChoice(NamedTuple):
+    """Something that was chosen for this machine and model, why, and the arguments of vLLM that say it, if any do."""
 
     what: str
     why: str
+    arguments: tuple[str, ...] = ()
+
+
+def choose_option(*arguments: str, why: str) -> DeploymentChoice:
+    return DeploymentChoice(" ".join(arguments), why, arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
     """One server of vLLM: all that its command line comes from."""
 
-    machine: str
     image: str | None = None
     """None: a Python of this machine."""
-    runtime: str | None = None
-    """The image of a TPU VM."""
     program: tuple[str, ...]
     """What begins the command: of the image, its entry point's arguments; else Python and a module."""
     docker_flags: tuple[str, ...] = ()
@@ -73,16 +75,11 @@ def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:
         known = next((name for name in _ELSEWHERE if len(option) > 2 and name.startswith(option)), None)
         if known is not None:
             raise RecipeError(f"serve.arguments: {word.partition('=')[0]}: {known} {_ELSEWHERE[known]}")
-    if not is_loopback(settings.host) and not has_key:
+    if settings.host not in _LOOPBACK and not settings.host.startswith("127.") and not has_key:
         raise RecipeError(
             f"serve.host: {settings.host} lets other machines in, and ${KEY_VARIABLE} is not set; set it to a key that "
             "clients must send, or serve.host to 127.0.0.1"
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
@@ -127,15 +124,9 @@ def _lines(
     yield from ([*map(quoted, line)] for line in _by_option(deployment.arguments))
 
 
-def _by_option(words: tuple[str, ...]) -> Iterator[list[str]]:
-    line: list[str] = []
-    for word in words:
-        if word.startswith("-") and line:
-            yield line
-            line = []
-        line.append(word)
-    if line:
-        yield line
+def _by_option(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    starts = [0, *(place for place, word in enumerate(words) if place and word.startswith("-")), len(words)]
+    return (words[start:end] for start, end in pairwise(starts) if words)
 
 
 def _absolute_path(path: str, rest: str) -> str:
@@ -179,15 +170,25 @@ def refuse_other_host(machine: Machine) -> None:
         # A name for each chip, as far as the machine says which it is.
         named = os.environ.get("TPU_ACCELERATOR_TYPE", "").partition("-")[0]
         found = [named for _ in (*_DEV.glob("accel[0-9]*"), *_DEV.glob("vfio/[0-9]*"))]
-    wanted = _plain(machine.chip.name)
+    # By letters and digits alone: `NVIDIA RTX PRO 6000 Blackwell` has `rtx-pro-6000` in it.
+    wanted, *plain = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (machine.chip.name, *found))
     # A TPU's device files do not say which it is.
-    same = [chip for chip in found if (machine.chip.kind == "tpu" and not chip) or wanted in _plain(chip)]
+    same = [chip for chip in plain if (machine.chip.kind == "tpu" and not chip) or wanted in chip]
     if len(same) < machine.chips:
         has = ", ".join(sorted({chip or "a TPU" for chip in found})) or f"no {machine.chip.kind.upper()}"
         raise MachineError(
             f"--machine {machine.name}: this host has {len(same)} of its {machine.chips} {machine.chip.name} ({has}); "
             "run this there, or add --print for the command"
         )
+
+
+def this_machine_as(name: str | None, catalog: str | None) -> dict[str, Any]:
+    """How this machine serves as the one that is named: settings. Raises MachineError where it is another."""
+    if name is None:
+        return {}
+    machine = machine_named(name, catalog)
+    refuse_other_host(machine)
+    return {} if machine.chip.kind == "cpu" else {"machine": machine, "in_docker": docker_answers()}
 
 
 def docker_answers() -> bool:
@@ -200,15 +201,8 @@ def remove_container(name: str) -> None:
     _output(["docker", "rm", "--force", name])
 
 
-def _plain(name: str) -> str:
-    """Letters and digits alone: `NVIDIA RTX PRO 6000 Blackwell` has `rtx-pro-6000` in it."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def _output(command: list[str]) -> str:
     """What a command says, or nothing where it does not exist or fails."""
-    if shutil.which(command[0]) is None:
-        return ""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):

@@ -20,7 +20,7 @@ from gemsmith.serve.settings import api_headers
 _OPTION = "--served-model-name"
 _MOST_BYTES = 2**20
 _TIMEOUT_S = 10.0
-_TRUTH = {"True": True, "False": False}
+TRUTH = {"True": True, "False": False}
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 # vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
@@ -43,12 +43,7 @@ def with_nonce(command: Sequence[str], instance_id: str) -> list[str]:
     return [*words[:end], instance_id, *words[end:]]
 
 
-def ask_models(url: str, *, timeout_s: float) -> bytes | None:
-    """What a server answers to GET /v1/models in the time, status line first; None where none listens."""
-    return ask(url, "/v1/models", timeout_s=timeout_s)
-
-
-def ask(url: str, path: str, *, timeout_s: float) -> bytes | None:
+def ask(url: str, path: str = "/v1/models", *, timeout_s: float) -> bytes | None:
     """What a server answers to GET in the time, status line first; None where none listens.
 
     A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,
@@ -100,7 +95,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
     """The facts in a server's answers, status line and headers before them, and in its log."""
     engine = _ENGINE.search(log)
     config = engine[2] if engine else ""
-    cache = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if (found := _INFO.search(_body(metrics))) else {}
+    cache = read_cache_config(_body(metrics))
     quantization, told = _word(config, "quantization"), _json(version).get("version")
     if not (isinstance(told, str) and told):
         told = engine[1] if engine else None
@@ -116,13 +111,19 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
         "tensor_parallel": _number(_word(config, "tensor_parallel_size")),
         "data_parallel": _number(_word(config, "data_parallel_size")),
         "max_model_len": length or _number(_word(config, "max_seq_len")),
-        "chunked_prefill": _TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
-        "prefix_caching": _TRUTH.get(prefix_caching or ""),
+        "chunked_prefill": TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
+        "prefix_caching": TRUTH.get(prefix_caching or ""),
         "kv_blocks": _number(cache.get("num_gpu_blocks")),
         "kv_block_tokens": _number(cache.get("block_size")),
         "kv_cache_tokens": _number(cache.get("kv_cache_size_tokens")),
     }
     return ServerFacts.model_validate(read | {"unread": tuple(name for name, value in read.items() if value is None)})
+
+
+def read_cache_config(metrics: str) -> dict[str, str]:
+    """What a page of /metrics says of the cache, by vLLM's names; empty where it does not."""
+    found = _INFO.search(metrics)
+    return dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
 
 
 def _word(config: str, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""One running vLLM server, from its start until nothing of it is left; and whether it applies its adapter."""
+"""One running vLLM server, from its start until nothing of it is left."""
 
 import contextlib
 import errno
@@ -6,31 +6,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from gemsmith.errors import EngineError, MachineError
 from gemsmith.runs.records import ServerFacts
-from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_choice, read_object, read_tokens
-from gemsmith.serve.command import deployed_command, image_engine, server_command
+from gemsmith.serve.command import image_of, server_command
 from gemsmith.serve.container import refuse_open_server, remove_container
-from gemsmith.serve.facts import ask_facts, ask_models, describe_answer, has_nonce, new_nonce, with_nonce
-from gemsmith.serve.settings import (
-    KEY_VARIABLE,
-    ServeSettings,
-    VllmEnvironment,
-    api_headers,
-    find_vllm,
-    has_key,
-    server_environment,
-)
+from gemsmith.serve.facts import ask, ask_facts, describe_answer, has_nonce, new_nonce, with_nonce
+from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings, VllmEnvironment, api_headers, find_vllm
 from gemsmith.serve.vllm_checks import refuse_engine
-from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
 from gemsmith.system.console import open_console
 from gemsmith.system.process import last_lines, refuse_full_disk, stop, supervised
 
@@ -42,12 +28,6 @@ FREE_PORT_TRIES = 3
 # have SO_REUSEADDR.
 _HOLDS_PORTS = sys.platform == "linux"
 _REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-# Ids that every vocabulary has; what they mean does not matter.
-PROMPTS = tuple([2, *range(first, first + 80, 10)] for first in (300, 401, 502, 603))
-ANSWER_TOKENS = 4
-# By how much log-probabilities may differ by rounding, where sums come in another order: of float32, of bfloat16.
-_ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
-_TIMEOUT_S = 600.0
 
 
 class PortTakenError(MachineError):
@@ -74,16 +54,14 @@ class Server:
 
     def check(self) -> None:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
-        if self.process.poll() is not None:
+        if (code := self.process.poll()) is not None:
             refuse_full_disk(self.log)
-            raise EngineError(
-                f"vLLM died (exit code {self.process.returncode}); the end of {self.log}:\n{last_lines(self.log)}"
-            )
+            raise EngineError(f"vLLM died (exit code {code}); the end of {self.log}:\n{last_lines(self.log)}")
 
     def prove(self) -> None:
         """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
         self.check()
-        answer = ask_models(self.url, timeout_s=PROOF_TIMEOUT_S)
+        answer = ask(self.url, timeout_s=PROOF_TIMEOUT_S)
         if not answer:
             raise EngineError(f"vLLM at {self.url} does not answer; the end of {self.log}:\n{last_lines(self.log)}")
         if not has_nonce(answer, self.instance_id):
@@ -98,9 +76,12 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     has it is changed for another. Raises MachineError where vLLM is not installed or the port is in use, EngineError
     where vLLM dies or does not answer in time.
     """
-    refuse_open_server(settings, has_key=has_key())
+    refuse_open_server(settings, has_key=bool(api_headers()))
     console = open_console()
-    engine = image_engine(settings) if settings.in_docker else find_vllm(settings.python)
+    if settings.machine is not None and settings.in_docker:  # which runs no Python of this machine
+        engine = VllmEnvironment(python=Path("docker"), package=image_of(settings.machine, settings), version="")
+    else:
+        engine = find_vllm(settings.python)
     refuse_engine(engine)
     tries = 1 if settings.port else FREE_PORT_TRIES
     for left in reversed(range(tries)):
@@ -126,11 +107,8 @@ def _one_server(
         port = int(holder.getsockname()[1])
         if not _HOLDS_PORTS:
             holder.close()
-        if settings.machine is None:
-            command = server_command(engine, model_folder, name, port, settings)
-            environment = server_environment(engine)
-        else:
-            command, environment = deployed_command(engine, model_folder, name, port, settings, container=instance_id)
+        on_port = settings.model_copy(update={"port": port})
+        command, environment = server_command(engine, model_folder, name, on_port, container=instance_id)
         if settings.in_docker:
             stack.callback(remove_container, instance_id)
         # At which a client on this machine reaches it.
@@ -168,7 +146,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
         while True:
             # Before asking: where vLLM died of a taken port, the other program answers by now.
             code = server.process.poll()
-            answer = ask_models(server.url, timeout_s=START_PROOF_TIMEOUT_S)
+            answer = ask(server.url, timeout_s=START_PROOF_TIMEOUT_S)
             if answer and has_nonce(answer, server.instance_id):
                 break
             if answer or (answer is not None and code is not None):
@@ -224,63 +202,3 @@ def _listener(host: str, port: int) -> socket.socket:
             f"serve.host, serve.port: {host}:{port} cannot be bound ({error.strerror}); try 127.0.0.1 and no port"
         ) from None
     return listener
-
-
-def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None) -> float:
-    """The most that the adapter changes a first token's log-probability over a few prompts.
-
-    Raises EngineError where that is no more than rounding makes: vLLM has ignored the adapter (ADAPTER_IGNORED); and
-    where the base answers otherwise beside the tuned model than alone: it got the adapter, too (SPARE_ADAPTER_ON_CPU).
-    `expected`: how much verify saw the adapter change logits; one that changes next to nothing is no error.
-    """
-    with open_client() as client:
-        # One at a time: in a batch, sums may come in another order.
-        adapted = [_ask(tuned, client, prompt) for prompt in PROMPTS]
-        plain = [_ask(base, client, prompt) for prompt in PROMPTS]
-        both = [(server, prompt) for prompt in PROMPTS for server in (base, tuned)]
-        with ThreadPoolExecutor(len(both)) as pool:
-            together = list(pool.map(lambda one: _ask(one[0], client, one[1]), both))[::2]
-    effect = max(difference(one.top[0], other.top[0]) for one, other in zip(plain, adapted, strict=True))
-    strayed = max(difference(one.top[0], other.top[0]) for one, other in zip(plain, together, strict=True))
-    rounding = _ROUNDING.get(base.facts.dtype or "", _ROUNDING_OTHERWISE)
-    if strayed > rounding and strayed > effect / 10:
-        raise EngineError(
-            f"vLLM at {tuned.url} applies the adapter {tuned.model} to the base, too: next to the tuned model "
-            f"{base.model} answers otherwise than alone, by {strayed:.2g} in log-probability; set serve.weights "
-            "to merged"
-        )
-    if effect <= rounding and (expected is None or expected > 10 * rounding):
-        raise EngineError(
-            f"vLLM at {tuned.url} loaded the adapter {tuned.model} and ignores it ({ADAPTER_IGNORED.link}): its "
-            f"answers' log-probabilities are the base's (they differ by {effect:.2g}); set serve.weights to merged"
-        )
-    return effect
-
-
-def _ask(server: Server, client: httpx.Client, prompt: Sequence[int]) -> AnswerTokens:
-    """The greedy continuation by ANSWER_TOKENS."""
-    asked: dict[str, Any] = {"model": server.model, "prompt": list(prompt), "max_tokens": ANSWER_TOKENS}
-    asked |= {"temperature": 0, "logprobs": TOP, "ignore_eos": True}
-    answer = read_tokens(read_choice(post_json(client, server, "/v1/completions", asked)))
-    if isinstance(answer, AnswerTokens):
-        if len(answer.tokens) == ANSWER_TOKENS:
-            return answer
-        answer = Failure(reason="other tokens", detail=f"{list(answer.tokens)} where {ANSWER_TOKENS} were asked for")
-    raise EngineError(
-        f"vLLM at {server.url} answered {server.model} with {answer.reason}: {answer.detail}; its log is {server.log}"
-    )
-
-
-def open_client() -> httpx.Client:
-    """For requests that may wait for a server that reads its first prompts."""
-    return httpx.Client(timeout=_TIMEOUT_S, headers=dict(api_headers()), trust_env=False)
-
-
-def post_json(client: httpx.Client, server: Server, path: str, body: Mapping[str, Any]) -> dict[str, Any] | Failure:
-    """The JSON object that the server answers with. Raises EngineError where it does not answer."""
-    try:
-        response = client.post(f"{server.url}{path}", json=body)
-    except httpx.RequestError as error:
-        server.check()
-        raise EngineError(f"vLLM at {server.url} did not answer {server.model} ({error}); see {server.log}") from None
-    return read_object(response.status_code, response.content)

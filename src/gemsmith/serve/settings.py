@@ -16,6 +16,8 @@ from gemsmith.system.json import read_json
 
 PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
+"""What each process of vLLM is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +95,7 @@ def engine_python(given: str | None = None) -> Path:
 
 def server_environment(engine: VllmEnvironment) -> dict[str, str]:
     """The environment of vLLM's processes; on a CPU, what is set already is kept."""
-    fixed = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
-    return (cpu_environment() if engine.is_cpu else {}) | clean_environment() | fixed
+    return (cpu_environment() if engine.is_cpu else {}) | clean_environment() | OFFLINE
 
 
 def clean_environment() -> dict[str, str]:
@@ -109,18 +110,14 @@ def api_headers() -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def has_key() -> bool:
-    """Whether clients of a server that starts now must send a key."""
-    return bool(os.environ.get(KEY_VARIABLE))
-
-
-def has_chat_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
+def refuse_without_template(folder: Path, settings: ServeSettings) -> None:
+    """Raises CheckpointError where neither the settings nor the checkpoint has a chat template."""
+    if settings.chat_template or any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):
+        return
     tokenizer_config = folder / "tokenizer_config.json"
     try:
-        return "chat_template" in read_json(tokenizer_config)
-    except FileNotFoundError:
-        return False
+        if tokenizer_config.exists() and "chat_template" in read_json(tokenizer_config):
+            return
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{tokenizer_config}: is not JSON ({error})") from None
+    raise CheckpointError(f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template")

@@ -3,11 +3,10 @@
 import contextlib
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from gemsmith.arch.lora_targets import KINDS
@@ -15,25 +14,27 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
-from gemsmith.errors import CheckpointError, EngineError, RunError
-from gemsmith.hardware import Machine
+from gemsmith.errors import EngineError, RunError
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, read_record, write_record
-from gemsmith.serve.client.chat import Failure, read_chat
-from gemsmith.serve.server import Server, check_adapter_applied, open_client, post_json, running_server
+from gemsmith.serve.client.batch import Request, ask_each
+from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
+from gemsmith.serve.container import this_machine_as
+from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServedAdapter,
     ServeSettings,
     api_headers,
     base_name,
-    has_chat_template,
+    refuse_without_template,
 )
 from gemsmith.serve.vllm_checks import refuse_vision
+from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import sha256_file
@@ -41,35 +42,32 @@ from gemsmith.system.files import sha256_file
 # Reading less than this takes no time worth a word.
 _SAID_FROM_BYTES = 2 * 10**9
 _LISTED = 3
+# Ids that every vocabulary has; what they mean does not matter.
+PROMPTS = tuple([2, *range(first, first + 80, 10)] for first in (300, 401, 502, 603))
+ANSWER_TOKENS = 4
+# By how much log-probabilities may differ by rounding, where sums come in another order: of float32, of bfloat16.
+_ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerificationIssue:
-    """Why weights do not count as verified, and the command that changes it."""
+def find_verification_issue(run: Run, *, adapter: bool = False) -> tuple[str, str] | None:
+    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None.
 
-    reason: str
-    remedy: str
-
-
-def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationIssue | None:
-    """What speaks against serving the run's merged/, or its base with adapter/; None where nothing does.
-
-    Its verify.json, or files that are no longer those of export.json. A check that could not be done is no failure.
+    By verify.json, and by files that are not those of export.json. A check that could not be done is no failure.
     """
     exported: ExportRecord = read_record(run, ExportRecord)
     verify = f"gemsmith verify {run.path}"
     export_again = f"gemsmith export {run.path} --force && {verify}"
     if not run.record_file("verify").exists():
-        return VerificationIssue(reason="they were never verified", remedy=verify)
+        return "they were never verified", verify
     try:
         record: VerifyRecord = read_record(run, VerifyRecord)
     except (RunError, OSError):
-        return VerificationIssue(reason="verify.json is unreadable", remedy=verify)
+        return "verify.json is unreadable", verify
     if record.provenance.inputs_sha256.get("export.json") != sha256_file(run.record_file("export")):
-        return VerificationIssue(reason="they were exported again after they were verified", remedy=verify)
+        return "they were exported again after they were verified", verify
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
-        return VerificationIssue(reason=f"verify failed: {failed or 'see verify.json'}", remedy=export_again)
+        return f"verify failed: {failed or 'see verify.json'}", export_again
     if adapter:
         problems, base = changed_files(run.adapter, exported.adapter), open_checkpoint(run.recipe.checkpoint)
         if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
@@ -85,7 +83,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> VerificationI
         return None
     more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
     changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
-    return VerificationIssue(reason=changed, remedy=export_again)
+    return changed, export_again
 
 
 FIRST_PROMPT = (
@@ -107,18 +105,13 @@ class Servers:
         *,
         prefix_caching: bool = False,
         skip_verify_check: bool = False,
-        machine: Machine | None = None,
-        in_docker: bool = False,
         start: Callable[..., AbstractContextManager[Server]] = running_server,
+        **where: Any,
     ) -> None:
-        """`skip_verify_check`: the tuned weights are served whatever verify says of them.
-
-        `machine`: what this host is, of the catalog; None: as it is.
-        """
+        """`skip_verify_check`: the tuned weights are served whatever verify says of them. `where`: this_machine_as."""
         self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
-        settings = make_settings(run, prefix_caching=prefix_caching)
-        self._settings = settings.model_copy(update={"machine": machine, "in_docker": in_docker})
-        self.takes_images = settings.images
+        self._settings = make_settings(run, prefix_caching=prefix_caching).model_copy(update=where)
+        self.takes_images = self._settings.images
         self.serves_adapter = run.recipe.serve.weights == "adapter"
         """Whether base and tuned model are one server."""
         self.warnings: tuple[str, ...] = ()
@@ -127,7 +120,6 @@ class Servers:
         """The most that the adapter that is served changes a first log-probability; None for merged weights."""
         self._name = run.path.resolve().name
         self._tuned_folder = run.adapter if self.serves_adapter else run.merged
-        self._hub_id = run.recipe.checkpoint if is_hub_id(run.recipe.checkpoint) else None
         self._checked = False
         self._stack = contextlib.ExitStack()
         self._current: tuple[Path, Server, Server] | None = None
@@ -135,9 +127,7 @@ class Servers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def tuned(self) -> Server:
@@ -147,17 +137,12 @@ class Servers:
         Raises EngineError where an adapter is loaded and not applied.
         """
         read_record(self._run, ExportRecord)
-        if self.serves_adapter:
-            return self._both()[1]
-        return self._serve(self._run.merged, self._name, "vllm-tuned.log", self._settings)[1]
+        return self._serve(self._tuned_folder)[1]
 
     def base(self) -> Server:
         """A server of the checkpoint that training started from, under the run directory's name and `-base`."""
-        if self.serves_adapter:
-            return self._both()[0]
-        folder = open_checkpoint(self._run.recipe.checkpoint).folder
-        settings = self._settings.model_copy(update={"hub_id": self._hub_id})
-        return self._serve(folder, base_name(self._name), "vllm-base.log", settings)[0]
+        own_server = not self.serves_adapter
+        return self._serve(open_checkpoint(self._run.recipe.checkpoint).folder if own_server else self._run.adapter)[0]
 
     def stop(self) -> None:
         self._current = None
@@ -170,44 +155,38 @@ class Servers:
         doubt = find_verification_issue(self._run, adapter=self.serves_adapter)
         if doubt is not None and not self._skip_verify_check:
             raise RunError(
-                f"{self._tuned_folder}: weights not served: {doubt.reason}; run: {doubt.remedy}; "
+                f"{self._tuned_folder}: weights not served: {doubt[0]}; run: {doubt[1]}; "
                 "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
-        doubts = () if doubt is None else (f"Served unverified weights: {doubt.reason}.",)
+        doubts = () if doubt is None else (f"Served unverified weights: {doubt[0]}.",)
         exported = read_record(self._run, ExportRecord)
         self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
         self._checked = True
 
-    def _both(self) -> tuple[Server, Server]:
-        """Base and tuned model, of one server."""
-        config = read_peft_config(self._run.adapter)
-        refuse_vision(config)
-        adapter = ServedAdapter(folder=str(self._run.adapter.absolute()), rank=config.rank)
-        settings = self._settings.model_copy(update={"adapter": adapter, "hub_id": self._hub_id})
-        base = open_checkpoint(self._run.recipe.checkpoint).folder
-        return self._serve(self._run.adapter, self._name, "vllm.log", settings, base=base)
-
-    def _serve(
-        self, weights: Path, name: str, log: str, settings: ServeSettings, *, base: Path | None = None
-    ) -> tuple[Server, Server]:
-        """A server of these weights, which are an adapter where its base is given, under both of its names."""
+    def _serve(self, weights: Path) -> tuple[Server, Server]:
+        """A server of merged weights, of the base, or of the base with the adapter, under both of its names."""
         if self._current is not None and self._current[0] == weights:
             self._current[1].prove()
             return self._current[1:]
         self.stop()
+        run, name, settings, log, folder = self._run, self._name, self._settings, "vllm-tuned.log", weights
+        if self.serves_adapter:
+            config, log, folder = read_peft_config(weights), "vllm.log", open_checkpoint(run.recipe.checkpoint).folder
+            refuse_vision(config)
+            adapter = ServedAdapter(folder=str(weights.absolute()), rank=config.rank)
+            settings = settings.model_copy(update={"adapter": adapter})
         if weights == self._tuned_folder:
             self.check_verified()
-        folder = base or weights
-        if settings.chat_template is None and not has_chat_template(folder):
-            raise CheckpointError(
-                f"{folder}: has no chat template, so chats cannot be rendered; name one as data.template"
-            )
-        tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=self._run.logs / log))
-        first = tuned if base is None else replace(tuned, model=base_name(name))
-        if base is not None:
-            expected = None  # where verify did not compute it
+        else:
+            name, log = base_name(name), "vllm-base.log"
+        if folder != run.merged and is_hub_id(run.recipe.checkpoint):
+            settings = settings.model_copy(update={"hub_id": run.recipe.checkpoint})
+        refuse_without_template(folder, settings)
+        first = tuned = self._stack.enter_context(self._start(folder, name=name, settings=settings, log=run.logs / log))
+        if self.serves_adapter:
+            first, expected = replace(tuned, model=base_name(name)), None  # where verify did not compute it
             with contextlib.suppress(RunError):
-                expected = read_record(self._run, VerifyRecord).logits_effect
+                expected = read_record(run, VerifyRecord).logits_effect
             self.adapter_effect = check_adapter_applied(first, tuned, expected=expected)
         self._current, self._checked = (weights, first, tuned), False
         return first, tuned
@@ -272,14 +251,19 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
 
 
 def keep_serving(
-    run: Run, *, skip_verify_check: bool = False, ready: Callable[[], None] = lambda: None, **where: Any
+    run: Run,
+    machine_name: str | None = None,
+    *,
+    skip_verify_check: bool = False,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
 
-    `ready` is called once nothing more is written to the run. `where`: machine and in_docker, as of Servers.
+    `machine_name`: what this machine is; None: as it is. `ready` is called once nothing more is written to the run.
 
     Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
     """
+    where = this_machine_as(machine_name, run.recipe.hardware.catalog)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check, **where) as servers:
         if differing_keys(load_recipe(run.recipe_file), run.recipe):
             ask_first(servers.tuned())
@@ -326,10 +310,51 @@ def _first_request(server: Server) -> dict[str, Any]:
 
 def ask_first(server: Server) -> str:
     """What the server answers to a first prompt. Raises EngineError where that is no answer."""
-    with open_client() as client:
-        reply = read_chat(post_json(client, server, "/v1/chat/completions", _first_request(server)))
-    if isinstance(reply, Failure):
+    request = Request(path="/v1/chat/completions", body=_first_request(server))
+    return ask_each(server, [request], read_chat, to="a first prompt")[0].text
+
+
+def check_adapter_applied(base: Server, tuned: Server, *, expected: float | None) -> float:
+    """The most that the adapter changes a first token's log-probability over a few prompts.
+
+    Raises EngineError where that is no more than rounding makes: vLLM has ignored the adapter (ADAPTER_IGNORED); and
+    where the base answers otherwise beside the tuned model than alone: it got the adapter, too (SPARE_ADAPTER_ON_CPU).
+    `expected`: how much verify saw the adapter change logits; one that changes next to nothing is no error.
+    """
+    # One at a time: in a batch, sums may come in another order.
+    adapted, plain = (_ask_tokens([(server, prompt) for prompt in PROMPTS], 1) for server in (tuned, base))
+    both = [(server, prompt) for prompt in PROMPTS for server in (base, tuned)]
+    together = _ask_tokens(both, len(both))[::2]
+    effect = max(difference(one.top[0], other.top[0]) for one, other in zip(plain, adapted, strict=True))
+    strayed = max(difference(one.top[0], other.top[0]) for one, other in zip(plain, together, strict=True))
+    rounding = _ROUNDING.get(base.facts.dtype or "", _ROUNDING_OTHERWISE)
+    if strayed > rounding and strayed > effect / 10:
         raise EngineError(
-            f"vLLM at {server.url} answered a first prompt with {reply.reason}: {reply.detail}; its log is {server.log}"
+            f"vLLM at {tuned.url} applies the adapter {tuned.model} to the base, too: next to the tuned model "
+            f"{base.model} answers otherwise than alone, by {strayed:.2g} in log-probability; set serve.weights "
+            "to merged"
         )
-    return reply.text
+    if effect <= rounding and (expected is None or expected > 10 * rounding):
+        raise EngineError(
+            f"vLLM at {tuned.url} loaded the adapter {tuned.model} and ignores it ({ADAPTER_IGNORED.link}): its "
+            f"answers' log-probabilities are the base's (they differ by {effect:.2g}); set serve.weights to merged"
+        )
+    return effect
+
+
+def _ask_tokens(asked: Sequence[tuple[Server, list[int]]], concurrency: int) -> list[AnswerTokens]:
+    """The greedy continuation of each prompt by ANSWER_TOKENS, by servers that are names of one."""
+
+    def read(found: dict[str, Any] | Failure) -> AnswerTokens | Failure:
+        answer = read_tokens(read_choice(found))
+        if isinstance(answer, Failure) or len(answer.tokens) == ANSWER_TOKENS:
+            return answer
+        return Failure(reason="other tokens", detail=f"{list(answer.tokens)} where {ANSWER_TOKENS} were asked for")
+
+    greedy = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
+    requests = [
+        Request(path="/v1/completions", body=greedy | {"model": server.model, "prompt": prompt})
+        for server, prompt in asked
+    ]
+    server = asked[0][0]
+    return ask_each(server, requests, read, to=server.model, concurrency=concurrency)

@@ -1,7 +1,7 @@
 """Serving whatever is named, on a machine that is named: a run, a recipe, a checkpoint's folder, a hub id."""
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.run import Run, find_run
-from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
-from gemsmith.serve.container import Deployment, as_shell, docker_answers, machine_named, refuse_other_host
+from gemsmith.serve.command import PROMPT_AND_OUTPUT, RUNTIMES, Weights, deploy, published_config
+from gemsmith.serve.container import as_shell, machine_named, this_machine_as
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServedAdapter, ServeSettings, engine_python, has_chat_template, has_key
-from gemsmith.serve.stage import ask_first, keep_serving, make_settings, other_weights, wait_for_the_end
+from gemsmith.serve.settings import ServedAdapter, ServeSettings, api_headers, engine_python, refuse_without_template
+from gemsmith.serve.stage import ask_first, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
@@ -75,61 +75,38 @@ def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str
     # On a CPU in vLLM's own Python, else in Docker.
     program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
     settings = named.settings.model_copy(update={"prefix_caching": True})
-    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=has_key())
-    console = open_console()
-    for line in comments(deployment, named):
-        console.print(f"# {line}")
-    print(escape_control_chars(as_shell(deployment)), flush=True)
-
-
-def comments(deployment: Deployment, named: ServeTarget) -> list[str]:
-    """What a reader of the command must know, a line each."""
-    lines = [f"{named.name} on {deployment.machine}; estimated, where it says so"]
-    if deployment.runtime is not None:
-        lines.append(f"TPU VM: runtime image {deployment.runtime}; another boots and cannot be reached")
+    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=bool(api_headers()))
+    lines = [f"{named.name} on {machine.name}; estimated, where it says so"]
+    if (runtime := RUNTIMES.get(machine.chip.name)) is not None:
+        lines.append(f"TPU VM: runtime image {runtime}; another boots and cannot be reached")
     lines += other_weights(named.recipe, named.recipe.export.merge_into)
     lines += [f"{choice.what}: {choice.why}" for choice in deployment.choices]
     lines += [f"${name}: taken from the environment of whoever runs this" for name in deployment.passed]
     folders = [named.weights.source] if named.weights.is_folder else []
     folders += [named.settings.adapter.folder] if named.settings.adapter is not None else []
-    return [*lines, *(f"not there yet: {folder}" for folder in folders if not Path(folder).is_dir())]
-
-
-def serve_run(
-    run: Run, machine_name: str | None, *, skip_verify_check: bool = False, ready: Callable[[], None] = lambda: None
-) -> None:
-    """Serves a run's model until Ctrl-C: on this machine as it is, or as the machine that it is said to be."""
-    keep_serving(run, skip_verify_check=skip_verify_check, ready=ready, **_where(machine_name, run.recipe))
+    lines += [f"not there yet: {folder}" for folder in folders if not Path(folder).is_dir()]
+    console = open_console()
+    for line in lines:
+        console.print(f"# {line}")
+    print(escape_control_chars(as_shell(deployment)), flush=True)
 
 
 def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | None) -> None:
     """Serves a checkpoint's folder or hub id until Ctrl-C; nothing is recorded, and nothing is left."""
     recipe = _recipe_of(source, overrides)
-    where = _where(machine_name, recipe)
+    where = this_machine_as(machine_name, recipe.hardware.catalog)
     folder = _checkpoint_folder(source) or fetch_folder(source)
     variant = name_variant(read_variant(read_config(folder)))
     settings = make_settings(Run(path=folder, recipe=recipe), prefix_caching=True)
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, variant.context)
     hub_id = source if is_hub_id(source) else None
     settings = settings.model_copy(update={"max_model_len": length, "hub_id": hub_id, **where})
-    if settings.chat_template is None and not has_chat_template(folder):
-        raise CheckpointError(f"{folder}: has no chat template; name one with --set data.template=FILE")
+    refuse_without_template(folder, settings)
     with tempfile.TemporaryDirectory(prefix="gemsmith-serve-") as logs:
         log = Path(logs) / "vllm.log"
         with running_server(folder, name=_name_of(source), settings=settings, log=log) as server:
             ask_first(server)
             wait_for_the_end(server)
-
-
-def _where(machine_name: str | None, recipe: Recipe) -> dict[str, Any]:
-    """How this machine serves as the one that is named. Raises MachineError where it is another."""
-    if machine_name is None:
-        return {}
-    machine = machine_named(machine_name, recipe.hardware.catalog)
-    refuse_other_host(machine)
-    if machine.chip.kind == "cpu":
-        return {}
-    return {"machine": machine, "in_docker": docker_answers()}
 
 
 def _checkpoint(source: str, overrides: Sequence[str]) -> ServeTarget:

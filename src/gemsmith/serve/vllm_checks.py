@@ -5,21 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemsmith.arch import Variant, read_variant
-from gemsmith.checkpoints.folder import name_variant
+from gemsmith.arch import Variant
 from gemsmith.checkpoints.peft_config import PeftConfig
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.serve.container import DeploymentChoice
+from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
 from gemsmith.serve.vllm_issues import (
-    ADAPTER_IGNORED,
     CAUSAL_IMAGES_ON_CPU,
     MM_BUDGET,
-    TPU_ADAPTER,
     TPU_ISSUES,
     TRANSFORMERS_5_15,
-    TRITON_ATTENTION,
     Version,
 )
 
@@ -67,13 +63,13 @@ def refuse_engine(engine: VllmEnvironment) -> None:
 
 def image_budget(
     variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
-) -> tuple[tuple[str, ...], str]:
-    """Arguments that let one image fit into a batch, and why; none where vLLM sees to it.
+) -> DeploymentChoice | None:
+    """What lets one image fit into a batch; None where vLLM sees to it.
 
     Raises RecipeError where the user's own arguments leave no room for one.
     """
     if not takes_images or not variant.bidirectional_images:
-        return (), ""
+        return None
     given = option_value(settings.arguments, "--max-num-batched-tokens")
     if given is not None and given.isdecimal() and int(given) < IMAGE_TOKENS:
         raise RecipeError(
@@ -81,9 +77,9 @@ def image_budget(
             f"tokens, and vLLM would die at start ({MM_BUDGET.link}); set {BATCHED_TOKENS}"
         )
     if given is not None or not MM_BUDGET.affects(version):
-        return (), ""
+        return None
     why = f"an image has up to {IMAGE_TOKENS} tokens and is not cut; vLLM may batch fewer, and die ({MM_BUDGET.link})"
-    return ("--max-num-batched-tokens", str(BATCHED_TOKENS)), why
+    return choose_option("--max-num-batched-tokens", str(BATCHED_TOKENS), why=why)
 
 
 def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_cpu: bool) -> list[str]:
@@ -121,18 +117,6 @@ def refuse_on_cpu(variant: Variant) -> None:
         )
 
 
-def refuse_engine_without_torchvision(engine: VllmEnvironment, config: Mapping[str, Any]) -> None:
-    """Raises MachineError where images are to be taken on a CPU and torchvision is missing, and as refuse_on_cpu."""
-    if not engine.is_cpu:
-        return
-    refuse_on_cpu(name_variant(read_variant(dict(config))))
-    if not engine.torchvision:
-        raise MachineError(
-            f"serve.python: {engine.python} has no torchvision, which images need; make it again with: rm -r "
-            ".venv-serve && make serve-env, or install there the torchvision that goes with its torch, with --no-deps"
-        )
-
-
 def refuse_vision(config: PeftConfig) -> None:
     """Raises RecipeError for an adapter of which vLLM would leave out a part, those of what encodes images.
 
@@ -145,19 +129,6 @@ def refuse_vision(config: PeftConfig) -> None:
             "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
             "that part out; set merged"
         )
-
-
-def adapter_choice(kind: str) -> DeploymentChoice:
-    """What must be known of a served adapter. Raises RecipeError where it would not be applied."""
-    if kind == "tpu":
-        raise RecipeError(
-            f"serve.weights: adapter was given, but on TPU vLLM does not apply a Gemma 4 adapter ({TPU_ADAPTER.link}); "
-            "set merged"
-        )
-    why = (
-        f"vLLM may load a Gemma 4 adapter and ignore it ({ADAPTER_IGNORED.link}); it is compared with the base once up"
-    )
-    return DeploymentChoice(what="--enable-lora", why=why)
 
 
 def tpu_warnings(
@@ -179,15 +150,7 @@ def tpu_warnings(
         (lacks_memory, memory, f"{TPU_ISSUES}2333"),
         (name == "gemma4-26b-a4b" and chip == "v5e", "the 26B-A4B could not be run there", f"{TPU_ISSUES}2453"),
     )
-    return tuple(DeploymentChoice(what=WARNING, why=f"{why} ({link})") for holds, why, link in seen if holds)
-
-
-def attention_choice(variant: Variant, version: Version | None) -> tuple[DeploymentChoice, ...]:
-    if version is None or not TRITON_ATTENTION.affects(version):
-        return ()
-    heads = f"{variant.head_dim} and {variant.global_head_dim}"
-    why = f"heads of {heads} numbers make this vLLM compute attention in Triton, slowly ({TRITON_ATTENTION.link})"
-    return (DeploymentChoice(what="attention", why=why),)
+    return tuple(DeploymentChoice(WARNING, f"{why} ({link})") for holds, why, link in seen if holds)
 
 
 def option_value(words: Sequence[str], option: str) -> str | None:

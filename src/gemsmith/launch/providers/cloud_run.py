@@ -5,34 +5,13 @@ a read-only mount; everything that is written goes to the bucket object by objec
 no atomic rename. vLLM is told in the service what `gemsmith serve --machine` would tell it on such a machine.
 """
 
-import json
-import re
-import shlex
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import (
-    LABEL,
-    MOUNT,
-    ChosenOptions,
-    Command,
-    LaunchRecord,
-    LaunchRequest,
-    PreflightCheck,
-    Resource,
-    WithReason,
-)
-from gemsmith.launch.providers.gcloud import (
-    common_checks,
-    first_checks,
-    in_artifact_registry,
-    name_check,
-    registry_of,
-    secret_checks,
-    subnet_check,
-)
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.commands import in_artifact_registry, registry_of
+from gemsmith.launch.provider import MOUNT, LaunchRequest, WithReason
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, upload_steps, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
@@ -49,9 +28,6 @@ LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
 PORT = 8000
-_QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")
-"""In the name of the quota that the rendered job draws on."""
-_NAMES = "--format=value(metadata.name)"
 
 
 class Size(NamedTuple):
@@ -103,34 +79,14 @@ def check(request: LaunchRequest) -> None:
 
 def render(request: LaunchRequest) -> dict[str, str]:
     options, heading = request.options, cost_lines(request)
-    replace = (*_run(options, "jobs", "replace", "job.yaml"), "--quiet")
-    execute = (*_run(options, "jobs", "execute", options.name), "--async", "--quiet")
-    submit = [
-        *upload_steps(request),
-        ("Creates the job, or brings it to what the file says.", replace),
-        ("Starts it, and does not wait for its end.", execute),
-    ]
-    files = {
-        "recipe.yaml": request.recipe_text,
-        "job.yaml": _job(request),
-        "submit.sh": render_commands(submit, heading=heading),
-    }
-    if "export" in options.stages:
-        files["service.yaml"] = _service(request)
-        serve = (*_run(options, "services", "replace", "service.yaml"), "--quiet")
-        files["serve.sh"] = render_commands([("The tuned model behind vLLM's API, once the job has ended.", serve)])
-    return files
-
-
-def _job(request: LaunchRequest) -> str:
     size, timeout = SIZES[request.machine.name], request.bill.timeout_s
     reason, held = timeout.reason, format_footprint(disk_bytes(request))
     if float(timeout.value) > UNDISPUTED_S:
         reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
-    return render_yaml(
+    job = render_template(
         "job.yaml",
         request,
-        heading=cost_lines(request),
+        heading=heading,
         accelerator=ACCELERATOR,
         # Quoted, as the API wants it.
         timeout=WithReason(str(timeout.value), reason),
@@ -139,13 +95,31 @@ def _job(request: LaunchRequest) -> str:
         memory=WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
         mount=MOUNT,
     )
+    where = ("--project", options.project, "--region", options.region)
+    jobs = ("gcloud", "run", "jobs")
+    execute = (*jobs, "execute", options.name, *where, "--async", "--quiet")
+    submit = [
+        *upload_steps(request),
+        ("Creates the job, or brings it to what the file says.", (*jobs, "replace", "job.yaml", *where, "--quiet")),
+        ("Starts it, and does not wait for its end.", execute),
+    ]
+    files = {
+        "recipe.yaml": request.recipe_text,
+        "job.yaml": job,
+        "submit.sh": render_commands(submit, heading=heading),
+    }
+    if "export" in options.stages:
+        files["service.yaml"] = _service(request)
+        serve = ("gcloud", "run", "services", "replace", "service.yaml", *where, "--quiet")
+        files["serve.sh"] = render_commands([("The tuned model behind vLLM's API, once the job has ended.", serve)])
+    return files
 
 
 def _service(request: LaunchRequest) -> str:
-    deployment, weights_gb = deploy_service(request), 2 * request.parameters / GB
+    deployment, weights_gb = deploy_service(request), 2 * request.plan.parameters / GB
     # Probes of 10 s until vLLM must be up.
     probes = -(-int(2 * weights_gb * 8 + 300) // 10)
-    return render_yaml(
+    return render_template(
         "service.yaml",
         request,
         heading=(
@@ -170,26 +144,21 @@ def deploy_service(request: LaunchRequest) -> Deployment:
     needed = serve.max_model_len or 0
     folder = f"{MOUNT}/{request.root.removeprefix(f'gs://{request.bucket}/')}"
     settings = ServeSettings(
-        host="0.0.0.0",
-        port=PORT,
-        # What eval and bench need is little for others to ask with, unless it is more than what is given by default.
-        max_model_len=request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
-        dtype=serve.dtype,
+        **dict(serve)
+        | {
+            "host": "0.0.0.0",
+            "port": PORT,
+            # What eval and bench need is little for others to ask with, unless it is more than the default.
+            "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
+            "images": serve.images or bool(request.inputs.images),
+        },
         seed=request.recipe.seed,
         prefix_caching=True,
         chat_template=f"{folder}/launched/{data.template}" if data.template else None,
-        arguments=serve.arguments,
-        images=serve.images or bool(request.images),
         image_tokens=data.image_tokens,
-        kv_cache_dtype=serve.kv_cache_dtype,
-        container_image=serve.container_image,
     )
-    weights = Weights(
-        source=f"{folder}/run/merged",
-        is_folder=True,
-        variant=request.variant,
-        config=published_config(request.variant),
-    )
+    config = published_config(request.variant)
+    weights = Weights(source=f"{folder}/run/merged", is_folder=True, variant=request.variant, config=config)
     # Cloud Run asks who calls before vLLM sees the call, so the server needs no key.
     return deploy(request.machine, weights, settings, name=request.options.name, keyed=True)
 
@@ -212,73 +181,6 @@ def service_arguments(deployment: Deployment) -> list[str | WithReason]:
     return found
 
 
-def preflight(request: LaunchRequest) -> list[PreflightCheck]:
-    options = request.options
-
-    def no_quota(output: str) -> str | None:
-        """Why a task gets no GPU, by all quotas of Cloud Run, which are listed whatever their value in a region is."""
-        try:
-            quotas = [quota for quota in json.loads(output) if _QUOTA.search(quota["quotaId"])]
-            infos = [info for quota in quotas for info in quota.get("dimensionsInfos", ())]
-            here = [info.get("details", {}) for info in infos if options.region in info["applicableLocations"]]
-            values = [int(details.get("value", 0)) for details in here]  # 0 is left out, -1 is no limit
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "the quotas cannot be read"
-        return None if any(values) else "it is 0" if values else "none is listed for this GPU"
-
-    quotas = ("gcloud", "beta", "quotas", "info", "list", "--project", options.project)
-    jobs = (*_run(options, "jobs", "list"), f"--filter=metadata.name={options.name}", _NAMES)
-    return [
-        *first_checks(request, apis=("run.googleapis.com", "storage.googleapis.com")),
-        *common_checks(request),
-        *secret_checks(request),
-        PreflightCheck(
-            name=f"GPU quota in {options.region}",
-            command=(*quotas, "--service", "run.googleapis.com", "--format=json"),
-            remedy=f"ask for {ACCELERATOR} without zonal redundancy in {options.region}: "
-            f"https://console.cloud.google.com/iam-admin/quotas?project={options.project}",
-            complaint=no_quota,
-            needed=False,
-        ),
-        name_check(request, "job", jobs),
-        *subnet_check(request),
-    ]
-
-
-def status(record: LaunchRecord) -> Command:
-    return _run(record, "jobs", "executions", "list", "--job", record.name)
-
-
-def logs(record: LaunchRecord) -> Command:
-    query = f'resource.type="cloud_run_job" resource.labels.job_name="{record.name}"'
-    last = (
-        *("gcloud", "logging", "read", query, "--project", record.project),
-        *("--order=desc", "--limit=1000", "--freshness=7d", "--format=value(timestamp,textPayload)"),
-    )
-    # The last ones come newest first; sed, which every system has, turns them round.
-    return ("bash", "-c", f"set -o pipefail; {shlex.join(last)} | sed -n '1!G;h;$p'")
-
-
-def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    executions = Resource(
-        kind="execution",
-        list=(*status(record), "--filter=NOT status.completionTime:*", _NAMES),
-        remove=(*_run(record, "jobs", "executions", "cancel", "{}"), "--quiet"),
-    )
-    return (executions, _labeled(record, "services"))
-
-
-def created(record: LaunchRecord) -> tuple[Resource, ...]:
-    return (*running(record), _labeled(record, "jobs"))
-
-
-def _labeled(record: LaunchRecord, kind: str) -> Resource:
-    return Resource(
-        kind=kind.removesuffix("s"),
-        list=(*_run(record, kind, "list"), f"--filter=metadata.labels.{LABEL}={record.name}", _NAMES),
-        remove=(*_run(record, kind, "delete", "{}"), "--quiet"),
-    )
-
-
-def _run(options: ChosenOptions, *words: str) -> Command:
-    return ("gcloud", "run", *words, "--project", options.project, "--region", options.region)
+def values(_request: LaunchRequest) -> dict[str, Any]:
+    """Cloud Run's own agent pulls the image."""
+    return {"api": "run.googleapis.com", "accelerator": ACCELERATOR, "account_pulls": False}

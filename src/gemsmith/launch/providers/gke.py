@@ -9,23 +9,13 @@ Pods on their node's network get no Workload Identity and run as the node's acco
 (github.com/apple/axlearn/issues/641): only those of several hosts are on it.
 """
 
-import re
-import shlex
+from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import (
-    LABEL,
-    ChosenOptions,
-    Command,
-    LaunchRecord,
-    LaunchRequest,
-    PreflightCheck,
-    Resource,
-    WithReason,
-)
-from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, role_check
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.commands import fill, values_of
+from gemsmith.launch.provider import LaunchRequest, WithReason
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
 
@@ -65,7 +55,7 @@ def check(request: LaunchRequest) -> None:
 
 def render(request: LaunchRequest) -> dict[str, str]:
     heading, time = cost_lines(request), request.bill.timeout_s.reason
-    job_set = render_yaml(
+    job_set = render_template(
         "jobset.yaml",
         request,
         heading=heading,
@@ -79,14 +69,13 @@ def render(request: LaunchRequest) -> dict[str, str]:
         command=timed_command(request, folder=FOLDER),
         time=f"{time}; from the program's start, so that waiting for nodes does not count",
     )
-    apply = _kubectl(request.options, "apply", "--filename", "jobset.yaml")
+    known = values_of(request.options)
+    credentials = "gcloud container clusters get-credentials {cluster} --{level} {place} --project {project}"
+    apply = "kubectl --context {context} apply --filename jobset.yaml"
     submit = [
         *upload_steps(request),
-        (
-            "Credentials of the cluster, into kubectl's own file.",
-            _cluster(request.options, "clusters", "get-credentials"),
-        ),
-        ("Creates the job set, or says that it is there as it is.", apply),
+        ("Credentials of the cluster, into kubectl's own file.", fill(credentials, known)),
+        ("Creates the job set, or says that it is there as it is.", fill(apply, known)),
     ]
     return {
         "recipe.yaml": request.recipe_text,
@@ -114,130 +103,14 @@ def _nodes(request: LaunchRequest) -> dict[str, str | WithReason]:
     }
 
 
-def preflight(request: LaunchRequest) -> list[PreflightCheck]:
-    options = request.options
-    manifest = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
-    nodes = ",".join(
-        f"{key}={value.value if isinstance(value, WithReason) else value}" for key, value in _nodes(request).items()
-    )
-    on_hosts = _on_hosts_network(request)
-    return [
-        *first_checks(request, apis=("container.googleapis.com", "storage.googleapis.com")),
-        PreflightCheck(
-            name="kubectl is here", command=("kubectl", "version", "--client"), remedy="install it with gcloud's"
-        ),
-        PreflightCheck(
-            name=f"cluster {options.cluster}",
-            command=_kubectl(options, "get", "namespace", "default"),
-            remedy=" ".join(_cluster(options, "clusters", "get-credentials")),
-        ),
-        PreflightCheck(
-            name="JobSet is installed there",
-            command=_kubectl(options, "get", "crd", "jobsets.jobset.x-k8s.io"),
-            remedy=f"kubectl apply --server-side --filename {manifest}",
-        ),
-        PreflightCheck(
-            name=f"a node with {nodes}",
-            command=_kubectl(options, "get", "nodes", "--selector", nodes, "--output", "name"),
-            remedy="fine where a pool scales up from none; else make a node pool of this kind",
-            complaint=lambda output: None if output.strip() else "there is none now",
-            needed=False,
-        ),
-        *common_checks(request, roles=image_roles(request) if on_hosts else ()),
-        *([_node_account_check(options)] if on_hosts else _identity_checks(options)),
-        *_checks_in_cluster(request),
-    ]
-
-
-def _identity_checks(options: ChosenOptions) -> list[PreflightCheck]:
-    """Both halves of Workload Identity: who the Kubernetes service account is to be, and that it may."""
-    account, role, key = options.service_account, "roles/iam.workloadIdentityUser", "iam.gke.io/gcp-service-account"
-    member = f"serviceAccount:{options.project}.svc.id.goog[default/{ACCOUNT}]"
-    kubectl, escaped = shlex.join(_kubectl(options)), key.replace(".", "\\.")
-    return [
-        PreflightCheck(
-            name=f"Kubernetes service account {ACCOUNT} is {account}",
-            command=_kubectl(
-                options, "get", "serviceaccount", ACCOUNT, f"--output=jsonpath={{.metadata.annotations.{escaped}}}"
-            ),
-            remedy=f"{kubectl} create serviceaccount {ACCOUNT}; "
-            f"{kubectl} annotate serviceaccount {ACCOUNT} {key}={account} --overwrite",
-            complaint=lambda output: None if output.strip() == account else f"it is {output.strip() or 'nobody'} there",
-        ),
-        role_check(("iam", "service-accounts"), account, role, member, where=("--project", options.project)),
-    ]
-
-
-def _node_account_check(options: ChosenOptions) -> PreflightCheck:
-    """That there are nodes of the request's account, whose pods on the host's network are it."""
-    account = options.service_account
-    pools = "nodePools[].config.serviceAccount,autoscaling.autoprovisioningNodePoolDefaults.serviceAccount"
-    make = ("gcloud", "container", "node-pools", "create", options.name, "--cluster", options.cluster or "")
-    return PreflightCheck(
-        name=f"nodes of {options.cluster} run as {account}",
-        command=(*_cluster(options, "clusters", "describe"), f"--format=value({pools})"),
-        remedy=f"{' '.join((*make, *_where(options)))} --service-account {account} --scopes cloud-platform, with the "
-        "slice's type, topology and nodes",
-        complaint=lambda output: None if account in re.split(r"[;\s]+", output) else "none of its node pools does",
-    )
-
-
-def _checks_in_cluster(request: LaunchRequest) -> list[PreflightCheck]:
-    options = request.options
-    job_set = _kubectl(options, "get", "jobset", options.name, "--ignore-not-found", "--output", "name")
-    checks = [name_check(request, "job set", job_set)]
-    if options.queue is not None:
-        checks.append(
-            PreflightCheck(
-                name=f"Kueue's local queue {options.queue}",
-                command=_kubectl(options, "get", "localqueue", options.queue),
-                remedy="name another with --queue, or leave it out",
-            )
-        )
-    if options.secret is not None:
-        create = f"kubectl create secret generic {options.secret} --from-file=token=FILE"
-        checks.append(
-            PreflightCheck(
-                name=f"secret {options.secret} in the cluster, the Hugging Face token",
-                command=_kubectl(options, "get", "secret", options.secret),
-                remedy=f"{create}, or name another",
-            )
-        )
-    return checks
-
-
-def status(record: LaunchRecord) -> Command:
-    return _kubectl(record, "get", "jobset,pods", "--selector", f"{LABEL}={record.name}", "--output", "wide")
-
-
-def logs(record: LaunchRecord) -> Command:
-    ours = ("--selector", f"{LABEL}={record.name}")
-    return _kubectl(record, "logs", *ours, "--tail=-1", "--prefix", "--max-log-requests=64")
-
-
-def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    return (
-        Resource(
-            kind="job set",
-            list=_kubectl(record, "get", "jobset", "--selector", f"{LABEL}={record.name}", "--output", "name"),
-            remove=_kubectl(record, "delete", "{}", "--wait=true"),
-        ),
-    )
-
-
-created = running
-
-
-def _where(options: ChosenOptions) -> Command:
-    place = ("--zone", options.zone) if options.zone else ("--region", options.region)
-    return (*place, "--project", options.project)
-
-
-def _cluster(options: ChosenOptions, *words: str) -> Command:
-    return ("gcloud", "container", *words, options.cluster or "", *_where(options))
-
-
-def _kubectl(options: ChosenOptions, *words: str) -> Command:
-    """Kubectl for this cluster, whichever is the current one; the context's name is the one that gcloud gives it."""
-    place = options.zone or options.region
-    return ("kubectl", "--context", f"gke_{options.project}_{place}_{options.cluster}", *words)
+def values(request: LaunchRequest) -> dict[str, Any]:
+    """Both halves of Workload Identity are checked: who the Kubernetes service account is to be, and that it may."""
+    nodes = ((key, value.value if isinstance(value, WithReason) else value) for key, value in _nodes(request).items())
+    on_hosts_network = _on_hosts_network(request)
+    return {
+        "api": "container.googleapis.com",
+        "nodes": ",".join(f"{key}={value}" for key, value in nodes),
+        "on_hosts_network": on_hosts_network,
+        "account_pulls": on_hosts_network,
+        "kubernetes_account": None if on_hosts_network else ACCOUNT,
+    }

@@ -4,11 +4,12 @@ SkyPilot lives in an environment of its own: only its command line is used.
 """
 
 import shlex
+from typing import Any
 
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import Command, LaunchRecord, LaunchRequest, PreflightCheck, Resource, WithReason
-from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, registry_of
-from gemsmith.launch.render import render_commands, render_yaml
+from gemsmith.launch.commands import in_artifact_registry, registry_of
+from gemsmith.launch.provider import LaunchRequest, WithReason
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
 from gemsmith.serve.command import RUNTIMES
@@ -41,15 +42,15 @@ def render(request: LaunchRequest) -> dict[str, str]:
     reason = "A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption."
     if secret:
         reason += "\nHF_TOKEN is taken from this shell's environment."
-    held, heading = disk_bytes(request), cost_lines(request)
+    held, heading, image = disk_bytes(request), cost_lines(request), str(request.image.value)
     disk_gb = -(-(SYSTEM_BYTES + sum(held.values())) // (50 * GB)) * 50
-    task = render_yaml(
+    task = render_template(
         "task.yaml",
         request,
         heading=heading,
         machines=[_resources(each) for each in (request, *request.others)],
         disk_gb=WithReason(disk_gb, f"100 for system and image, held at most {format_footprint(held)}"),
-        registry=registry_of(str(request.image.value)) if image_roles(request) else None,
+        registry=registry_of(image) if in_artifact_registry(image) else None,
         command=shlex.join(timed_command(request, folder=FOLDER)),
     )
     return {
@@ -70,37 +71,5 @@ def _resources(request: LaunchRequest) -> dict[str, str | None]:
     }
 
 
-def preflight(request: LaunchRequest) -> list[PreflightCheck]:
-    return [
-        *first_checks(request, apis=("compute.googleapis.com", "storage.googleapis.com")),
-        PreflightCheck(
-            name="sky is here, and may use gcp",
-            command=("sky", "check", "gcp"),
-            remedy="install SkyPilot in an environment of its own, and do what sky check says",
-        ),
-        *common_checks(request, roles=image_roles(request)),
-        name_check(request, "managed job", _find_job(request.options.name)),
-    ]
-
-
-def status(record: LaunchRecord) -> Command:
-    del record
-    return ("sky", "jobs", "queue")
-
-
-def logs(record: LaunchRecord) -> Command:
-    return ("sky", "jobs", "logs", "--name", record.name, "--no-follow")
-
-
-def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    cancel = ("sky", "jobs", "cancel", "--name", "{}", "--yes")
-    return (Resource(kind="managed job", list=_find_job(record.name), remove=cancel),)
-
-
-created = running
-
-
-def _find_job(name: str) -> Command:
-    """Prints the name where a job of it has not ended: SkyPilot prints a table only."""
-    pick = f"sed -n 's/.* {name} .*/{name}/p' | sort -u"
-    return ("bash", "-c", f"set -o pipefail; sky jobs queue --skip-finished | {pick}")
+def values(_request: LaunchRequest) -> dict[str, Any]:
+    return {"api": "compute.googleapis.com"}

@@ -4,19 +4,12 @@ They run in a container, or in a Python of their own that uv makes from Gemsmith
 develops this API and has no TPU7x in it; v5e, v5p and v6e still come by it.
 """
 
+from typing import Any
+
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import (
-    LABEL,
-    ChosenOptions,
-    Command,
-    LaunchRecord,
-    LaunchRequest,
-    PreflightCheck,
-    Resource,
-)
-from gemsmith.launch.providers.gcloud import common_checks, first_checks, image_roles, name_check, secret_checks
-from gemsmith.launch.render import render_commands, render_shell
+from gemsmith.launch.provider import LABEL, LaunchRequest
+from gemsmith.launch.render import render_commands, render_template
 from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
 from gemsmith.serve.command import RUNTIMES
 
@@ -29,7 +22,6 @@ UV, PYTHON = "0.13.9", "3.11"
 """What makes a Python on the node, and which."""
 WAITS = "24h"
 """For which a queued resource waits for a machine; nothing is paid meanwhile."""
-_NAMES = "--format=value(name.basename())"
 
 
 def gives(machine: Machine) -> bool:
@@ -55,7 +47,8 @@ def check(request: LaunchRequest) -> None:
 def render(request: LaunchRequest) -> dict[str, str]:
     options, machine = request.options, request.machine
     create = (
-        *_tpus(options, "queued-resources", "create", options.name),
+        *("gcloud", "compute", "tpus", "queued-resources", "create", options.name),
+        *("--project", options.project, "--zone", options.zone or ""),
         *("--node-id", options.name, "--accelerator-type", accelerator_type(machine)),
         *("--runtime-version", RUNTIMES[machine.chip.name], "--labels", f"{LABEL}={options.name}"),
         *("--service-account", options.service_account),
@@ -74,7 +67,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
     heading, command = cost_lines(request), worker_command(request, folder=FOLDER)
     return {
         "recipe.yaml": request.recipe_text,
-        "startup.sh": render_shell(
+        "startup.sh": render_template(
             "startup.sh",
             request,
             heading=heading,
@@ -87,59 +80,10 @@ def render(request: LaunchRequest) -> dict[str, str]:
     }
 
 
-def preflight(request: LaunchRequest) -> list[PreflightCheck]:
-    options, kind, runtime = request.options, accelerator_type(request.machine), RUNTIMES[request.machine.chip.name]
-    roles = ("roles/tpu.admin", *(() if options.wheel else image_roles(request)))
-    return [
-        *first_checks(request, apis=("tpu.googleapis.com", "storage.googleapis.com")),
-        *common_checks(request, roles=roles),
-        *secret_checks(request),
-        PreflightCheck(
-            name=f"{kind} in {options.zone}",
-            command=_tpus(options, "accelerator-types", "describe", kind),
-            remedy="choose another --zone; gcloud compute tpus locations list names them all",
-        ),
-        PreflightCheck(
-            name=f"runtime {runtime} in {options.zone}",
-            command=_tpus(options, "versions", "describe", runtime),
-            remedy="choose another --zone",
-        ),
-        name_check(request, "queued resource", _queued_resources(options)),
-    ]
-
-
-def status(record: LaunchRecord) -> Command:
-    return _tpus(record, "queued-resources", "describe", record.name)
-
-
-def logs(record: LaunchRecord) -> Command:
-    """The startup script copies its log to the bucket every minute, so that it outlives the node."""
-    return ("gcloud", "storage", "cat", f"{record.root}/logs/worker-0.txt")
-
-
-def running(record: LaunchRecord) -> tuple[Resource, ...]:
-    return (
-        Resource(
-            kind="queued resource",
-            list=_queued_resources(record),
-            # With --force its node goes, too; of a node alone the queued resource would stay.
-            remove=(*_tpus(record, "queued-resources", "delete", "{}"), "--force", "--quiet"),
-        ),
-        Resource(
-            kind="node",
-            list=(*_tpus(record, "tpu-vm", "list"), f"--filter=labels.{LABEL}={record.name}", _NAMES),
-            remove=(*_tpus(record, "tpu-vm", "delete", "{}"), "--quiet"),
-        ),
-    )
-
-
-created = running
-
-
-def _tpus(options: ChosenOptions, *words: str) -> Command:
-    return ("gcloud", "compute", "tpus", *words, "--project", options.project, "--zone", options.zone or "")
-
-
-def _queued_resources(options: ChosenOptions) -> Command:
-    """Prints the launch's name where there is one of it."""
-    return (*_tpus(options, "queued-resources", "list"), f"--filter=name:{options.name}", _NAMES)
+def values(request: LaunchRequest) -> dict[str, Any]:
+    machine = request.machine
+    return {
+        "api": "tpu.googleapis.com",
+        "accelerator": accelerator_type(machine),
+        "runtime": RUNTIMES[machine.chip.name],
+    }

@@ -202,27 +202,20 @@ def _ask(conversation: Conversation, prompt: Content, sampling: SamplingParams) 
     for voice in conversation.voices:
         if len(conversation.voices) > 1:
             console.print(f"[{voice.label}]")
+        answer = StreamedAnswer()
         try:
-            answer = _print_answer(stream_answer(voice, conversation.messages(voice, prompt), sampling))
+            for grown in stream_answer(voice, conversation.messages(voice, prompt), sampling):
+                print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)
+                answer = grown
         except EngineError as error:
             if not sys.stdin.isatty():
                 raise
             console.print(f"error: {error}")
             return
+        except KeyboardInterrupt:  # on a terminal it stops the answer
+            if not sys.stdin.isatty():
+                raise
+        print(flush=True)
         if answer.ended:
             conversation.keep(voice, prompt, answer.text)
         console.print(describe_speed(answer) if answer.ended else "stopped; this turn is forgotten")
-
-
-def _print_answer(answers: Iterator[StreamedAnswer]) -> StreamedAnswer:
-    """The last of the answers; Ctrl-C on a terminal stops it there."""
-    answer = StreamedAnswer()
-    try:
-        for grown in answers:
-            print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)
-            answer = grown
-    except KeyboardInterrupt:
-        if not sys.stdin.isatty():
-            raise
-    print(flush=True)
-    return answer

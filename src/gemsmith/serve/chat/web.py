@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gemsmith.errors import DataError, EngineError
-from gemsmith.serve.chat.gate import Gate
 from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 from gemsmith.tasks import Question
@@ -24,9 +24,15 @@ from gemsmith.tasks.messages import images_of, text_of
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 ADDRESS = "127.0.0.1"
+HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+MOST_BYTES = 64 * 2**20
 SHOWN_ROWS = 200
 FRAME_S = 0.05
 """At most so often a column is drawn again; each time costs the browser the whole conversation."""
@@ -90,9 +96,12 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
         said = gradio.State([[] for _ in voices])
 
         def answer(
-            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: float
+            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
         ) -> Iterator[tuple[Any, ...]]:
-            yield from answer_all(voices, prompt, urls, said, system, _sampling(*drawn))
+            temperature, top_p, most, seed = drawn
+            seed = None if seed is None else int(seed)
+            sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
+            yield from answer_all(voices, prompt, urls, said, system, sampling)
 
         sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
         asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
@@ -149,12 +158,6 @@ def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
                 shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
                 shown.append(gradio.Markdown("", elem_classes="speed"))
     return shown
-
-
-def _sampling(temperature: float, top_p: float, max_tokens: float, seed: float | None) -> SamplingParams:
-    return SamplingParams(
-        temperature=temperature, top_p=top_p, max_tokens=int(max_tokens), seed=None if seed is None else int(seed)
-    )
 
 
 def fill_in(
@@ -276,3 +279,52 @@ def draw_turns(voice: ChatModel, turns: Turns) -> str:
         drawn += f'<pre class="{turn["role"]}">{images}{text}</pre>'
     label = html.escape(f"conversation with {voice.label}")
     return f'<div class="turns" role="log" aria-label="{label}" tabindex="0"><div>{drawn}</div></div>'
+
+
+class Gate:
+    """An ASGI middleware: 403 for who has no business here, 413 for a body of more than MOST_BYTES.
+
+    A site that the user visits can send requests to this machine, which their Origin tells, or let its own name point
+    here, which their Host tells. A program on this machine is not kept out.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def refuse(status: int, line: str) -> None:
+            refusal: ASGIApp = WebSocketClose(code=1008)
+            if scope["type"] == "http":
+                refusal = PlainTextResponse(f"{line}\n", status, headers={"connection": "close"})
+            await refusal(scope, receive, send)
+
+        if scope["type"] == "lifespan":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        if not _is_ours(headers):
+            return await refuse(403, "open the page by its own address: another site may not use it")
+        body: list[Message] = []
+        read_bytes = max((int(value) for value in headers.getlist("content-length") if value.isdigit()), default=0)
+        while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):
+            body.append(await receive())
+            read_bytes = max(read_bytes, sum(len(part.get("body", b"")) for part in body))
+        if read_bytes > MOST_BYTES:
+            return await refuse(413, f"a request has at most {MOST_BYTES:,} bytes")
+
+        async def read() -> Message:
+            return body.pop(0) if body else await receive()
+
+        return await self._app(scope, read, send)
+
+
+def _is_ours(headers: Headers) -> bool:
+    """Whether the request was sent to this machine by a name of its own, and by no other site's page."""
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    try:
+        if len(hosts) != 1 or urlsplit(f"//{hosts[0]}").hostname not in HOSTS:
+            return False
+    except ValueError:
+        return False
+    # An image or a script that another site's page asks for has no Origin; a link to the page is followed.
+    foreign = headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate"
+    return not foreign and all(origin in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins)

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import httpx
 
+from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.server import Server
 from gemsmith.serve.settings import api_headers
 from gemsmith.system.signals import handling
 
@@ -32,6 +34,7 @@ MOST_WAIT_S = 30.0
 # token that it may write. The server is on this machine, so what takes time is the model; one that writes less than a
 # token a second in each of its streams is not evaluated but debugged.
 PROMPT_S, TOKEN_S = 120.0, 1.0
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,32 @@ def ask_all(
     """
     headers = api_headers() if headers is None else headers
     _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency, headers))
+
+
+def ask_each(
+    server: Server,
+    requests: Iterable[Request],
+    read: Callable[[dict[str, Any] | Failure], Answer | Failure],
+    *,
+    to: str,
+    concurrency: int = 1,
+) -> list[Answer]:
+    """What `read` makes of each answer, in the order of the requests; `to` is what the server was to answer.
+
+    Raises EngineError where one is a failure, and as `ask_all`.
+    """
+    answers: dict[int, Answer] = {}
+
+    def heard(number: int, found: dict[str, Any] | Failure) -> None:
+        answer = read(found)
+        if isinstance(answer, Failure):
+            raise EngineError(
+                f"vLLM at {server.url} answered {to} with {answer.reason}: {answer.detail}; its log is {server.log}"
+            )
+        answers[number] = answer
+
+    ask_all(server, requests, heard, concurrency=concurrency)
+    return [answers[number] for number in sorted(answers)]
 
 
 async def _ask_all(

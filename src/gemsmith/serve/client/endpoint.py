@@ -95,7 +95,14 @@ def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InputError(f"--url {url}: must be http://host:port or https://host")
     url = url.rstrip("/").removesuffix("/v1").rstrip("/")
-    cards = {str(card.get("id")): card for card in _ask_models(url)}
+    found = _ask(f"{url}/v1/models")
+    if isinstance(found, Failure):
+        key = f"; set ${' or $'.join(KEY_VARIABLES)}" if found.reason in ("http 401", "http 403") else ""
+        raise InputError(f"--url {url}: GET /v1/models: {found.reason} ({found.detail}){key or '; is the server up?'}")
+    models = found.get("data")
+    if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
+        raise InputError(f"--url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
+    cards: dict[str, dict[str, Any]] = {str(card.get("id")): card for card in models}
     for card in cards.values():  # of an adapter vLLM gives no length
         if card.get("max_model_len") is None:
             card["max_model_len"] = cards.get(str(card.get("parent")), {}).get("max_model_len")
@@ -118,17 +125,6 @@ def api_key() -> str | None:
 
 def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
-
-
-def _ask_models(url: str) -> list[dict[str, Any]]:
-    found = _ask(f"{url}/v1/models")
-    if isinstance(found, Failure):
-        key = f"; set ${' or $'.join(KEY_VARIABLES)}" if found.reason in ("http 401", "http 403") else ""
-        raise InputError(f"--url {url}: GET /v1/models: {found.reason} ({found.detail}){key or '; is the server up?'}")
-    models = found.get("data")
-    if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
-        raise InputError(f"--url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
-    return models
 
 
 def _ask(url: str) -> dict[str, Any] | Failure:

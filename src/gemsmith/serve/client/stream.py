@@ -86,7 +86,7 @@ def stream_answer(
             if response.status_code != httpx.codes.OK:
                 shown = excerpt(response.read())
                 raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
-            yield from _grow(_events(response, voice), begin_s, voice)
+            yield from _grow(response, begin_s, voice)
     except httpx.HTTPError as error:
         raise EngineError(
             f"{voice.model} at {voice.url}: {type(error).__name__}: {error or 'no more bytes came'}; is the server up?"
@@ -112,7 +112,8 @@ def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractConte
     return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
-def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, Any]]:
+def _grow(response: httpx.Response, begin_s: float, voice: ChatModel) -> Iterator[StreamedAnswer]:
+    answer = StreamedAnswer()
     for line in response.iter_lines():
         field, _, value = line.partition(":")
         if field != "data" or value.strip() == "[DONE]":
@@ -123,12 +124,6 @@ def _events(response: httpx.Response, voice: ChatModel) -> Iterator[dict[str, An
             event = None
         if not isinstance(event, dict) or "error" in event:
             raise EngineError(f"{voice.model} at {voice.url} broke off: {excerpt(value.encode())}")
-        yield event
-
-
-def _grow(events: Iterator[dict[str, Any]], begin_s: float, voice: ChatModel) -> Iterator[StreamedAnswer]:
-    answer = StreamedAnswer()
-    for event in events:
         elapsed_s = time.monotonic() - begin_s
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
         piece = (choice.get("delta") or {}).get("content") or ""
