@@ -28,6 +28,7 @@ from gemsmith.analysis.summary import (
 from gemsmith.errors import MachineError
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
+from gemsmith.system.files import write_text
 from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, signed, span, usd
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -155,6 +156,15 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
         requests = paid.usd_of(1e3, found.served.requests_per_s)
         if tokens is not None and requests is not None:
             yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
+
+
+def report(run: Run) -> Path:
+    """The path of `report.html`, written whole from the records that are there.
+
+    The same records give the same bytes. A missing record is said to be missing; it is not an error.
+    """
+    write_text(run.report, render_page(run))
+    return run.report
 
 
 def render_page(run: Run) -> str:

@@ -4,9 +4,8 @@ import html
 import math
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.page import render_page
+from gemsmith.report.page import render_page, report
 from gemsmith.report.sections import serving as bench
-from gemsmith.report.stage import report
 from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, Slo
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import decimal
