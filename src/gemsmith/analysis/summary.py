@@ -11,7 +11,7 @@ from pathlib import Path
 from gemsmith.analysis.sides import Side, side_of_run, with_floor
 from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
-from gemsmith.recipe.schema import Recipe, eval_tasks
+from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
@@ -57,10 +57,11 @@ class RunRecords:
         """The records that are there, in the order of the stages."""
         return {stage: record for stage in STAGES if (record := getattr(self, stage)) is not None}
 
-    def model(self, recipe: Recipe) -> str:
+    @property
+    def model(self) -> str:
         """Its name as the records have it, or as the recipe asks for it."""
         recorded = (self.train.model if self.train else None) or (self.plan.model if self.plan else None)
-        return recorded or recipe.model or recipe.checkpoint
+        return recorded or self.run.recipe.model or self.run.recipe.checkpoint
 
     def why_missing(self, stage: str) -> str:
         return self.problems.get(stage) or self.left_out[stage]

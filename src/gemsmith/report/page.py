@@ -176,13 +176,13 @@ def render_page(run: Run) -> str:
     records = findings.records()
     environment.globals |= {"recipe": run.recipe, "found": findings}
     rendered = (
-        (section, environment.get_template(f"{section.id}.html").render(section.make(run, findings)))
-        for section in SECTIONS
+        (name, title, environment.get_template(f"{name}.html").render(make(findings)))
+        for name, (title, make) in SECTIONS.items()
     )
     html = environment.get_template("page.html").render(
-        sections=[(section, html) for section, html in rendered if html.strip()],
+        sections=[section for section in rendered if section[-1].strip()],
         run_name=run.path.resolve().name,
-        model=findings.model(run.recipe),
+        model=findings.model,
         stages=len(records),
         started=min((record.provenance.started for record in records.values()), default=None),
         total_s=total_s(findings),

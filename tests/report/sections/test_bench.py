@@ -45,7 +45,7 @@ def test_what_requests_with_images_held_is_said(make_run, undrawn):
 
 
 def test_each_length_has_its_fastest_load_its_lightest_and_its_saturation(large_run, undrawn):
-    made = bench.make_bench(large_run, read_findings(large_run))
+    made = bench.make_bench(read_findings(large_run))
     assert len(made["cells"]) == 46 and len(made["metrics"]) == 46
     assert [each.saturates for each in made["lengths"]] == [None, *["2 to 2.74"] * 5]
     for each in made["lengths"]:

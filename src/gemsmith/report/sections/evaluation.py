@@ -23,7 +23,6 @@ from gemsmith.runs.eval_records import (
     Share,
     TaskResult,
 )
-from gemsmith.runs.run import Run
 from gemsmith.system.format import count, decimal, fraction, interval
 
 MOST_CHARACTERS = 2_000
@@ -136,7 +135,7 @@ class TaskScores:
     """What is said of the answers, not of the scores."""
 
 
-def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_scores(findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
     scores, lm_eval = findings.eval, _lm_eval(findings.lm_eval) if findings.lm_eval else None
     if scores is None:
@@ -252,7 +251,7 @@ class Matrix:
     lines: tuple[tuple[str, tuple[MatrixCell, ...]], ...]
 
 
-def make_labels(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_labels(findings: RunRecords) -> dict[str, Any]:
     """The tasks that classify, each with its matrices."""
     results = findings.eval.tasks if findings.eval else ()
     return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}
