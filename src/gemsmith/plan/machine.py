@@ -47,9 +47,9 @@ class Asked:
 
 def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     """The plan, and where the machine does not fit the smallest change found with which it does."""
-    recipe, train = asked.recipe, asked.recipe.train
+    recipe = asked.recipe
     work = on_chips(asked.work, machine.chip.kind, recipe)
-    choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    choice = choose_mesh(work, machine, recipe)
     compiled = None
     if asked.limits is not None:
         compiled = compile_chosen(recipe, choice, machine, work.images, asked.limits)
