@@ -97,6 +97,13 @@ class Rate(Part):
     basis: str
     date: str
 
+    def usd(self, seconds: float) -> float:
+        return self.usd_per_hour * seconds / 3600
+
+    def usd_of(self, number: float, per_s: float) -> float | None:
+        """So many tokens or requests at a throughput; None where that is zero, NaN or infinite."""
+        return self.usd(number / per_s) if math.isfinite(per_s) and per_s > 0 else None
+
 
 class Side(Part):
     """What is compared. None, or empty: not recorded."""
@@ -195,7 +202,7 @@ def side_of_run(
     trained_on = trained_on or (train.machine if train else None)
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
-    train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
+    train_rates, serve_rates = plan_rates(plan, trained_on), plan_rates(plan, served_on)
     proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
@@ -317,7 +324,8 @@ def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
             yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
-def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+def plan_rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+    """The prices that the plan has of its machine of that name."""
     machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
     prices = (machine.price, machine.price_spot) if machine else ()
     return {
