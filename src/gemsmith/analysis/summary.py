@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemsmith.analysis.sides import Side, side_of_run, with_floor
+from gemsmith.analysis.sides import Side, side_of_run
 from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import eval_tasks
@@ -123,8 +123,7 @@ def find_notices(findings: RunRecords) -> list[Notice]:
         # Of held-out rows eval has looked at itself since; the data stage's may have been others.
         old = isinstance(record, DataRecord) and findings.eval is not None
         notices += [Notice(text=text) for text in record.warnings if not (old and text.startswith("data.eval: "))]
-    side = side_of_run("", "", findings.run.recipe, findings.records())
-    floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
+    floors = side_of_run("", "", findings.run.recipe, findings.records()).below_the_floor()
     notices += [Notice(text=f"The load test: {line}") for line in floors]
     if findings.stale:
         made_from = "Made from other settings or an earlier record than those now in the run directory"
@@ -296,7 +295,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
     if trained_on is not None and findings.train is not None:
         _refuse_other_devices(run, findings.train.provenance.machine.accelerators, name, trained_on)
     compared = [record for stage, record in findings.records().items() if stage in _READ]
-    side = side_of_run(
+    return side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -307,7 +306,6 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         stale=findings.stale,
         unproven=unproven_keys(run, compared),
     )
-    return with_floor(side, run.recipe, findings.bench)
 
 
 def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
