@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
@@ -76,7 +77,8 @@ def _faults(work: StepCost, machine: Machine, mesh: Mesh, recipe: Recipe) -> Ite
 
 
 def _weigh(work: StepCost, machine: Machine, mesh: Mesh, recipe: Recipe) -> Choice:
-    chip, backend, remat = machine.chip, recipe.train.backend, recipe.train.remat
+    chip, backend = machine.chip, recipe.train.backend
+    remat: Remat | Literal["auto"] = recipe.train.remat
     if remat == "auto":
         remat = "layer" if backend == "trl" else choose_remat(work, mesh, device_bytes=chip.hbm_bytes / chip.devices)
     work = replace(work, remat=remat)
