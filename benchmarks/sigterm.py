@@ -155,7 +155,7 @@ class Workplace:
             "GEMSMITH_SERVE_PYTHON": str(python),
             "FAKE_VLLM": json.dumps(told),
         }
-        imported = (f"{TUNIX}.backend", f"{TRL}.backend", "gemsmith.export.stage", "gemsmith.report.stage")
+        imported = (f"{TUNIX}.backend", f"{TRL}.backend", "gemsmith.export.stage", "gemsmith.report.page")
         self.server = self._start("-c", SERVER, *imported)
 
     def _start(self, *program: str, **pipes: Any) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from gemsmith import open_run
-from gemsmith.report.stage import report
+from gemsmith.report.page import report
 from gemsmith.runs.records import read_record_file
 from gemsmith.runs.run import inputs_sha256, write_record
 from gemsmith.runs.stages import STAGES

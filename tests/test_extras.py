@@ -169,7 +169,7 @@ def test_the_pinned_environments_fit_together_but_for_what_is_known(name):
 RENDER = """
 import sys
 from gemsmith import open_run
-from gemsmith.report.stage import report
+from gemsmith.report.page import report
 page = report(open_run(sys.argv[1]))
 assert "<svg" in page.read_text(encoding="utf-8")
 """

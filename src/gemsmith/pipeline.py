@@ -112,7 +112,7 @@ def _run_each(
 
 
 def _write_report(run: Run) -> Path:
-    path: Path = importlib.import_module("gemsmith.report.stage").report(run)
+    path: Path = importlib.import_module("gemsmith.report.page").report(run)
     return path
 
 

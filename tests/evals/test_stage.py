@@ -28,7 +28,8 @@ def test_base_and_tuned_are_scored_on_the_same_rows(
     assert record == read_record(run, EvalRecord)
     assert (record.tuned.score, record.tuned.n, record.tuned.cut) == (0.75, 4, 1)
     assert (record.base.score, record.base.n, record.base.cut) == (0.0, 4, 0)
-    assert (record.rows_better, record.rows_worse, record.p_value) == (3, 0, 0.25)
+    found = record.tasks[0].difference
+    assert (found.better, found.worse, found.p_value) == (3, 0, 0.25)
     assert record.warnings[0].startswith(
         "verilog-exact: This does not tell the tuned model from the base: 75.0 % against 0.0 %, +75.0 points (95 % "
     )
@@ -46,7 +47,7 @@ def test_a_score_that_rose_needs_no_notice(fake_vllm: Callable[..., Path], expor
     write_answers(run.data, map(hash_turns, read_documents(run.recipe.data.train, seed=0)))
     with Servers(run) as servers:
         record = evaluate(run, servers)
-    assert (record.rows_better, record.held_out_also_trained) == (8, 0)
+    assert (record.tasks[0].difference.better, record.held_out_also_trained) == (8, 0)
     assert record.warnings == record.critical_warnings == ()
 
 

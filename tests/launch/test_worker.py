@@ -31,7 +31,7 @@ def launched_bucket(recipe, tmp_path):
 def drawn(monkeypatch):
     """What draws the report is imported in a second, so most tests do without; the runs whose report was drawn."""
     runs = []
-    monkeypatch.setattr("gemsmith.report.stage.report", lambda run: runs.append(run) or run.report.write_text("<html>"))
+    monkeypatch.setattr("gemsmith.report.page.report", lambda run: runs.append(run) or run.report.write_text("<html>"))
     return runs
 
 
@@ -59,7 +59,7 @@ def test_an_image_that_cannot_draw_a_report_says_so_and_ends_well(launched_bucke
     def lack(_run):
         raise ModuleNotFoundError("No module named 'matplotlib'")
 
-    monkeypatch.setattr("gemsmith.report.stage.report", lack)
+    monkeypatch.setattr("gemsmith.report.page.report", lack)
     here(launched_bucket, ["plan"])
     assert "report: warning: not written (No module named 'matplotlib')" in capfd.readouterr().err
     assert Bucket(launched_bucket).read("run/plan.json")

@@ -5,8 +5,8 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model import step_cost
-from gemsmith.plan import plan_only
 from gemsmith.plan.fix import find_fix
+from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import build_recipe, with_values
 from gemsmith.recipe.schema import ResolvedValue
 

@@ -1,7 +1,7 @@
 import pytest
 
-from gemsmith.plan import plan_only
 from gemsmith.plan.machine import RUNTIME, describe_changes
+from gemsmith.plan.stage import plan_only
 from gemsmith.runs.plan_records import MachinePlan
 
 

@@ -8,8 +8,7 @@ import pytest
 from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import load_catalog
-from gemsmith.plan import plan, plan_only
-from gemsmith.plan.stage import write_fix
+from gemsmith.plan.stage import plan, plan_only, write_fix
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.resolve import resolve
@@ -120,7 +119,7 @@ def test_the_stage_writes_its_record_and_is_complete(tmp_path, recipe):
 
 def test_planning_imports_no_numerics():
     code = (
-        "import sys; from gemsmith.recipe.load import build_recipe; from gemsmith.plan import plan_only;"
+        "import sys; from gemsmith.recipe.load import build_recipe; from gemsmith.plan.stage import plan_only;"
         "plan_only(build_recipe({'checkpoint': 'x', 'model': 'gemma4-31b', 'data': {'train': 'x'}}));"
         "print(sorted({'numpy', 'jax', 'torch', 'transformers', 'rich'} & set(sys.modules)))"
     )

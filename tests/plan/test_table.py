@@ -1,7 +1,7 @@
 import io
 import re
 
-from gemsmith.plan import plan_only
+from gemsmith.plan.stage import plan_only
 from gemsmith.report.plan_table import BAR, bar_of, plan_lines, print_plan, serving_lines
 
 

@@ -77,7 +77,7 @@ def test_report_runs_and_compare_charge_the_machine_that_trained_for_the_same_se
         assert (found, listed.cost, side.train_rates) == (None, None, {})
         return
     hours = (236.4 + sum(step.step_s for step in read_record(run, TrainRecord).steps[:20])) / 3600
-    assert found.price.basis == "seller region, 2026"
+    assert (found.price.basis, found.price.date) == ("seller region", "2026")
     dollars = [found.training, listed.cost, side.train_usd("on demand")]
     assert dollars == pytest.approx([usd_per_hour * hours] * 3, rel=1e-12)
 

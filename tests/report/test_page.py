@@ -17,8 +17,7 @@ import pytest
 from gemsmith.analysis.summary import find_notices, read_findings
 from gemsmith.errors import MachineError
 from gemsmith.recipe.load import build_recipe
-from gemsmith.report.page import render_page
-from gemsmith.report.stage import report
+from gemsmith.report.page import render_page, report
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.records import Check, TrainRecord

@@ -1,7 +1,6 @@
 """The report as a file of the run."""
 
-from gemsmith.report.page import render_page
-from gemsmith.report.stage import report
+from gemsmith.report.page import render_page, report
 
 
 def test_report_writes_the_page_and_returns_its_path(make_run, undrawn):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gemsmith.analysis.sides import Side, Way, served_where_trained
+from gemsmith.analysis.sides import Rate, Side, Way, plan_rates, served_where_trained
 from gemsmith.analysis.summary import RunRecords, fastest_cell, stage_s, trained_tokens
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
@@ -11,27 +11,10 @@ from gemsmith.runs.records import Part
 
 
 @dataclass(frozen=True, kw_only=True)
-class HourPrice:
-    """What an hour of the machine that trained costs on demand."""
-
-    machine: str
-    usd_per_hour: float
-    basis: str
-    """Seller, source and date."""
-
-    def usd(self, seconds: float) -> float:
-        return self.usd_per_hour * seconds / 3600
-
-    def usd_of(self, number: float, per_s: float) -> float | None:
-        """So many tokens or requests at a throughput; None where that is zero, NaN or infinite."""
-        return self.usd(number / per_s) if math.isfinite(per_s) and per_s > 0 else None
-
-
-@dataclass(frozen=True, kw_only=True)
 class ActualCost:
     """Dollars of the stages that ran on the machine that trained."""
 
-    price: HourPrice
+    price: Rate
     stages: dict[str, float]
     training: float
     per_million_trained_tokens: float | None
@@ -53,11 +36,10 @@ def trained_machine(findings: RunRecords) -> MachinePlan | None:
 
 def actual_cost(findings: RunRecords) -> ActualCost | None:
     """None where it is not known which machine of the plan trained, or the plan has no price of it."""
-    machine, train = trained_machine(findings), findings.train
-    if machine is None or machine.price is None or train is None:
+    train = findings.train
+    price = plan_rates(findings.plan, train.machine).get("on demand") if train else None
+    if price is None or train is None:
         return None
-    basis = f"{machine.price.basis}, {machine.price.date}"
-    price = HourPrice(machine=machine.name, usd_per_hour=machine.price.usd_per_hour, basis=basis)
     there = train.provenance.machine
     stages = {
         stage: price.usd(stage_s(record))

@@ -18,7 +18,7 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
 from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
 from gemsmith.runs.plan_records import PlanRecord
-from gemsmith.runs.records import Computer, DataRecord, Part, Record, ServerFacts, TrainRecord
+from gemsmith.runs.records import Computer, DataRecord, Part, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
 
@@ -96,6 +96,13 @@ class Rate(Part):
     usd_per_hour: float
     basis: str
     date: str
+
+    def usd(self, seconds: float) -> float:
+        return self.usd_per_hour * seconds / 3600
+
+    def usd_of(self, number: float, per_s: float) -> float | None:
+        """So many tokens or requests at a throughput; None where that is zero, NaN or infinite."""
+        return self.usd(number / per_s) if math.isfinite(per_s) and per_s > 0 else None
 
 
 class Side(Part):
@@ -195,7 +202,7 @@ def side_of_run(
     trained_on = trained_on or (train.machine if train else None)
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
-    train_rates, serve_rates = _rates(plan, trained_on), _rates(plan, served_on)
+    train_rates, serve_rates = plan_rates(plan, trained_on), plan_rates(plan, served_on)
     proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
@@ -212,6 +219,7 @@ def side_of_run(
         missing=(*missing, *_problems(train, bench)),
         cells=_cells(bench),
         served_on=served_on,
+        prompt_token_s=_prompt_token_s(recipe, served_on, bench),
         scores=tuple(score for task in scores.tasks for score in _task_scores(task)) if scores else (),
         train_rates=train_rates,
         serve_rates=serve_rates,
@@ -317,7 +325,8 @@ def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
             yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
-def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+def plan_rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
+    """The prices that the plan has of its machine of that name."""
     machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
     prices = (machine.price, machine.price_spot) if machine else ()
     return {
@@ -325,21 +334,20 @@ def _rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
     }
 
 
-def with_floor(side: Side, recipe: Recipe, bench: Record | None) -> Side:
-    """The side with `prompt_token_s`; halved unless the server said that its weights are not quantized: fp8 is faster.
+def _prompt_token_s(recipe: Recipe, served_on: str | None, bench: BenchRecord | None) -> float | None:
+    """Halved unless the server said that its weights are not quantized: fp8 is faster.
 
-    As it is where a catalog or a checkpoint is not here any more, or a CPU served.
+    None where a catalog or a checkpoint is not here any more, or a CPU served.
     """
-    if side.served_on is None or not isinstance(bench, BenchRecord):
-        return side
+    if served_on is None or bench is None:
+        return None
     try:
-        machine = find_machine(load_catalog(recipe.hardware.catalog), side.served_on)
+        machine = find_machine(load_catalog(recipe.hardware.catalog), served_on)
         seconds = least_token_s(recipe_variant(recipe), machine)
     except GemsmithError:
-        return side
+        return None
     plain = bench.server is not None and bench.server.quantization == "none"
-    least = None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
-    return side.model_copy(update={"prompt_token_s": least})
+    return None if machine.chip.kind == "cpu" else seconds if plain else seconds / 2
 
 
 def _cells(bench: BenchRecord | None) -> tuple[LoadCell, ...]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemsmith.analysis.sides import Side, side_of_run, with_floor
+from gemsmith.analysis.sides import Side, side_of_run
 from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
-from gemsmith.recipe.schema import Recipe, eval_tasks
+from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
@@ -57,10 +57,11 @@ class RunRecords:
         """The records that are there, in the order of the stages."""
         return {stage: record for stage in STAGES if (record := getattr(self, stage)) is not None}
 
-    def model(self, recipe: Recipe) -> str:
+    @property
+    def model(self) -> str:
         """Its name as the records have it, or as the recipe asks for it."""
         recorded = (self.train.model if self.train else None) or (self.plan.model if self.plan else None)
-        return recorded or recipe.model or recipe.checkpoint
+        return recorded or self.run.recipe.model or self.run.recipe.checkpoint
 
     def why_missing(self, stage: str) -> str:
         return self.problems.get(stage) or self.left_out[stage]
@@ -70,8 +71,8 @@ class RunRecords:
 class Notice:
     """Something that changes how the rest is to be read. `critical`: a result must not be used as it is."""
 
-    critical: bool
     text: str
+    critical: bool = False
 
 
 def read_findings(run: Run) -> RunRecords:
@@ -121,20 +122,15 @@ def find_notices(findings: RunRecords) -> list[Notice]:
         notices += [Notice(critical=True, text=text) for text in record.critical_warnings]
         # Of held-out rows eval has looked at itself since; the data stage's may have been others.
         old = isinstance(record, DataRecord) and findings.eval is not None
-        notices += [_mild(text) for text in record.warnings if not (old and text.startswith("data.eval: "))]
-    side = side_of_run("", "", findings.run.recipe, findings.records())
-    floors = with_floor(side, findings.run.recipe, findings.bench).below_the_floor()
-    notices += [_mild(f"The load test: {line}") for line in floors]
+        notices += [Notice(text=text) for text in record.warnings if not (old and text.startswith("data.eval: "))]
+    floors = side_of_run("", "", findings.run.recipe, findings.records()).below_the_floor()
+    notices += [Notice(text=f"The load test: {line}") for line in floors]
     if findings.stale:
         made_from = "Made from other settings or an earlier record than those now in the run directory"
-        notices.append(_mild(f"{made_from}: {', '.join(findings.stale)}."))
+        notices.append(Notice(text=f"{made_from}: {', '.join(findings.stale)}."))
     if findings.problems:
-        notices.append(_mild(f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
+        notices.append(Notice(text=f"No record of: {', '.join(findings.problems)}. The page holds what there is."))
     return sorted(notices, key=lambda notice: not notice.critical)
-
-
-def _mild(text: str) -> Notice:
-    return Notice(critical=False, text=text)
 
 
 def _checking_notices(findings: RunRecords) -> Iterator[Notice]:
@@ -148,12 +144,12 @@ def _checking_notices(findings: RunRecords) -> Iterator[Notice]:
     if failed_requests := sum(cell.failed for cell in cells):
         asked = failed_requests + sum(cell.completed + cell.cut for cell in cells)
         share = f"{count(failed_requests)} of {count(asked)} requests of the load test failed"
-        yield _mild(f"{share}; the latencies are those of the others.")
+        yield Notice(text=f"{share}; the latencies are those of the others.")
     if undone := [check.name for check in checks if check.passed is None]:
-        yield _mild(f"Verification is partial, not done here: {', '.join(undone)}.")
+        yield Notice(text=f"Verification is partial, not done here: {', '.join(undone)}.")
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
         tuned = f"{count(findings.eval.tuned.cut)} of the tuned model"
-        yield _mild(f"{count(cut)} answers reached eval.max_tokens before they had ended ({tuned}).")
+        yield Notice(text=f"{count(cut)} answers reached eval.max_tokens before they had ended ({tuned}).")
 
 
 def _training_notices(findings: RunRecords) -> Iterator[Notice]:
@@ -164,9 +160,11 @@ def _training_notices(findings: RunRecords) -> Iterator[Notice]:
         text = "The training loss is not finite at some steps. The curves leave those out."
         yield Notice(critical=True, text=text)
     if train.skipped:
-        yield _mild(f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite.")
+        yield Notice(
+            text=f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite."
+        )
     if spikes := sorted(set(train.spikes) - set(train.skipped)):
-        yield _mild(f"The loss had a spike at {_steps(spikes)}.")
+        yield Notice(text=f"The loss had a spike at {_steps(spikes)}.")
 
 
 def losses_are_finite(train: TrainRecord) -> bool:
@@ -297,7 +295,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
     if trained_on is not None and findings.train is not None:
         _refuse_other_devices(run, findings.train.provenance.machine.accelerators, name, trained_on)
     compared = [record for stage, record in findings.records().items() if stage in _READ]
-    side = side_of_run(
+    return side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -308,7 +306,6 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         stale=findings.stale,
         unproven=unproven_keys(run, compared),
     )
-    return with_floor(side, run.recipe, findings.bench)
 
 
 def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:

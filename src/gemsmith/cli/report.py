@@ -129,7 +129,7 @@ def _report_one(
     args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
     opened = args.open_run()
     if html is None:
-        page = lazy_import("report.stage").report(opened)
+        page = lazy_import("report.page").report(opened)
     else:
         page = html
         lazy_import("system.files").write_text(page, lazy_import("report.page").render_page(opened))

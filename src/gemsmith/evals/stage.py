@@ -143,7 +143,6 @@ def _make_record(
         warnings += result_notices(each.task, each.result)
     if rows:
         warnings += overlap_notices(overlap)
-    difference = first.result.difference if first.task.held_out else None
     return EvalRecord(
         provenance=provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
         server=first.base.server,
@@ -153,9 +152,6 @@ def _make_record(
         base=first.result.base.score,
         tuned=first.result.tuned.score,
         examples=choose_examples(list(generate_rows(first.task, first.base, first.tuned))),
-        rows_better=difference.better if difference else None,
-        rows_worse=difference.worse if difference else None,
-        p_value=difference.p_value if difference else None,
         held_out_also_trained=overlap.prompts if overlap else None,
         tasks=tuple(each.result for each in scored),
         critical_warnings=tuple(warning for each in scored for warning in critical_warnings(each.task, each.result)),

@@ -23,7 +23,7 @@ from gemsmith.launch.provider import (
 )
 from gemsmith.launch.shards import find_images
 from gemsmith.launch.upload import check_wheel
-from gemsmith.plan import plan_only
+from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.load import dump_recipe, with_values

@@ -59,7 +59,7 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
 def _send_report(run: Run, mirror: RunSync, console: Console) -> None:
     """The report comes home with the records; an image of one's own may lack what draws it."""
     try:
-        importlib.import_module("gemsmith.report.stage").report(run)
+        importlib.import_module("gemsmith.report.page").report(run)
     except (GemsmithError, OSError, ModuleNotFoundError) as error:
         console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
     mirror.send()

@@ -36,25 +36,12 @@ WHAT = {"matmuls": "measured", "decode": "served_decode", "prefill": "served_pre
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What one run says of one machine."""
-
-    machine: str
-    stage: str
-    """train or bench."""
-    shares: Mapping[str, Sequence[float]]
-    """By WHAT: of the peak for matmuls, of the roofline for the others."""
-    source: str
-    date: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What the runs on one machine came to, of training or of serving."""
+    """What a run, or all runs together, say of a machine by training or by serving."""
 
     machine: str
-    shares: Mapping[str, tuple[float, float]]
-    """Low and high over all runs."""
+    shares: Mapping[str, Sequence[float]]
+    """By WHAT: of the peak for matmuls, of the roofline for the others; of all runs the lowest and the highest."""
     source: str
     date: str
 
@@ -70,9 +57,8 @@ class Calibration:
 
     def say(self) -> str:
         """The line on the terminal."""
-        of = {"matmuls": "of the peak"}
         reached = ", ".join(
-            f"{what} reached {100 * low:.3g} to {100 * high:.3g} % {of.get(what, 'of the roofline')}"
+            f"{what} reached {100 * low:.3g} to {100 * high:.3g} % of the {'peak' if what == 'matmuls' else 'roofline'}"
             for what, (low, high) in self.shares.items()
         )
         return f"{self.machine}: {reached} ({self.source}, {self.date})"
@@ -84,10 +70,10 @@ def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     Trainings and load tests, of each run what it has. A machine that is calibrated again has its new values only.
     Raises RunError for a run that says nothing of a machine of the catalog; then nothing is written.
     """
-    reached: dict[tuple[str, str], list[Measured]] = {}
+    reached: dict[tuple[str, ...], list[Calibration]] = {}
     for folder in folders:
         for said in _measured(folder):
-            reached.setdefault((said.machine, said.stage), []).append(said)
+            reached.setdefault((said.machine, *said.shares), []).append(said)
     found = []
     for runs in reached.values():
         every = {what: [share for run in runs for share in run.shares[what]] for what in runs[0].shares}
@@ -108,7 +94,7 @@ def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     return found
 
 
-def _measured(folder: Path) -> list[Measured]:
+def _measured(folder: Path) -> list[Calibration]:
     """What the run says, for each row of the catalog that its machines are."""
     run = Run(path=folder, recipe=find_run(folder))
     there = [kind for kind in (TrainRecord, BenchRecord) if run.record_file(kind.stage).exists()]
@@ -127,7 +113,7 @@ def _measured(folder: Path) -> list[Measured]:
     return [replace(each, source=each.source + left_out) for each in _trained(run, train)]
 
 
-def _trained(run: Run, record: TrainRecord) -> list[Measured]:
+def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
     seconds = [step.step_s for step in timed_steps(record.steps, record.resumed_at)]
     if len(seconds) < LEAST_STEPS:
         raise RunError(
@@ -140,9 +126,8 @@ def _trained(run: Run, record: TrainRecord) -> list[Measured]:
         f"{statistics.median(seconds):.4g} s, {fast:.4g} to {slow:.4g} without the fastest and slowest tenth"
     )
     return [
-        Measured(
+        Calibration(
             machine=machine.name,
-            stage="train",
             shares={"matmuls": [_share(run.path, run.recipe, record, machine, step_s) for step_s in (slow, fast)]},
             source=source,
             date=record.provenance.started[:10],
@@ -165,7 +150,7 @@ def _middle(folder: Path, seconds: Sequence[float]) -> tuple[float, float]:
     return fast, slow
 
 
-def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Measured]:
+def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Calibration]:
     found = []
     for machine in _machines(run, _served_on(run, record, train), "was load-tested"):
         shares = read_shares(run.path, run.recipe, record, machine)
@@ -173,9 +158,8 @@ def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Me
         vllm = (record.server and record.server.version) or record.endpoint.get("vllm", "of no known version")
         source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
         found.append(
-            Measured(
+            Calibration(
                 machine=machine.name,
-                stage="bench",
                 shares={"decode": shares.decode, "prefill": shares.prefill},
                 source=source,
                 date=record.provenance.started[:10],

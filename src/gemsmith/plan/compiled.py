@@ -4,13 +4,13 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import GemsmithError, MachineError
+from gemsmith.errors import GemsmithError, InputError, MachineError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork
 from gemsmith.plan.cost import rounded, rounded_range
@@ -38,26 +38,22 @@ class Limits:
     memory_bytes: float
 
 
-Compile = Callable[[Recipe, Machine, ImageWork | None], CompiledStep | None]
-"""What the compiler says of the recipe, its mesh chosen, on a machine, with rows that have room for such images; None
-where nothing is compiled for that."""
-
-
-def compiles_for(recipe: Recipe, machine: Machine) -> bool:
-    chip = machine.chip
-    return recipe.train.backend == "tunix" and bool(machine.topology and chip.clock_hz and chip.link_bytes_per_s)
-
-
-def compiler(limits: Limits) -> Compile:
-    """Compiles within the limits what was not compiled before. Raises MachineError where there is no compiler."""
+def check_compiles(recipe: Recipe, machines: Sequence[Machine]) -> None:
+    """Raises InputError where the step is compiled for none of the machines, MachineError without a compiler."""
+    if not any(_compiles_for(recipe, machine) for machine in machines):
+        names = ", ".join(machine.name for machine in machines)
+        raise InputError(
+            f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
+            "the catalog that have a topology, such as v5p-8, with --machine, and train.backend tunix"
+        )
     from gemsmith.plan.aot.compile import check_compiler
 
     check_compiler()
 
-    def compiled(recipe: Recipe, machine: Machine, images: ImageWork | None) -> CompiledStep | None:
-        return _compiled(recipe, machine, images, limits) if compiles_for(recipe, machine) else None
 
-    return compiled
+def _compiles_for(recipe: Recipe, machine: Machine) -> bool:
+    chip = machine.chip
+    return recipe.train.backend == "tunix" and bool(machine.topology and chip.clock_hz and chip.link_bytes_per_s)
 
 
 def with_compiled(choice: Choice, step: CompiledStep, machine: Machine) -> Choice:
@@ -92,14 +88,15 @@ def compiled_note(step: CompiledStep) -> str:
 
 
 def compile_chosen(
-    compile_step: Compile, recipe: Recipe, choice: Choice, machine: Machine, images: ImageWork | None
+    recipe: Recipe, choice: Choice, machine: Machine, images: ImageWork | None, limits: Limits
 ) -> CompiledStep | None:
-    """The recipe compiled with the mesh that was chosen, beside what the formula said of it."""
-    if any(not problem.startswith("needs ") for problem in choice.problems):
-        return None  # it cannot be laid out there
-    step = compile_step(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images)
-    if step is None:
+    """What the compiler says of the recipe with the mesh that was chosen, beside what the formula said of it.
+
+    `images`: what its rows have room for. None where nothing is compiled for the machine, or it cannot be laid out.
+    """
+    if not _compiles_for(recipe, machine) or any(not problem.startswith("needs ") for problem in choice.problems):
         return None
+    step = _compiled(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images, limits)
     formula_step_s = rounded_range((choice.time.low_s, choice.time.high_s))
     return step.model_copy(update={"formula_bytes": choice.hbm_bytes_per_chip, "formula_step_s": formula_step_s})
 

@@ -94,8 +94,7 @@ def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine
         micro_batches=train.gradient_accumulation_steps,
         remat="layer" if train.remat == "auto" else train.remat,
     )
-    work = on_chips(work, machine.chip.kind, recipe)
-    return choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    return choose_mesh(on_chips(work, machine.chip.kind, recipe), machine, recipe)
 
 
 def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:

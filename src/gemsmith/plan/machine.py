@@ -10,7 +10,7 @@ from gemsmith.arch import Variant
 from gemsmith.hardware import Machine, doubts_of
 from gemsmith.hardware.model import StepCost, memory_breakdown, memory_of, on_chips
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
-from gemsmith.plan.compiled import Compile, compile_chosen, compiled_note, with_compiled
+from gemsmith.plan.compiled import Limits, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded_range
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
@@ -37,7 +37,8 @@ class Asked:
     tokens: float | None
     """Real ones of a step."""
     today: date
-    compile: Compile | None = None
+    limits: Limits | None
+    """Within which the step is compiled; None: by formula alone."""
 
     @property
     def work(self) -> StepCost:
@@ -46,12 +47,12 @@ class Asked:
 
 def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     """The plan, and where the machine does not fit the smallest change found with which it does."""
-    recipe, train = asked.recipe, asked.recipe.train
+    recipe = asked.recipe
     work = on_chips(asked.work, machine.chip.kind, recipe)
-    choice = choose_mesh(work, machine, train.mesh, remat=train.remat, backend=train.backend)
+    choice = choose_mesh(work, machine, recipe)
     compiled = None
-    if asked.compile is not None:
-        compiled = compile_chosen(asked.compile, recipe, choice, machine, work.images)
+    if asked.limits is not None:
+        compiled = compile_chosen(recipe, choice, machine, work.images, asked.limits)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems

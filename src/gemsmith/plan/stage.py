@@ -2,27 +2,17 @@
 
 import functools
 import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from gemsmith.arch import Variant
 from gemsmith.errors import InputError
 from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
 from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
-from gemsmith.plan.compiled import Compile, Limits, compiler, compiles_for
+from gemsmith.plan.compiled import Limits, check_compiles
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
-from gemsmith.plan.counts import (
-    PRICED_STEPS,
-    ImageCount,
-    RealTokens,
-    StepCount,
-    count_images,
-    count_real_tokens,
-    count_steps,
-)
+from gemsmith.plan.counts import PRICED_STEPS, count_images, count_real_tokens, count_steps
 from gemsmith.plan.machine import Asked, plan_machine
 from gemsmith.plan.serving import plan_serving
 from gemsmith.recipe.backends import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
@@ -30,7 +20,7 @@ from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, Provenance
+from gemsmith.runs.records import DataRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
@@ -88,13 +78,12 @@ def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> Pl
 def plan_run(
     run: Run, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None
 ) -> PlanRecord:
-    """The run's plan, for the machines named in `on` where that is given, which has a comma between them or is `all`.
+    """The run's plan, for `machine` where that is given: names with a comma between them, or `all`.
 
-    Nothing is written. Ranked by dollars or hours where `by` is given; else machines come as they were named. With
+    Nothing is written. Ranked by dollars or hours where `sort` is given; else machines come as they were named. With
     limits the step is compiled within them for each TPU.
     """
-    data: DataRecord | None = read_record(run, DataRecord) if is_up_to_date(run, "data") else None
-    return _plan(run, data, machine, sort, limits)
+    return _plan(run, read_record(run, DataRecord) if is_up_to_date(run, "data") else None, machine, sort, limits)
 
 
 def plan_only(
@@ -102,57 +91,6 @@ def plan_only(
 ) -> PlanRecord:
     """The plan of a resolved recipe that has no run directory. Nothing is written."""
     return _plan(Run(path=Path(), recipe=recipe), None, machine, sort, limits)
-
-
-def plan_recipe(
-    recipe: Recipe,
-    variant: Variant,
-    *,
-    steps: StepCount,
-    provenance: Provenance,
-    tokens: RealTokens | None = None,
-    images: ImageCount | None = None,
-    machines: Sequence[Machine] | None = None,
-    catalog: Catalog | None = None,
-    compile_step: Compile | None = None,
-) -> PlanRecord:
-    """The plan of the recipe, model, number of steps, and machines (default: the recipe's own), and nothing else.
-
-    Raises RecipeError for a machine that the catalog does not have, or LoRA targets that do not exist.
-    """
-    if machines is None:
-        catalog = catalog or load_catalog(recipe.hardware.catalog)
-        machines = _find_machines(recipe, catalog, None)
-    tokens = tokens or count_real_tokens(recipe)
-    counted = images or count_images(recipe, variant)
-
-    @functools.cache
-    def work_in(dtype: str) -> StepCost:
-        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
-
-    asked = Asked(
-        recipe=recipe,
-        variant=variant,
-        work_in=work_in,
-        steps=steps.steps or PRICED_STEPS,
-        tokens=tokens.per_step,
-        today=datetime.now(UTC).date(),
-        compile=compile_step,
-    )
-    work = asked.work
-    return PlanRecord(
-        provenance=provenance,
-        model=variant.name,
-        parameters=work.parameters,
-        trained_parameters=work.trained_parameters,
-        steps=steps.steps,
-        priced_steps=asked.steps,
-        tokens_per_step=work.tokens,
-        real_tokens_per_step=tokens.per_step,
-        machines=tuple(plan_machine(asked, machine) for machine in machines),
-        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt)),
-        assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
-    )
 
 
 def ranked(record: PlanRecord, sort: Sort) -> PlanRecord:
@@ -210,27 +148,40 @@ def _plan(
     for file in own_files(recipe.hardware.catalog):
         sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
     machines = _find_machines(recipe, catalog, machine)
-    if limits is not None and not any(compiles_for(recipe, machine) for machine in machines):
-        names = ", ".join(machine.name for machine in machines)
-        raise InputError(
-            f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
-            "the catalog that have a topology, such as v5p-8, with --machine, and train.backend tunix"
-        )
-    compile_step = None if limits is None else compiler(limits)
-    provenance = make_provenance(run, "plan", clock, sources=sources)
+    if limits is not None:
+        check_compiles(recipe, machines)
     variant = recipe_variant(recipe)
-    record = plan_recipe(
-        recipe,
-        variant,
-        steps=count_steps(recipe, data),
-        provenance=provenance,
-        tokens=count_real_tokens(recipe, data),
-        images=count_images(recipe, variant, data),
-        machines=machines,
-        compile_step=compile_step,
+    steps, tokens = count_steps(recipe, data), count_real_tokens(recipe, data)
+    counted = count_images(recipe, variant, data)
+
+    @functools.cache
+    def work_in(dtype: str) -> StepCost:
+        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
+
+    asked = Asked(
+        recipe=recipe,
+        variant=variant,
+        work_in=work_in,
+        steps=steps.steps or PRICED_STEPS,
+        tokens=tokens.per_step,
+        today=datetime.now(UTC).date(),
+        limits=limits,
     )
-    record = record.model_copy(
-        update={"provenance": provenance.model_copy(update={"duration_s": round(clock.elapsed_s(), 3)})}
+    planned = tuple(plan_machine(asked, machine) for machine in machines)
+    serving = tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt))
+    work = asked.work
+    record = PlanRecord(
+        provenance=make_provenance(run, "plan", clock, sources=sources),
+        model=variant.name,
+        parameters=work.parameters,
+        trained_parameters=work.trained_parameters,
+        steps=steps.steps,
+        priced_steps=asked.steps,
+        tokens_per_step=work.tokens,
+        real_tokens_per_step=tokens.per_step,
+        machines=planned,
+        serving=serving,
+        assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
     )
     return record if sort is None else ranked(record, sort)
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gemsmith.system.format import count
@@ -24,34 +25,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 # both.
 WIDTH, HEIGHT = 440, 236
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 11.5,
-    "axes.facecolor": "none",
-    "axes.edgecolor": COLORS["line"],
-    "axes.labelcolor": COLORS["muted"],
-    "axes.linewidth": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.xmargin": 0.02,
-    "grid.color": COLORS["line"],
-    "grid.linewidth": 0.8,
-    "xtick.color": COLORS["line"],
-    "ytick.color": COLORS["line"],
-    "xtick.labelcolor": COLORS["muted"],
-    "ytick.labelcolor": COLORS["muted"],
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-    "text.color": COLORS["muted"],
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-}
+_STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
 
 
 def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
@@ -93,10 +67,8 @@ def draw_chart(
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
-        settings: Any = matplotlib.rcParams
-        settings.update(_STYLE | {"svg.hashsalt": f"gemsmith-{name}"})
+    with matplotlib.rc_context(fname=_STYLE):  # over the defaults: a user's matplotlibrc must not change the page
+        matplotlib.rcParams["svg.hashsalt"] = f"gemsmith-{name}"
         layout = ConstrainedLayoutEngine(w_pad=2 / 72, h_pad=3 / 72)
         figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout=layout)
         axes = figure.add_subplot()

@@ -28,6 +28,7 @@ from gemsmith.analysis.summary import (
 from gemsmith.errors import MachineError
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
+from gemsmith.system.files import write_text
 from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, signed, span, usd
 
 _FOLDER = Path(__file__).parent / "templates"
@@ -157,6 +158,15 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
             yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
 
 
+def report(run: Run) -> Path:
+    """The path of `report.html`, written whole from the records that are there.
+
+    The same records give the same bytes. A missing record is said to be missing; it is not an error.
+    """
+    write_text(run.report, render_page(run))
+    return run.report
+
+
 def render_page(run: Run) -> str:
     """The whole page. Raises MachineError where matplotlib or Jinja is not installed."""
     environment = open_environment()
@@ -166,13 +176,13 @@ def render_page(run: Run) -> str:
     records = findings.records()
     environment.globals |= {"recipe": run.recipe, "found": findings}
     rendered = (
-        (section, environment.get_template(f"{section.id}.html").render(section.make(run, findings)))
-        for section in SECTIONS
+        (name, title, environment.get_template(f"{name}.html").render(make(findings)))
+        for name, (title, make) in SECTIONS.items()
     )
     html = environment.get_template("page.html").render(
-        sections=[(section, html) for section, html in rendered if html.strip()],
+        sections=[section for section in rendered if section[-1].strip()],
         run_name=run.path.resolve().name,
-        model=findings.model(run.recipe),
+        model=findings.model,
         stages=len(records),
         started=min((record.provenance.started for record in records.values()), default=None),
         total_s=total_s(findings),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.text import Text
 
-from gemsmith.analysis.sides import side_of_run
+from gemsmith.analysis.cost import actual_cost
 from gemsmith.analysis.summary import RunRecords, read_findings
 from gemsmith.errors import InputError, RecipeError, suggest
 from gemsmith.report.tables import Table
@@ -87,7 +87,7 @@ def read_listed(folder: Path) -> RunRow:
     findings = read_findings(run)
     records = findings.records()
     state, problem = _state(run, findings)
-    side = side_of_run(name, str(folder), run.recipe, records)
+    cost = actual_cost(findings)
     return RunRow(
         name=name,
         path=folder,
@@ -96,7 +96,7 @@ def read_listed(folder: Path) -> RunRow:
         loss=findings.train.steps[-1].loss if findings.train and findings.train.steps else None,
         score=findings.eval.tuned.score if findings.eval else None,
         speed=findings.train.real_tokens_per_s if findings.train else None,
-        cost=side.train_usd("on demand"),
+        cost=cost.training if cost else None,
         started=min((record.provenance.started for record in records.values()), default=None),
         problem=problem,
     )

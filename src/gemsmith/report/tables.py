@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import Run
+from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
 
@@ -97,19 +98,19 @@ def summary_table(run: Run) -> Table:
     findings = read_findings(run)
     records = findings.records()
     rows: list[list[str | Text]] = []
-    for stage, lines in _LINES.items():
+    for stage in STAGES:
         name = Text(stage, style="bold")
         if stage not in records:
             missing = "no record" if stage in findings.problems else "left out"
             rows.append([name, "", Text(missing, style="yellow"), ""])
             continue
-        for number, (what, value, *style) in enumerate(lines(records[stage])):
+        for number, (what, value, *style) in enumerate(_lines(records[stage])):
             start = ["", ""] if number else [name, duration(stage_s(records[stage]))]
             rows.append([*start, what, Text(value, style="".join(style))])
     rows.append([Text("all", style="bold"), duration(total_s(findings)), "", ""])
-    title = f"Results of {run.path.name}"
+    columns = ("stage", "time", "what", "value")
     return Table(
-        title=title, columns=("stage", "time", "what", "value"), rows=rows, right=("time",), whole=("stage", "time")
+        title=f"Results of {run.path.name}", columns=columns, rows=rows, right=("time",), whole=("stage", "time")
     )
 
 
@@ -117,42 +118,38 @@ _Lines = Iterator[tuple[str, ...]]
 """What, its value, and where it is not plain, the style of that."""
 
 
-def _plan_lines(plan: PlanRecord) -> _Lines:
-    yield "fits, estimated", ", ".join(machine.name for machine in plan.machines if machine.fits) or "none"
-    cheapest = cheapest_machine(plan)
-    if cheapest and cheapest.usd:
-        yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {plan.priced} on {cheapest.name}"
-
-
-def _data_lines(data: DataRecord) -> _Lines:
-    yield "rows", f"{count(data.rows)}, {count(sum(data.dropped.values()))} dropped"
-    if data.ignored_columns:
-        yield "columns ignored", ", ".join(data.ignored_columns)
-    yield "packing efficiency", percent(data.packing_efficiency)
-
-
-def _train_lines(train: TrainRecord) -> _Lines:
-    if train.steps:
-        first, last = train.steps[0], train.steps[-1]
-        yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"
-    yield "real tokens/s", decimal(train.real_tokens_per_s)
-    adapted = ", ".join(f"{kind} {modules}" for kind, modules in train.adapted.items())
-    yield "adapted modules", f"{count(sum(train.adapted.values()))} ({adapted})"
-
-
-def _export_lines(export: ExportRecord) -> _Lines:
-    total = size(sum(file.bytes for file in export.merged))
-    yield "merged", f"{total}, {count(export.merged_tensors)} tensors merged, {count(export.copied_tensors)} copied"
-
-
-def _verify_lines(verify: VerifyRecord) -> _Lines:
-    failed = [check.name for check in verify.checks if check.passed is False]
-    value = count_checks(verify) + (f": {', '.join(failed)}" if failed else "")
-    yield "checks", value, "green" if verify.passed else "bold red"
-
-
-def _serve_lines(serve: ServeRecord) -> _Lines:
-    yield "vLLM", f"{serve.vllm}, ready after {duration(serve.start_s)}"
+def _lines(record: Any) -> _Lines:
+    match record:
+        case PlanRecord():
+            yield "fits, estimated", ", ".join(machine.name for machine in record.machines if machine.fits) or "none"
+            cheapest = cheapest_machine(record)
+            if cheapest and cheapest.usd:
+                yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
+        case DataRecord():
+            yield "rows", f"{count(record.rows)}, {count(sum(record.dropped.values()))} dropped"
+            if record.ignored_columns:
+                yield "columns ignored", ", ".join(record.ignored_columns)
+            yield "packing efficiency", percent(record.packing_efficiency)
+        case TrainRecord():
+            if record.steps:
+                first, last = record.steps[0], record.steps[-1]
+                yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"
+            yield "real tokens/s", decimal(record.real_tokens_per_s)
+            adapted = ", ".join(f"{kind} {modules}" for kind, modules in record.adapted.items())
+            yield "adapted modules", f"{count(sum(record.adapted.values()))} ({adapted})"
+        case ExportRecord():
+            copied = f"{count(record.merged_tensors)} tensors merged, {count(record.copied_tensors)} copied"
+            yield "merged", f"{size(sum(file.bytes for file in record.merged))}, {copied}"
+        case VerifyRecord():
+            failed = [check.name for check in record.checks if check.passed is False]
+            value = count_checks(record) + (f": {', '.join(failed)}" if failed else "")
+            yield "checks", value, "green" if record.passed else "bold red"
+        case ServeRecord():
+            yield "vLLM", f"{record.vllm}, ready after {duration(record.start_s)}"
+        case BenchRecord():
+            yield from _bench_lines(record)
+        case EvalRecord():
+            yield from _eval_lines(record)
 
 
 def _bench_lines(bench: BenchRecord) -> _Lines:
@@ -187,18 +184,6 @@ def _eval_lines(scores: EvalRecord) -> _Lines:
             if model.pass_at:
                 passes = ", ".join(f"pass@{each.k} {fraction(each.score)}" for each in model.pass_at)
                 yield f"{result.task}, {name}", f"{passes} over {count(len(model.problems))} problems"
-
-
-_LINES: dict[str, Callable[[Any], _Lines]] = {
-    "plan": _plan_lines,
-    "data": _data_lines,
-    "train": _train_lines,
-    "export": _export_lines,
-    "verify": _verify_lines,
-    "serve": _serve_lines,
-    "bench": _bench_lines,
-    "eval": _eval_lines,
-}
 
 
 def sweep_table(keys: Sequence[str], found: Sequence[SweptPlan]) -> Table:

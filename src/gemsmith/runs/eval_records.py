@@ -199,12 +199,6 @@ class EvalRecord(Record):
     tuned: Score
     examples: tuple[dict[str, Any], ...]
     """A few rows: prompt, expected, base, tuned."""
-    rows_better: int | None = None
-    """Rows that only the tuned model has right; None, as below, where rows are not right or wrong."""
-    rows_worse: int | None = None
-    """Rows that only the base has right."""
-    p_value: float | None = None
-    """Of an exact McNemar test of those two: how likely chance alone makes them at least as uneven."""
     held_out_also_trained: int | None = None
     """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
     tasks: tuple[TaskResult, ...]

@@ -30,7 +30,7 @@ def check(model: str, *overrides: str) -> None:
             ["train.mesh.sequence=3"],
             r"data\.max_length: 4096 does not divide over 3 devices of a row \(sequence 3\)",
         ),
-        ("gemma4-31b", ["train.mesh.tp=3"], r"train\.mesh\.tp: 3 does not divide the 32 heads"),
+        ("gemma4-31b", ["train.mesh.tp=3"], r"train\.mesh\.tp: 3 does not split the 32 heads"),
         (
             "tiny-31b",
             ["train.attention=splash"],

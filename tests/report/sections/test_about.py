@@ -23,7 +23,7 @@ def test_warmup_is_what_training_made_of_it(keys, trained, expected):
 
 
 def test_machines_and_versions_are_those_of_the_records(large_run):
-    made = about.make_about(large_run, read_findings(large_run))
+    made = about.make_about(read_findings(large_run))
     (_, others), (trained, stages) = made["machines"]
     assert stages == ["train"] and trained.accelerators == ("TPU v5",) * 4 and "train" not in others
     assert made["versions"]["vllm"] == ["0.32.0"] and next(iter(made["versions"])) == "gemsmith"

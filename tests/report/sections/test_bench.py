@@ -4,9 +4,8 @@ import html
 import math
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.page import render_page
+from gemsmith.report.page import render_page, report
 from gemsmith.report.sections import serving as bench
-from gemsmith.report.stage import report
 from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, Slo
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import decimal
@@ -46,7 +45,7 @@ def test_what_requests_with_images_held_is_said(make_run, undrawn):
 
 
 def test_each_length_has_its_fastest_load_its_lightest_and_its_saturation(large_run, undrawn):
-    made = bench.make_bench(large_run, read_findings(large_run))
+    made = bench.make_bench(read_findings(large_run))
     assert len(made["cells"]) == 46 and len(made["metrics"]) == 46
     assert [each.saturates for each in made["lengths"]] == [None, *["2 to 2.74"] * 5]
     for each in made["lengths"]:

@@ -41,9 +41,9 @@ def test_each_row_of_the_matrix_is_one_label_and_its_shares_are_of_that() -> Non
     found = labels_result({("a", "a"): 3, ("a", "b"): 1, ("b", None): 2}, labels=("a", "b", "c"))
     base, tuned = label_matrices(found)
     assert (base.model, tuned.model) == ("base", "tuned") and base.answered == ("a", "b", "c", NO_LABEL)
-    lines = {line: [(cell.rows, cell.share) for cell in cells] for line, cells in base.lines}
+    lines = {line: [(rows, share) for rows, share, _ in cells] for line, cells in base.lines}
     assert lines == {"a": [(3, 0.75), (1, 0.25), (0, 0), (0, 0)], "b": [(0, 0), (0, 0), (0, 0), (2, 1.0)]}
-    assert [cell.right for cell in dict(base.lines)["a"]] == [True, False, False, False]
+    assert [right for *_, right in dict(base.lines)["a"]] == [True, False, False, False]
 
 
 def test_beyond_the_largest_labels_the_others_are_one() -> None:
@@ -52,9 +52,9 @@ def test_beyond_the_largest_labels_the_others_are_one() -> None:
     counts |= {(names[0], names[-1]): 7, (names[-1], names[-2]): 2, (names[-1], names[0]): 4}
     base, _ = label_matrices(labels_result(counts, labels=names))
     assert len(base.lines) == MOST_LABELS + 1 and base.answered[-2:] == (OTHERS, NO_LABEL)
-    assert sum(cell.rows for _, cells in base.lines for cell in cells) == sum(counts.values())
+    assert sum(rows for _, cells in base.lines for rows, *_ in cells) == sum(counts.values())
     first, others = dict(base.lines)[names[0]], dict(base.lines)[OTHERS]
-    assert first[-2].rows == 7 and not others[-2].right, "some of them are taken for each other"
+    assert first[-2][0] == 7 and not others[-2][2], "some of them are taken for each other"
 
 
 @pytest.fixture

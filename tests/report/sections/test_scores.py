@@ -30,7 +30,7 @@ def test_every_task_has_its_scores_and_its_difference(large_run, words):
 
 def test_every_problem_is_paired_by_its_name(large_run, words, undrawn):
     record = read_record(large_run, EvalRecord).tasks[0]
-    (task, *_) = scores.make_scores(large_run, read_findings(large_run))["tasks"]
+    (task, *_) = scores.make_scores(read_findings(large_run))["tasks"]
     assert len(task.problems) == 156
     shuffled = record.model_copy(
         update={"base": record.base.model_copy(update={"problems": record.base.problems[::-1]})}

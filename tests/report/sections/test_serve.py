@@ -18,11 +18,11 @@ def test_every_fact_of_a_server_is_in_the_table():
 
 
 def test_servers_that_said_the_same_share_a_column(large_run):
-    assert list(serve.make_serve(large_run, read_findings(large_run))["servers"]) == ["serve, bench, eval"]
+    assert list(serve.make_serve(read_findings(large_run))["servers"]) == ["serve, bench, eval"]
     bench = read_record(large_run, BenchRecord)
     other = bench.server.model_copy(update={"prefix_caching": True})
     write_record(large_run, bench.model_copy(update={"server": other}))
-    assert list(serve.make_serve(large_run, read_findings(large_run))["servers"]) == ["serve, eval", "bench"]
+    assert list(serve.make_serve(read_findings(large_run))["servers"]) == ["serve, eval", "bench"]
 
 
 def test_records_without_facts_say_so(make_run, section_words):

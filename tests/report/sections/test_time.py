@@ -54,7 +54,7 @@ def test_stages_follow_each_other_and_missing_ones_take_no_time(make_run):
 
 def test_dollars_are_the_seconds_beside_them_times_the_price(large_run):
     """Of a continued training the page had the dollars of all starts beside the seconds of the last."""
-    made = make(large_run, read_findings(large_run))
+    made = make(read_findings(large_run))
     outer = {span.name: span.seconds for span in made["spans"] if not span.inner}
     assert made["total_s"] == pytest.approx(sum(outer.values()))
     for stage, usd in made["actual_cost"].stages.items():
@@ -63,7 +63,7 @@ def test_dollars_are_the_seconds_beside_them_times_the_price(large_run):
 
 def test_serving_costs_what_the_cheapest_load_of_each_length_costs(large_run):
     findings = read_findings(large_run)
-    served = make(large_run, findings)["served"]
+    served = make(findings)["served"]
     assert [cell.input_tokens for cell in served] == [128, 512, 1024, 4096, 8192, 15360]
     for cell in served:
         same = [each for each in findings.bench.cells if each.input_tokens == cell.input_tokens and each.completed]

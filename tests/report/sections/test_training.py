@@ -10,7 +10,7 @@ from gemsmith.system.format import count, decimal, duration
 
 
 def test_steps_of_a_long_run_are_spread_with_the_first_and_the_last(large_run, undrawn):
-    made = training.make_training(large_run, read_findings(large_run))
+    made = training.make_training(read_findings(large_run))
     steps = [step.step for step in made["step_rows"]]
     assert len(steps) == 24 and (steps[0], steps[-1]) == (1, 1_244)
     assert made["tokens"] == sum(step.real_tokens for step in read_record(large_run, TrainRecord).steps)
@@ -30,8 +30,6 @@ def test_the_page_s_numbers_are_the_record_s(large_run, section_words):
 def test_tokens_in_the_loss_of_a_record_that_has_none_are_no_number(large_run, undrawn):
     findings = read_findings(large_run)
     old = tuple(step.model_copy(update={"loss_tokens": None}) for step in findings.train.steps)
-    assert training.make_training(large_run, findings)["loss_tokens"] == sum(
-        step.loss_tokens for step in findings.train.steps
-    )
+    assert training.make_training(findings)["loss_tokens"] == sum(step.loss_tokens for step in findings.train.steps)
     findings = replace(findings, train=findings.train.model_copy(update={"steps": old}))
-    assert training.make_training(large_run, findings)["loss_tokens"] is None
+    assert training.make_training(findings)["loss_tokens"] is None

@@ -112,20 +112,21 @@ def check_trl_quantized(dtype: str, variant: Variant) -> None:
     )
 
 
+def allowed_tp(variant: Variant) -> list[int]:
+    """Values of tp that divide the heads, and the kv heads of every layer or are multiples of them.
+
+    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, devices hold copies of global
+    kv heads.
+    """
+    kv_heads = {variant.kv_heads_of(layer) for layer in range(variant.layers)}
+    divisors = (tp for tp in range(1, variant.heads + 1) if variant.heads % tp == 0)
+    return [tp for tp in divisors if all(count % tp == 0 or tp % count == 0 for count in kv_heads)]
+
+
 def _check_heads(variant: Variant, devices: int, key: str) -> None:
-    """Query heads are split over the devices; kv heads are split too, or each is held by devices / K of them."""
-    if variant.heads % devices:
+    allowed = allowed_tp(variant)
+    if devices not in allowed:
         raise RecipeError(
-            f"{key} {devices} does not divide the {variant.heads} heads of {variant.name}; set "
-            f"{_divisors(variant.heads)}"
+            f"{key} {devices} does not split the {variant.heads} heads of {variant.name} and their kv heads; set "
+            f"{', '.join(map(str, allowed))}"
         )
-    for name, heads in (("kv", variant.kv_heads), ("global kv", variant.global_kv_heads)):
-        if heads % devices and devices % heads:
-            raise RecipeError(
-                f"{key} {devices} neither divides the {heads} {name} heads of {variant.name} nor is a multiple of "
-                f"them; set {_divisors(variant.heads)}"
-            )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)

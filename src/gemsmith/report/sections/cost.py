@@ -10,7 +10,6 @@ from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import duration, rough, size, span
 from gemsmith.train.logging import timed_steps
@@ -27,7 +26,7 @@ class MemoryPart:
     color: str
 
 
-def make_plan(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_plan(findings: RunRecords) -> dict[str, Any]:
     """The memory of the machine that trained, or without training of the first planned one, and its step time."""
     machine, train = trained_machine(findings), findings.train
     shown = machine or (findings.plan.machines[0] if findings.plan and findings.plan.machines else None)
@@ -81,7 +80,7 @@ class StageSpan:
     missing: bool = False
 
 
-def make_time(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_time(findings: RunRecords) -> dict[str, Any]:
     """The waterfall, and dollars for each stage and each cell."""
     found = actual_cost(findings)
     return {

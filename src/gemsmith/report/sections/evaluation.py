@@ -23,7 +23,6 @@ from gemsmith.runs.eval_records import (
     Share,
     TaskResult,
 )
-from gemsmith.runs.run import Run
 from gemsmith.system.format import count, decimal, fraction, interval
 
 MOST_CHARACTERS = 2_000
@@ -136,7 +135,7 @@ class TaskScores:
     """What is said of the answers, not of the scores."""
 
 
-def make_scores(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_scores(findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
     scores, lm_eval = findings.eval, _lm_eval(findings.lm_eval) if findings.lm_eval else None
     if scores is None:
@@ -235,24 +234,16 @@ OTHERS, NO_LABEL = "others", "no label"
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatrixCell:
-    """Rows of one label that were answered with one, and their share of the label's rows."""
-
-    rows: int
-    share: float
-    right: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """Expected labels by row, answered ones by column; both with `others` where there are more than MOST_LABELS."""
 
     model: str
     answered: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[MatrixCell, ...]], ...]
+    lines: tuple[tuple[str, tuple[tuple[int, float, bool], ...]], ...]
+    """Label, and for each answer the rows, their share of the label's, and whether that answer is right."""
 
 
-def make_labels(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_labels(findings: RunRecords) -> dict[str, Any]:
     """The tasks that classify, each with its matrices."""
     results = findings.eval.tasks if findings.eval else ()
     return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}
@@ -275,9 +266,9 @@ def _matrix(model: str, scores: LabelScores, found: LabelsResult, shown: tuple[s
         right[line] += each.rows if each.expected == each.answered else 0
     answered = (*names, NO_LABEL)
 
-    def cell(line: str, column: str, total: int) -> MatrixCell:
+    def cell(line: str, column: str, total: int) -> tuple[int, float, bool]:
         rows = cells[line, column]
-        return MatrixCell(rows=rows, share=rows / total, right=line == column and right[line] == rows)
+        return rows, rows / total, line == column and right[line] == rows
 
     totals = {line: sum(cells[line, column] for column in answered) for line in names}
     lines = [(line, tuple(cell(line, column, total) for column in answered)) for line, total in totals.items() if total]

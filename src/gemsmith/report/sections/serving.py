@@ -8,7 +8,6 @@ from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines
 from gemsmith.report.bench_charts import load_charts, load_of
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.records import ServerFacts
-from gemsmith.runs.run import Run
 from gemsmith.system.format import count
 
 _NAMES = {
@@ -27,7 +26,7 @@ _NAMES = {
 }
 
 
-def make_serve(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_serve(findings: RunRecords) -> dict[str, Any]:
     """`servers`: which stages' server -> name -> value in words; stages whose servers said the same share one."""
     told: dict[ServerFacts, list[str]] = {}
     for stage, record in (("serve", findings.serve), ("bench", findings.bench), ("eval", findings.eval)):
@@ -69,7 +68,7 @@ class Length:
     """None without an SLO."""
 
 
-def make_bench(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_bench(findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
     if bench is None:

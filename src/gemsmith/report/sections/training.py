@@ -6,16 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
-from gemsmith.recipe.schema import Optimizer
+from gemsmith.recipe.schema import Optimizer, Recipe
 from gemsmith.report.run_charts import training_charts
 from gemsmith.runs.records import Computer, DataRecord, TrainRecord
-from gemsmith.runs.run import Run
 from gemsmith.system.format import count, decimal, plain
 
 _STEP_ROWS = 24
 
 
-def make_training(run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_training(findings: RunRecords) -> dict[str, Any]:
     """Charts, some of the steps, evenly spread with the first and the last, and how many tokens all had."""
     train = findings.train
     steps = train.steps if train else ()
@@ -24,14 +23,14 @@ def make_training(run: Run, findings: RunRecords) -> dict[str, Any]:
     if last >= _STEP_ROWS:
         rows = tuple(steps[round(row * last / (_STEP_ROWS - 1))] for row in range(_STEP_ROWS))
     return {
-        "charts": training_charts(train, run.recipe.optimizer.max_grad_norm) if train else [],
+        "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
         "step_rows": rows,
         "tokens": trained_tokens(train) if train else 0,
         "loss_tokens": sum(counts) if None not in counts else None,
     }
 
 
-def make_about(run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_about(findings: RunRecords) -> dict[str, Any]:
     """Names and values, machines with the stages that ran on them, packages with their versions.
 
     Of these more than one where stages differ, as training's and serving's environments may.
@@ -44,8 +43,8 @@ def make_about(run: Run, findings: RunRecords) -> dict[str, Any]:
             versions.setdefault(name, set()).add(version)
     order = sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))
     return {
-        "model": findings.model(run.recipe),
-        "settings": list(_settings(run, findings.train)),
+        "model": findings.model,
+        "settings": list(_settings(findings.run.recipe, findings.train)),
         "machines": list(machines.items()),
         "versions": {name: sorted(versions[name]) for name in order},
     }
@@ -60,9 +59,8 @@ def _warmup(optimizer: Optimizer, trained: TrainRecord | None) -> str:
     return "warm-up in a tenth of the steps, at most 100" if steps is None else f"{count(steps)} warm-up steps"
 
 
-def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]]:
+def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str, str]]:
     """The recipe in a few lines."""
-    recipe = run.recipe
     lora, optimizer, train = recipe.lora, recipe.optimizer, recipe.train
     rows = recipe.data.train
     yield "Data", rows if isinstance(rows, str) else f"{count(rows.rows)} made rows of the {rows.task} task"
@@ -79,7 +77,7 @@ def _settings(run: Run, trained: TrainRecord | None) -> Iterator[tuple[str, str]
     yield "Length", f"{length}, backend {train.backend}, {train.dtype}, seed {recipe.seed}"
 
 
-def make_data(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_data(findings: RunRecords) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
     data = findings.data
     if data is None:
@@ -143,9 +141,10 @@ def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
     return [*rows, ("Held out and nearly trained on", nearly)]
 
 
-def make_provenance(run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_provenance(findings: RunRecords) -> dict[str, Any]:
     """The records, and each line of the resolved recipe, cut in what it sets and why; none where the file is gone."""
-    text = run.recipe_file.read_text(encoding="utf-8") if run.recipe_file.exists() else ""
+    file = findings.run.recipe_file
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     return {"records": findings.records(), "recipe_lines": [_cut_reason(line) for line in text.splitlines()]}
 
 
@@ -165,6 +164,6 @@ def _cut_reason(line: str) -> tuple[str, str]:
     return line[:end], line[end:].strip()
 
 
-def make_export(_run: Run, findings: RunRecords) -> dict[str, Any]:
+def make_export(findings: RunRecords) -> dict[str, Any]:
     """How many checks passed, in words."""
     return {"checks": count_checks(findings.verify) if findings.verify else None}
