@@ -142,7 +142,7 @@ class TunixBackend:
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
         self._compiled: dict[BucketShape | None, Compiled] = {}
-        self._checkpoints = OrbaxCheckpoints(
+        self.checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
             keep=run.recipe.train.save_total_limit,
@@ -163,38 +163,23 @@ class TunixBackend:
         return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
     def resumable_step(self) -> int | None:
-        step = self._checkpoints.latest_step()
-        if step is not None and is_peft_step(self._run.checkpoints / str(step)):
-            raise self._another_backends(step)
+        step, folder = self.checkpoints.latest_step(), self._run.checkpoints
+        if step is not None and (is_peft_step(folder / str(step)) or not self.checkpoints.read_metadata(step)):
+            raise RunError(
+                f"{folder}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to another, or "
+                f"start again with: gemsmith train {self._run.path} --force"
+            )
         return step
-
-    def read_metadata(self, step: int) -> dict[str, Any]:
-        metadata = self._checkpoints.read_metadata(step)
-        if not metadata:
-            raise self._another_backends(step)
-        return metadata
-
-    def _another_backends(self, step: int) -> RunError:
-        return RunError(
-            f"{self._run.checkpoints}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to "
-            f"another, or start again with: gemsmith train {self._run.path} --force"
-        )
 
     def prepare(self, session: TrainSession) -> None:
         self._session = session
         self.trainer.start_at(session.done)
 
     def restore(self, step: int) -> None:
-        self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
+        self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
 
     def check_saved(self, step: int) -> None:
-        self._checkpoints.read(step, self.model, self.trainer.optimizer)
-
-    def checkpoint_steps(self) -> list[int]:
-        return self._checkpoints.steps()
-
-    def delete_saved(self) -> None:
-        self._checkpoints.delete_all()
+        self.checkpoints.read(step, self.model, self.trainer.optimizer)
 
     def run(self) -> None:
         """Compiles the step for every bucket still to come, and runs it; where SIGTERM comes first, it runs none.
@@ -223,8 +208,8 @@ class TunixBackend:
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
             # next start.
             begun_s = time.monotonic()
-            self._checkpoints.wait()
-            self._session.waited_for_saves(time.monotonic() - begun_s)
+            self.checkpoints.wait()
+            self._session.saved(time.monotonic() - begun_s, 0)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
@@ -242,7 +227,7 @@ class TunixBackend:
             for bucket, step in first_of_each_bucket.items()
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
-        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
+        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
 
     def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None

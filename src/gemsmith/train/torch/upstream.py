@@ -1,10 +1,13 @@
-"""What stands here for what transformers and PEFT do otherwise than training needs; docs/upstream.md says until when."""
+"""What stands here for what transformers and PEFT do otherwise than training needs; see docs/upstream.md."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch.nn.functional import rms_norm
+from transformers.utils import logging
 
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.errors import CheckpointError
@@ -49,3 +52,17 @@ def normed(self: Any, x: torch.Tensor) -> torch.Tensor:
     """
     with torch.autocast(x.device.type, enabled=False):
         return rms_norm(x, x.shape[-1:], self.weight if self.with_scale else None, self.eps)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Turns off the progress bars and load reports of transformers, and back on what was on."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
