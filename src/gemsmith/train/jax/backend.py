@@ -7,11 +7,9 @@ continues from its last complete checkpoint and ends with the bytes of one that 
 import contextlib
 import logging
 import resource
-import sys
 import time
-import warnings
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ from jax.sharding import Mesh
 
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.steps import is_peft_step
+from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import BucketShape
 from gemsmith.errors import MachineError, RunError, first_line
@@ -53,8 +51,6 @@ from gemsmith.train.resume import full_disk
 
 # Orbax and tensorstore raise a full disk as text, and print a traceback for each array.
 _FULL = ("No space left on device", "ENOSPC", "Disk quota exceeded")
-# Said by what is still under way once the save has failed, and its event loop is closed, or the interpreter ends.
-_LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
 
 
 def is_full_disk(error: BaseException | None) -> bool:
@@ -75,22 +71,13 @@ def drop_tracebacks_of_a_full_disk() -> None:
     for logger in map(logging.getLogger, ("absl", "asyncio")):
         if _says_more not in logger.filters:
             logger.addFilter(_says_more)
-    # Of writes that had been made and not begun when the save failed.
-    warnings.filterwarnings("ignore", "coroutine '.*write_fragment' was never awaited", RuntimeWarning)
-    if getattr(sys.unraisablehook, "func", None) is not _print_unless_left_over:
-        sys.unraisablehook = partial(_print_unless_left_over, sys.unraisablehook)
+    drop_leftovers()
 
 
 def _says_more(record: logging.LogRecord) -> bool:
     """Whether a record is about anything but a full disk and what comes of it."""
     error = record.exc_info[1] if record.exc_info else None
-    return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *_LEFT_OVER)))
-
-
-def _print_unless_left_over(before: Any, swallowed: Any) -> None:
-    """A write that ends after its save has failed has no caller to raise it to, so tensorstore has it printed."""
-    if not any(words in str(swallowed.exc_value) for words in _LEFT_OVER):
-        before(swallowed)
+    return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *LEFT_OVER)))
 
 
 def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
