@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.finite import count_nonfinite, refuse_nonfinite_base
+from gemsmith.checkpoints.folder import refuse_nonfinite_base
+from gemsmith.checkpoints.safetensors import count_nonfinite
 from gemsmith.errors import CheckpointError
 
 BROKEN = {

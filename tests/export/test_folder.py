@@ -19,7 +19,8 @@ from gemsmith.errors import MachineError, RunError, VerifyError
 from gemsmith.export import stage as folder_module
 from gemsmith.export.stage import export_folder, export_peft
 from gemsmith.runs.records import ExportRecord
-from gemsmith.verify.stage import verify_folder
+from gemsmith.runs.run import ExportDir
+from gemsmith.verify.stage import verify
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -39,7 +40,7 @@ def test_the_record_has_each_files_checksum_and_says_what_was_read(base, adapter
 
 def test_what_is_exported_passes_every_check(base, adapter, tmp_path):
     export_peft(str(base), adapter, tmp_path / "out")
-    record = verify_folder(tmp_path / "out")
+    record = verify(ExportDir(path=tmp_path / "out"))
     assert [check.name for check in record.checks if check.passed] == [
         "files",
         "base",
@@ -68,7 +69,7 @@ def test_a_changed_byte_in_what_was_exported_fails(base, adapter, tmp_path):
     content[-100] ^= 1
     file.write_bytes(content)
     with pytest.raises(VerifyError, match=r"merged/model-00001-of-00002\.safetensors was changed since"):
-        verify_folder(tmp_path / "out")
+        verify(ExportDir(path=tmp_path / "out"))
 
 
 def test_an_adapter_that_peft_wrote_with_bare_names_becomes_one_with_full_paths(base, tmp_path):
@@ -84,7 +85,7 @@ def test_an_adapter_that_peft_wrote_with_bare_names_becomes_one_with_full_paths(
     assert record.merged_tensors == 6 + 4 + 6
     config = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())
     assert "language_model" in config["target_modules"] and (config["r"], config["lora_alpha"]) == (3, 5)
-    assert verify_folder(tmp_path / "out").passed
+    assert verify(ExportDir(path=tmp_path / "out")).passed
 
 
 def test_every_linear_of_the_text_only_class_is_found_in_the_base(tiny_checkpoint, tmp_path):
@@ -102,7 +103,7 @@ def test_every_linear_of_the_text_only_class_is_found_in_the_base(tiny_checkpoin
     pattern = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_text())["target_modules"]
     names = [*written, *(name.replace("language_model.", "") for name in written)]
     assert [name for name in names if not re.fullmatch(pattern, name)] == []
-    assert verify_folder(tmp_path / "out").passed
+    assert verify(ExportDir(path=tmp_path / "out")).passed
 
 
 def test_merging_loads_neither_jax_nor_torch(base, adapter, tmp_path):

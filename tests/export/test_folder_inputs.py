@@ -14,7 +14,8 @@ from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export import merge as merge_module
 from gemsmith.export.stage import export_peft
-from gemsmith.verify.stage import verify_folder
+from gemsmith.runs.run import ExportDir
+from gemsmith.verify.stage import verify
 
 UP = "model.language_model.layers.1.mlp.up_proj"
 
@@ -33,7 +34,7 @@ def test_another_base_than_the_one_trained_on_is_refused(base, adapter, tmp_path
     with pytest.raises(CheckpointError, match=r"is not the base that .* was trained on"):
         export_peft(str(base), tmp_path / "out" / "adapter", tmp_path / "again")
     with pytest.raises(VerifyError, match=r"base: .* has the fingerprint"):
-        verify_folder(tmp_path / "out")
+        verify(ExportDir(path=tmp_path / "out"))
 
 
 @pytest.mark.parametrize("variant", ["tiny-12b", "tiny-e2b", "tiny-26b-a4b"])
@@ -50,7 +51,7 @@ def test_another_variants_adapter_beside_what_was_exported_fails(base, adapter, 
     export_peft(str(base), adapter, tmp_path / "out")
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path / "out" / "adapter", "base")
     with pytest.raises(VerifyError, match=r"values: .*_proj\.weight is \[\d+, \d+\], its adapter is for \["):
-        verify_folder(tmp_path / "out")
+        verify(ExportDir(path=tmp_path / "out"))
 
 
 def test_another_variants_adapter_is_refused(base, adapter_of, tmp_path):

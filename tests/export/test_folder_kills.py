@@ -29,7 +29,7 @@ elif moment == "middle":
         return die() if count == 20 else rows(*arguments)
     merge.merged_rows = later
 elif moment == "record":
-    folder.write_text = die
+    run.write_text = die
 else:
     rename, wanted = Path.rename, {"before": 0, "between": 1, "after": 2}[moment]
     def counted(self, target):

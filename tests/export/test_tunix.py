@@ -144,35 +144,35 @@ def test_merged_weights_give_the_logits_of_tunix(trained, base, tmp_path):
 
 def test_the_papers_rule_leaves_k_of_global_layers_alone_and_that_is_said(tmp_path):
     root = save(make_model(SHORT_31B, PAPERS_RULE), tmp_path / "root")
-    found = read_tunix_adapter(root, SHORT_31B, alpha=ALPHA)
-    assert not any("layers.2.self_attn.k_proj" in module for module in found.adapter.modules)
-    assert len(found.adapter.modules) == 19
-    assert found.notes == (
-        "K of 1 global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match",
-    )
+    adapter, _, notes = read_tunix_adapter(root, SHORT_31B, alpha=ALPHA)
+    assert not any("layers.2.self_attn.k_proj" in module for module in adapter.modules)
+    assert len(adapter.modules) == 19
+    assert notes == [
+        "K of 1 global layers was not adapted: Tunix calls it k_einsum there, which the run's rule did not match"
+    ]
 
 
 def test_layers_that_share_kv_need_none(tmp_path):
     model = make_model(SHORT_E2B, PAPERS_RULE)
-    found = read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=ALPHA)
+    adapter, *_ = read_tunix_adapter(save(model, tmp_path / "root"), SHORT_E2B, alpha=ALPHA)
     assert not any(
         f"layers.{layer}.self_attn.{kind}_proj" in module
         for layer in (2, 3)
         for kind in "kv"
-        for module in found.adapter.modules
+        for module in adapter.modules
     )
 
 
 @pytest.mark.parametrize("place", ["", "7", "7/model_params"])
 def test_the_root_a_step_and_its_parameters_are_read_alike(trained, place):
-    found = read_tunix_adapter(trained.root / place, SHORT_31B, alpha=ALPHA)
-    assert (found.step, found.adapter.rank, found.adapter.alpha) == (7, RANK, ALPHA)
+    adapter, step, _ = read_tunix_adapter(trained.root / place, SHORT_31B, alpha=ALPHA)
+    assert (step, adapter.rank, adapter.alpha) == (7, RANK, ALPHA)
 
 
 def test_a_checkpoint_of_the_whole_model_gives_the_same_adapter(trained, tmp_path):
     variant = SHORT_31B
-    whole = read_tunix_adapter(save(trained.model, tmp_path / "whole", only_lora=False), variant, alpha=ALPHA).adapter
-    expected = read_tunix_adapter(trained.root, variant, alpha=ALPHA).adapter
+    whole = read_tunix_adapter(save(trained.model, tmp_path / "whole", only_lora=False), variant, alpha=ALPHA)[0]
+    expected = read_tunix_adapter(trained.root, variant, alpha=ALPHA)[0]
     assert whole.modules.keys() == expected.modules.keys()
     for name, pair in expected.modules.items():
         np.testing.assert_array_equal(whole.modules[name].a, pair.a)
@@ -182,8 +182,8 @@ def test_a_checkpoint_of_the_whole_model_gives_the_same_adapter(trained, tmp_pat
 @pytest.mark.parametrize("metadata", [{"alpha": 9}, {"lora_config": {"rank": 4, "alpha": 9.0}}])
 def test_alpha_is_read_where_the_run_saved_it(trained, tmp_path, metadata):
     root = save(trained.model, tmp_path / "root", metadata=metadata)
-    assert read_tunix_adapter(root, SHORT_31B).adapter.alpha == 9.0
-    assert read_tunix_adapter(root, SHORT_31B, alpha=3.0).adapter.alpha == 3.0
+    assert read_tunix_adapter(root, SHORT_31B)[0].alpha == 9.0
+    assert read_tunix_adapter(root, SHORT_31B, alpha=3.0)[0].alpha == 3.0
 
 
 @pytest.mark.parametrize(

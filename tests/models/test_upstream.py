@@ -1,5 +1,5 @@
-"""What JAX and Qwix still do otherwise than the models need. Where a test fails, upstream has changed: drop its entry
-in upstream.py, and the code that it names."""
+"""What JAX and Qwix still do otherwise than the models need. Where a test fails, upstream has changed: drop its row
+in docs/upstream.md, and the code that it names."""
 
 import jax
 import jax.numpy as jnp

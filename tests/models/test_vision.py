@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
-from gemsmith.models.vision import blocks_of, patches_of
+from gemsmith.models.vision import blocks_of
 
 
 def test_each_image_of_a_row_is_a_block_of_its_own_even_without_tokens_between():
@@ -16,7 +16,7 @@ def test_each_image_of_a_row_is_a_block_of_its_own_even_without_tokens_between()
 
 
 def test_a_soft_token_takes_nine_patches_of_a_tower_and_one_of_the_12b():
-    assert [patches_of(find_variant(name).vision, 280) for name in ("gemma4-31b", "gemma4-12b")] == [2520, 280]
+    assert [find_variant(name).vision.patches_per_token for name in ("gemma4-31b", "gemma4-12b")] == [9, 1]
 
 
 SPLIT = """

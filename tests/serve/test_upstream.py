@@ -1,5 +1,5 @@
 """What vLLM still does otherwise than serving needs, by its source. Where a test fails, upstream has changed: drop its
-entry in serve/vllm_issues.py, and the code that it names."""
+row in docs/upstream.md, and the code that it names."""
 
 import subprocess
 from collections.abc import Callable

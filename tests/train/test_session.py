@@ -21,7 +21,7 @@ class Still:
     name, packages, writes = "still", (), False
 
     def __init__(self, outcomes=()):
-        self.outcomes, self.deleted = outcomes, 0
+        self.outcomes, self.deleted, self.checkpoints = outcomes, 0, self
 
     def resumable_step(self):
         return None
@@ -29,10 +29,10 @@ class Still:
     def prepare(self, session):
         self.session = session
 
-    def checkpoint_steps(self):
+    def steps(self):
         return [step.step for step in self.session.log.steps]
 
-    def delete_saved(self):
+    def delete_all(self):
         self.deleted += 1
 
     def facts(self):

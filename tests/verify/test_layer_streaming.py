@@ -11,6 +11,7 @@ from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_ad
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.recipe.schema import Train
+from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import image_prompt, text_prompts
 from gemsmith.verify.stage import verify
@@ -32,7 +33,7 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
     base = as_trained(base, Train(dtype=dtype))
     write_peft_adapter(adapter, tmp_path, "base")
     prompts = text_prompts(None, base.variant.vocabulary, 0)
-    with logits.quiet():
+    with quiet():
         whole, streamed = (
             logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
         )
@@ -41,7 +42,7 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
             np.testing.assert_allclose(left, right, atol=1e-5, err_msg=name)  # measured: 0
     assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[1], streamed[2]) > 1e-3
     if dtype != "bfloat16":
-        with logits.quiet():
+        with quiet():
             assert logits._distance(whole[0], logits._run(logits.load_model(base.folder), prompts)) > 0.05
 
 
@@ -62,7 +63,7 @@ def test_images_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_pa
     adapter = replace(adapter, modules=modules)
     write_peft_adapter(adapter, tmp_path / "adapter", "base", class_names=class_names(sees))
     prompts = [image_prompt(base, None, 0, 0)]
-    with logits.quiet():
+    with quiet():
         whole, streamed = (
             logits._base_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
             for streamed in (False, True)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gemsmith.errors import CheckpointError
+from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify import logits
 from gemsmith.verify.logits import _losses
 from gemsmith.verify.prompts import Prompt
@@ -32,7 +33,7 @@ def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported)
     config["architectures"] = ["Gemma4UnifiedForCausalLM"]
     config |= {"model_type": "gemma4_unified_text"}
     file.write_text(json.dumps(config | config.pop("text_config")))
-    with pytest.raises(CheckpointError, match="missing keys"), logits.quiet():
+    with pytest.raises(CheckpointError, match="missing keys"), quiet():
         logits.load_model(exported.merged)
 
 

@@ -10,10 +10,11 @@ import pytest
 from gemsmith.errors import EngineError, MachineError, VerifyError
 from gemsmith.export.stage import export
 from gemsmith.runs.records import Check
+from gemsmith.runs.run import ExportDir
 from gemsmith.serve.client.chat import AnswerTokens
 from gemsmith.serve.settings import find_vllm
 from gemsmith.verify import served
-from gemsmith.verify.served import _agrees, _ask, _differs, check_served_folder, gap_at_parting
+from gemsmith.verify.served import _agrees, _ask, _differs, gap_at_parting, verify_served
 from gemsmith.verify.stage import verify
 
 
@@ -67,9 +68,9 @@ def test_an_adapter_on_the_original_base_is_not_compared_with_what_was_merged_in
     monkeypatch.setattr(served, "trained_rows", lambda _: None)
     if compared:
         with pytest.raises(VerifyError, match="served adapter"):
-            served.check_served_run(run)
+            served.verify_served(run)
     else:
-        record = served.check_served_run(run)
+        record = served.verify_served(run)
         assert record.passed and record.checks[-1].passed is None
         assert "the adapter's server the original" in record.checks[-1].detail
         assert "not done served adapter" in capsys.readouterr().err
@@ -141,10 +142,8 @@ class TestWithVllm:
         return tmp_path / "out"
 
     def test_vllm_answers_the_same_with_the_adapter_and_the_merged_weights(self, exported):
-        from gemsmith.verify.stage import verify_folder
-
-        verify_folder(exported)
-        record = check_served_folder(exported)
+        verify(ExportDir(path=exported))
+        record = verify_served(ExportDir(path=exported))
         assert [check.name for check in record.checks[-2:]] == ["served", "served adapter"] and record.passed
         assert record.checks[-1].detail.startswith("3 of 3")
         assert json.loads((exported / "verify.json").read_text())["checks"][-1]["passed"]
@@ -153,11 +152,10 @@ class TestWithVllm:
         """Why exported adapters have a v_proj that PEFT does not know; once this test fails, vLLM no longer needs
         it."""
         from gemsmith.checkpoints.peft import read_peft_adapter, write_peft_adapter
-        from gemsmith.verify.stage import verify_folder
 
-        verify_folder(exported)
+        verify(ExportDir(path=exported))
         adapter = read_peft_adapter(exported / "adapter")
         kept = dataclasses.replace(adapter, modules=dict(adapter.modules.items()))
         write_peft_adapter(kept, exported / "adapter", "base")
         with pytest.raises((VerifyError, EngineError), match="serve the merged weights"):
-            check_served_folder(exported)
+            verify_served(ExportDir(path=exported))

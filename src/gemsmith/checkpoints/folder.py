@@ -5,6 +5,7 @@
 Only headers are read here, so a 62 GB checkpoint opens in milliseconds.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from gemsmith.arch.config import differing_fields
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft_config import CONFIG
-from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, fingerprint, read_header
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, count_nonfinite, fingerprint, read_header
 from gemsmith.errors import CheckpointError
 from gemsmith.system.json import read_json
 
@@ -94,6 +95,19 @@ def name_variant(variant: Variant) -> Variant:
     """The variant with the name and hub ids that the zoo has for its text model; else as it is, called `custom`."""
     known = next((known for known in VARIANTS.values() if not differing_fields(known, variant)), variant)
     return replace(variant, name=known.name, hub_ids=known.hub_ids)
+
+
+def refuse_nonfinite_base(base: Checkpoint, *, consequence: str) -> None:
+    """Raises CheckpointError naming the text model's first tensor with NaN or infinity, and its file. Reads all."""
+    counts = {tensor.name: count_nonfinite(base.places[tensor.name]) for tensor in text_tensors(base.variant)}
+    broken = [name for name, count in counts.items() if count]
+    if not broken:
+        return
+    place, many = base.places[broken[0]], f"; {len(broken)} tensors do" if broken[1:] else ""
+    raise CheckpointError(
+        f"checkpoint {base.source}: {broken[0]} in {place.file.name} holds NaN or infinity ({counts[broken[0]]:,} of "
+        f"{math.prod(place.shape):,} values{many}), so {consequence}"
+    )
 
 
 def _read_places(folder: Path) -> dict[str, TensorPlace]:

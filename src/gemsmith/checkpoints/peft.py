@@ -22,10 +22,9 @@ from gemsmith.errors import CheckpointError
 from gemsmith.recipe.schema import lora_scale
 
 WEIGHTS = "adapter_model.safetensors"
-# In the metadata of adapter_model.safetensors: SHA-256 of its tensors, the fingerprint of the base that was trained on,
-# what that was quantized to, and the modules v_proj that no model has, with K's matrices again for vLLM.
-SHA256_KEY, _BASE_KEY = "gemsmith_sha256", "gemsmith_base"
-_QUANTIZED_KEY, _COPIES_KEY = "gemsmith_base_in", "gemsmith_v_of_k"
+# In the metadata of adapter_model.safetensors: the fingerprint of the base that was trained on, what that was quantized
+# to, and the modules v_proj that no model has, with K's matrices again for vLLM.
+_BASE_KEY, _QUANTIZED_KEY, _COPIES_KEY = "gemsmith_base", "gemsmith_base_in", "gemsmith_v_of_k"
 # What the text-only class calls model.<this> and the multimodal one model.language_model.<this>.
 _IN_TEXT_MODEL = ("model.layers.", "model.per_layer_model_projection")
 
@@ -132,7 +131,7 @@ def read_peft_adapter(folder: Path) -> Adapter:
             f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, the tensors of {some(wrong)} do not have "
             f"it (A {list(a.shape)}, B {list(b.shape)})"
         )
-    check_digest(places, metadata, SHA256_KEY, f"adapter {folder}: {WEIGHTS}")
+    check_digest(places, metadata, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
     known: dict[str, Any] = {"base_sha256": metadata.get(_BASE_KEY), "quantized": metadata.get(_QUANTIZED_KEY)}
@@ -190,7 +189,7 @@ def write_peft_adapter(
     (folder / CONFIG).write_bytes(text)
     known = {_COPIES_KEY: " ".join(copies), _BASE_KEY: adapter.base_sha256, _QUANTIZED_KEY: adapter.quantized}
     metadata = {"format": "pt"} | {key: value for key, value in known.items() if value}
-    weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata=metadata, sha256_key=SHA256_KEY)
+    weights = write_tensors(folder / WEIGHTS, entries, tensor, metadata)
     return {CONFIG: WrittenFile(bytes=len(text), sha256=hashlib.sha256(text).hexdigest()), WEIGHTS: weights}
 
 

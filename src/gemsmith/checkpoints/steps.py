@@ -34,6 +34,8 @@ from gemsmith.system.signals import heard_later
 
 ResultT = TypeVar("ResultT")
 
+# Said by what is still under way once a read or save has failed, and its event loop is closed, or the interpreter ends.
+LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
 ORBAX, TRAINING = "_CHECKPOINT_METADATA", "training.json"
 _CHECKSUMS, _SHA256 = "checksums", "sha256"
 
@@ -121,39 +123,35 @@ def read_json(file: Path) -> Any:
 
 def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = MemoryError) -> ResultT:
     """What `read` returns; CorruptCheckpointError where Orbax trips over a damaged file with any error but `but`."""
-    unmute = _mute_abandoned_reads()
+    drop_leftovers()
+    # Once a read has failed it stays off: asyncio logs what becomes of each of the others, which Orbax abandons.
+    log = logging.getLogger("asyncio")
+    before, log.disabled = log.disabled, True
     try:
         with heard_later():
             result = read()
     except (MemoryError, but):
-        unmute()
+        log.disabled = before
         raise
     except Exception as error:  # noqa: BLE001
         reason = first_line(error, otherwise="no reason given")
         raise CorruptCheckpointError(f"Orbax cannot read it, {type(error).__name__}: {reason}") from None
-    unmute()
+    log.disabled = before
     return result
 
 
-def _mute_abandoned_reads() -> Callable[[], None]:
-    """Mutes reads that Orbax abandons once one has failed, of each of which Python would print what becomes.
+def drop_leftovers() -> None:
+    """From here on, Python does not print what becomes of reads and writes that were under way when one failed.
 
-    Returns what undoes it, for where none has failed.
+    They have no caller to raise it to. Whatever else it would print, it does.
     """
-    log, before = logging.getLogger("asyncio"), sys.unraisablehook
-    if isinstance(before, partial) and before.func is _hear:
-        return lambda: None
-
-    def unmute() -> None:
-        sys.unraisablehook, log.disabled = before, False
-
-    sys.unraisablehook, log.disabled = partial(_hear, before), True
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-    return unmute
+    if getattr(sys.unraisablehook, "func", None) is not _print_unless_left_over:
+        sys.unraisablehook = partial(_print_unless_left_over, sys.unraisablehook)
 
 
-def _hear(before: Callable[[Any], object], swallowed: Any) -> None:
-    if not inspect.iscoroutine(swallowed.object) and str(swallowed.exc_value) != "Event loop is closed":
+def _print_unless_left_over(before: Callable[[Any], object], swallowed: Any) -> None:
+    if not (inspect.iscoroutine(swallowed.object) or any(words in str(swallowed.exc_value) for words in LEFT_OVER)):
         before(swallowed)
 
 

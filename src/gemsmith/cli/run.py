@@ -152,16 +152,15 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
     """
     source: Path = args.source
     if (source / "export.json").is_file() and not (source / "recipe.yaml").exists():
-        record = lazy_import("verify.stage").verify_folder(source, base_source=base)
+        opened = lazy_import("runs.run").ExportDir(path=source)
+        record = lazy_import("verify.stage").verify(opened, base_source=base)
         lazy_import("pipeline").print_warnings_of(record)
-        if served:
-            record = lazy_import("verify.served").check_served_folder(source, base_source=base)
     elif base is not None:
         raise InputError(
             f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
         )
     else:
         opened, record = args.run_stage("verify")
-        if served:
-            record = lazy_import("verify.served").check_served_run(opened)
+    if served:
+        record = lazy_import("verify.served").verify_served(opened, base_source=base)
     args.print_record(record)

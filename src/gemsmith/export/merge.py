@@ -28,10 +28,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gemsmith.checkpoints import Checkpoint, TensorPlace
-from gemsmith.checkpoints.finite import SIZE_BITS, count_nonfinite
 from gemsmith.checkpoints.folder import INDEX
 from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
-from gemsmith.checkpoints.safetensors import FLOATS, numpy_dtype
+from gemsmith.checkpoints.safetensors import FLOATS, SIZE_BITS, count_nonfinite, numpy_dtype
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.writer import FileWriter

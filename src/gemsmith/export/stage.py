@@ -5,12 +5,10 @@ A run's lie in its directory. Of a base and any PEFT adapter or Tunix checkpoint
     OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
 """
 
-import platform
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,70 +41,14 @@ from gemsmith.export.merge import (
     unchanged,
     write_merged,
 )
-from gemsmith.runs.provenance import Clock, host_info, start_clock
-from gemsmith.runs.records import (
-    DataRecord,
-    ExportRecord,
-    FileSum,
-    Provenance,
-    Record,
-    RecordT,
-    TrainRecord,
-    TrainStep,
-    read_record_file,
-)
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.provenance import Clock, start_clock
+from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console
-from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
-from gemsmith.system.version import __version__
+from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file
 
 PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportDir:
-    """A folder that export wrote without a run. What it holds is called as in a run directory."""
-
-    path: Path
-
-    @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def merged(self) -> Path:
-        return self.path / "merged"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    def record_file(self, stage: str) -> Path:
-        return self.path / f"{stage}.json"
-
-    def read_record(self, kind: type[RecordT]) -> RecordT:
-        """Raises VersionError, and RunError with what to do where it is missing or damaged."""
-        if kind.stage == ExportRecord.stage:
-            missing = "give a run directory, or a folder that gemsmith export wrote"
-            damaged = "export again, with --force"
-        else:
-            missing, damaged = (f"{do}: gemsmith {kind.stage} {self.path}" for do in ("run first", "run"))
-        return read_record_file(self.record_file(kind.stage), kind, missing=missing, damaged=damaged)
-
-    def write_record(self, record: Record) -> None:
-        write_text(self.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
-
-    def make_provenance(self, clock: Clock, packages: tuple[str, ...], inputs_sha256: Mapping[str, str]) -> Provenance:
-        return Provenance(
-            started=clock.started,
-            duration_s=round(clock.elapsed_s(), 3),
-            gemsmith=__version__,
-            versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
-            machine=host_info(),
-            seed=0,
-            inputs_sha256=dict(inputs_sha256),
-        )
 
 
 def export(run: Run) -> ExportRecord:
@@ -252,10 +194,10 @@ def export_tunix(
     check_target = partial(_check_target, out, force=force, sources=(Path(base_source), checkpoint))
     check_target()
     base = open_checkpoint(base_source)
-    found = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
-    for note in found.notes:
+    adapter, step, notes = read_tunix_adapter(checkpoint, base.variant, step=step, rank=rank, alpha=alpha)
+    for note in notes:
         open_console().print(f"note: {note}")
-    source = _Source(folder=checkpoint, adapter=found.adapter, step=found.step, packages=(*PACKAGES, _ORBAX))
+    source = _Source(folder=checkpoint, adapter=adapter, step=step, packages=(*PACKAGES, _ORBAX))
     return _write(base, source, out, clock, check_target)
 
 
@@ -351,9 +293,9 @@ def _write(
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
         merged = write_merged(base, adapter, new.merged)
-        files = _files(writing.result(), merged)
+        files, sources = _files(writing.result(), merged), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
-            provenance=new.make_provenance(clock, source.packages, {"base": fingerprint} | hashing.result()),
+            provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
             warnings=() if source.adapter.quantized is None else (other_weights,),
             source=str(source.folder),
             step=source.step,
@@ -361,10 +303,9 @@ def _write(
             base_sha256=fingerprint,
             **files,
         )
-        new.write_record(record)
+        write_record(new, record)
         check_target()
-    written = ExportDir(path=out)
-    open_console().print(f"{_summary(record, clock)} -> {written.merged}, {written.adapter}")
+    open_console().print(f"{_summary(record, clock)} -> {out / 'merged'}, {out / 'adapter'}")
     return record
 
 

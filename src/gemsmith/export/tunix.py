@@ -11,7 +11,6 @@ Qwix scales by alpha / rank, and no checkpoint says alpha unless the run put it 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,10 @@ _MODULES: Mapping[str, tuple[str, ...]] = {
 _KEY_AND_VALUE = ("attn.k_einsum.w", "attn.kv_einsum.w")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TunixAdapter:
-    adapter: Adapter
-    step: int | None
-    """None where the folder's name is none."""
-    notes: tuple[str, ...]
-
-
 def read_tunix_adapter(
     folder: Path, variant: Variant, *, step: int | None = None, rank: int | None = None, alpha: float | None = None
-) -> TunixAdapter:
-    """The adapter in a Tunix checkpoint.
+) -> tuple[Adapter, int | None, list[str]]:
+    """The adapter in a Tunix checkpoint, its step (None where the folder's name is none), and notes for the user.
 
     The folder is its root (then the last complete step, or `step`), a step's, or a model_params. Raises CheckpointError
     where nothing is there, leaves are not the variant's, layers lack what others have, the rank is not the one given,
@@ -93,7 +84,7 @@ def read_tunix_adapter(
         notes.append(
             f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
         )
-    return TunixAdapter(adapter=adapter, step=number, notes=tuple(notes))
+    return adapter, number, notes
 
 
 def _find_params(folder: Path, step: int | None) -> Path:

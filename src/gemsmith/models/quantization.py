@@ -7,7 +7,7 @@ int8   8 bits   -127 … 127 * scale                     for every output, its l
 nf4 is NormalFloat of QLoRA (https://arxiv.org/abs/2305.14314), as bitsandbytes has it without double quantization: 4.25
 bits a weight, as a bfloat16 weight's largest magnitude is a bfloat16. Two values are packed in a byte here, where Qwix
 has arrays of uint4: those take a byte each on CPU, and a step compiled ahead refuses them on a mesh. Qwix's way back
-from nf4 looks every value up in a table, which a TPU does one by one. gemsmith.models.upstream says until when.
+from nf4 looks every value up in a table, which a TPU does one by one. docs/upstream.md says until when.
 """
 
 from dataclasses import dataclass, field

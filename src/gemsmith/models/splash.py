@@ -229,7 +229,7 @@ def splash_attention(
     by_heads = PartitionSpec(BATCH, HEADS, None, None)
     specs = (by_heads, by_heads, by_heads, PartitionSpec(BATCH, None))
     kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(HEADS, None)))
-    # check_vma: the kernel does not say over which axes its results vary (gemsmith.models.upstream).
+    # check_vma: the kernel does not say over which axes its results vary (docs/upstream.md).
     sharded = jax.shard_map(attend, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=by_heads, check_vma=False)
     return constrain(sharded(kernel, query, key, value, segments), mesh, BATCH, "tp", "sequence", None)
 

@@ -68,11 +68,6 @@ def blocks_of(places: jax.Array, length: int) -> jax.Array:
     return jnp.zeros((rows, length), jnp.int32).at[row, places].set(numbers, mode="drop")
 
 
-def patches_of(vision: Vision, soft_tokens: int) -> int:
-    """Patches of an image with so many soft tokens."""
-    return soft_tokens * vision.patches_per_token
-
-
 class PatchProjector(nnx.Module):
     """Each patch normed, projected, normed, given an embedding of its column and one of its row, and normed again."""
 

@@ -31,10 +31,31 @@ _STOPS = ("train.on_nonfinite", "train.on_spike")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """A run directory and the resolved recipe in it."""
+class ExportDir:
+    """A folder that export wrote without a run. What it holds is called as in a run directory."""
 
     path: Path
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def merged(self) -> Path:
+        return self.path / "merged"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def record_file(self, stage: str) -> Path:
+        return self.path / f"{stage}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(ExportDir):
+    """A run directory and the resolved recipe in it."""
+
     recipe: Recipe
     callbacks: tuple[Callable[[TrainStep], object], ...] = ()
     """Called with each step of training in the process that has the run, once the step is logged."""
@@ -68,27 +89,12 @@ class Run:
         return bucket_path(folder) if "://" in folder else Path(folder)
 
     @property
-    def adapter(self) -> Path:
-        return self.path / "adapter"
-
-    @property
-    def merged(self) -> Path:
-        return self.path / "merged"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
     @property
     def report(self) -> Path:
         return self.path / "report.html"
-
-    def record_file(self, stage: str) -> Path:
-        return self.path / f"{stage}.json"
 
 
 def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, force: tuple[str, ...] = ()) -> Run:
@@ -193,21 +199,27 @@ def has_outputs(run: Run, stage: str) -> bool:
     return run.record_file(stage).exists()
 
 
-def read_record(run: Run, kind: type[RecordT]) -> RecordT:
+def read_record(place: ExportDir, kind: type[RecordT]) -> RecordT:
     """A stage's record. Raises VersionError, and RunError naming the command that makes a missing or damaged one."""
-    command = f"gemsmith {kind.stage} {run.path}{' --json' if kind.stage == 'serve' else ''}"
-    return read_record_file(
-        run.record_file(kind.stage), kind, missing=f"run first: {command}", damaged=f"run: {command}"
-    )
+    command = f"gemsmith {kind.stage} {place.path}{' --json' if kind.stage == 'serve' else ''}"
+    missing, damaged = f"run first: {command}", f"run: {command}"
+    if kind.stage == "export" and not isinstance(place, Run):
+        missing, damaged = "give a run directory, or a folder that gemsmith export wrote", "export again, with --force"
+    return read_record_file(place.record_file(kind.stage), kind, missing=missing, damaged=damaged)
 
 
-def write_record(run: Run, record: Record) -> None:
+def write_record(place: ExportDir, record: Record) -> None:
     """Writes the record whole or not at all."""
-    write_text(run.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+    write_text(place.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
 
 
 def make_provenance(
-    run: Run, stage: str, clock: Clock, *, packages: Sequence[str] = (), sources: Mapping[str, str] | None = None
+    place: ExportDir,
+    stage: str,
+    clock: Clock,
+    *,
+    packages: Sequence[str] = (),
+    sources: Mapping[str, str] | None = None,
 ) -> Provenance:
     """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
     from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
@@ -218,8 +230,8 @@ def make_provenance(
         gemsmith=__version__,
         versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
         machine=host_info(),
-        seed=run.recipe.seed,
-        inputs_sha256=inputs_sha256(run, stage) | dict(sources or {}),
+        seed=place.recipe.seed if isinstance(place, Run) else 0,
+        inputs_sha256=(inputs_sha256(place, stage) if isinstance(place, Run) else {}) | dict(sources or {}),
     )
 
 

@@ -2,11 +2,11 @@
 
 import statistics
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from contextlib import AbstractContextManager, ExitStack
+from typing import IO, Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
@@ -21,50 +21,40 @@ from gemsmith.system.files import write_text
 _WINDOW_STEPS = 20
 
 
-class Sink(Protocol):
+class Sink(AbstractContextManager[Any]):
     """Where steps are written or shown. Before the first `add` it leaves everything as it is."""
 
-    def start(self) -> None: ...
+    @abstractmethod
     def add(self, step: TrainStep) -> None: ...
-    def stop(self) -> None: ...
 
 
-class StepLog:
+class StepLog(ExitStack):
     """Every step of the run, in memory and in the sinks; a context manager.
 
     `earlier` are those of earlier attempts, which the checkpoint that is continued from holds.
     """
 
     def __init__(self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
-        self.steps = list(earlier)
-        self._sinks = sinks
+        super().__init__()
+        self.steps, self._sinks = list(earlier), sinks
+
+    def __enter__(self) -> Self:
+        for sink in self._sinks:
+            self.enter_context(sink)
+        return super().__enter__()
 
     def add(self, step: TrainStep) -> None:
         self.steps.append(step)
         for sink in self._sinks:
             sink.add(step)
 
-    def __enter__(self) -> Self:
-        for sink in self._sinks:
-            sink.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with ExitStack() as stack:
-            for sink in self._sinks:
-                stack.callback(sink.stop)
-
-
-class StepsFile:
+class StepsFile(Sink):
     """logs/train_steps.jsonl: every step once, since steps of earlier attempts that are done again are dropped."""
 
     def __init__(self, run: Run, earlier: Sequence[TrainStep]) -> None:
         self._path, self._earlier = run.logs / "train_steps.jsonl", earlier
         self._file: IO[str] | None = None
-
-    def start(self) -> None: ...
 
     def add(self, step: TrainStep) -> None:
         if self._file is None:
@@ -74,19 +64,17 @@ class StepsFile:
         self._file.write(step.model_dump_json() + "\n")
         self._file.flush()
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file:
             self._file.close()
 
 
-class Events:
+class Events(Sink):
     """tensorboard/: the scalars of each step; those of an earlier attempt that are done again are purged."""
 
     def __init__(self, run: Run, *, done: int) -> None:
         self._folder, self._done = run.tensorboard, done
         self._writer: Any = None
-
-    def start(self) -> None: ...
 
     def add(self, step: TrainStep) -> None:
         if self._writer is None:
@@ -97,12 +85,12 @@ class Events:
         for name, value in (values | {"real_tokens_per_s": step.real_tokens / step.step_s}).items():
             self._writer.add_scalar(f"train/{name}", value, step.step)
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._writer:
             self._writer.close()
 
 
-class Display:
+class Display(Sink):
     """A bar on a terminal; elsewhere a line every ten seconds. A spike and a skipped step get a line of their own.
 
     So does, once, what `compare` says of the first twenty timed steps.
@@ -118,31 +106,27 @@ class Display:
         self._bar: Progress | None = None
         self._task: Any = None
 
-    def start(self) -> None:
-        if not self._console.is_terminal:
-            return
-        columns = (
-            text_column("train"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            text_column("{task.fields[line]}"),
-            TimeElapsedColumn(),
-        )
-        self._bar = open_progress(self._console, *columns, transient=False)
-        self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
-        self._bar.start()
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            line = text_column("{task.fields[line]}")
+            columns = (text_column("train"), BarColumn(), MofNCompleteColumn(), line, TimeElapsedColumn())
+            self._bar = open_progress(self._console, *columns, transient=False)
+            self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
+            self._bar.start()
+        return self
 
     def add(self, step: TrainStep) -> None:
         first = step.step == self._done + 1
         if not first:  # it warms up, so its time says nothing about the others
             self._recent.append(step)
         if step.step == self._done + 1 + _WINDOW_STEPS and (compared := self._compare(self._recent)):
-            self._print(f"train  {compared}")
+            self._console.print(f"train  {compared}", soft_wrap=True)
         line = f"loss {step.loss:.4f}"
         if step.spike or step.skipped:
             what = "a spike" if step.spike else "NaN or infinite"
             left_out = ", its update is left out" if step.skipped else ""
-            self._print(f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}")
+            told = f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}"
+            self._console.print(told, soft_wrap=True)
         if self._recent:
             seconds = sum(recent.step_s for recent in self._recent)
             minutes, left_s = divmod(round((self._steps - step.step) * seconds / len(self._recent)), 60)
@@ -152,14 +136,11 @@ class Display:
             self._bar.update(self._task, completed=step.step, line=line)
         elif first or step.step == self._steps or time.monotonic() - self._line_at_s > 10.0:
             self._line_at_s = time.monotonic()
-            self._print(f"train  step {step.step}/{self._steps}  {line}")
+            self._console.print(f"train  step {step.step}/{self._steps}  {line}", soft_wrap=True)
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
 
 
 def timed_steps(steps: Sequence[TrainStep], resumed_at: Sequence[int]) -> list[TrainStep]:

@@ -85,6 +85,17 @@ class BackendInfo:
     """What images were padded to, where that is one of a few sizes."""
 
 
+class SavedSteps(Protocol):
+    """The steps that a backend has saved."""
+
+    def steps(self) -> list[int]: ...
+
+    def read_metadata(self, step: int) -> dict[str, Any]:
+        """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
+
+    def delete_all(self) -> None: ...
+
+
 class TrainBackend(Protocol):
     """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
 
@@ -94,11 +105,11 @@ class TrainBackend(Protocol):
     writes: bool
     """Whether this process writes the run directory for all."""
 
+    @property
+    def checkpoints(self) -> SavedSteps: ...
+
     def resumable_step(self) -> int | None:
         """The last saved step. Raises RunError where another backend's steps are in the way."""
-
-    def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
     def prepare(self, session: "TrainSession") -> None:
         """Puts model and optimizer on the devices: at their start, where the session has no step to resume from."""
@@ -114,10 +125,6 @@ class TrainBackend(Protocol):
 
         Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`.
         """
-
-    def checkpoint_steps(self) -> list[int]: ...
-
-    def delete_saved(self) -> None: ...
 
     def facts(self) -> BackendInfo: ...
 
@@ -150,12 +157,11 @@ class TrainSession:
 
     def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
         """The step to resume after, the steps up to it, and those after which earlier attempts resumed."""
-        step = self._backend.resumable_step()
-        if step is None:
-            return 0, [], []
-        place = f"{self.run.checkpoints}/{step}"
         with self._one_line_damage():
-            metadata = self._backend.read_metadata(step)
+            step = self._backend.resumable_step()
+            if step is None:
+                return 0, [], []
+            metadata, place = self._backend.checkpoints.read_metadata(step), f"{self.run.checkpoints}/{step}"
             earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
             return step, earlier, list(metadata["resumed_at"])
 
@@ -165,7 +171,7 @@ class TrainSession:
         try:
             yield
         except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
-            run, (last, *earlier) = self.run, sorted(self._backend.checkpoint_steps(), reverse=True)
+            run, (last, *earlier) = self.run, sorted(self._backend.checkpoints.steps(), reverse=True)
             bad = list(itertools.takewhile(self._is_damaged, earlier))
             places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
             what = f"{run.checkpoints}/{last}: is damaged ({last_line(error)})"
@@ -249,7 +255,7 @@ class TrainSession:
 
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
-        self._backend.delete_saved()
+        self._backend.checkpoints.delete_all()
         if self._backend.writes:
             self.run.record_file("train").unlink(missing_ok=True)
             shutil.rmtree(self.run.tensorboard, ignore_errors=True)
@@ -261,16 +267,12 @@ class TrainSession:
         return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256)
 
     def saved(self, seconds: float, size_bytes: int) -> None:
-        """Counts a save that training has waited for, of 0 bytes none; the next step's time counts from here."""
+        """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""
         found = self._saves
         self._saves = TrainSaves(
             number=found.number + (size_bytes > 0), s=round(found.s + seconds, 3), bytes=found.bytes + size_bytes
         )
         self.start_clock()
-
-    def waited_for_saves(self, seconds: float) -> None:
-        """Adds the time until those begun were complete."""
-        self._saves = self._saves.model_copy(update={"s": round(self._saves.s + seconds, 3)})
 
     def start_clock(self) -> None:
         """The next step's time counts from here."""
@@ -329,7 +331,7 @@ class TrainSession:
         )
 
     def _last_saved(self) -> int | None:
-        return max(self._backend.checkpoint_steps(), default=None)
+        return max(self._backend.checkpoints.steps(), default=None)
 
 
 def train_session(

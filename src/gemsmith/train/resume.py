@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.finite import refuse_nonfinite_base
+from gemsmith.checkpoints.folder import refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train

@@ -28,20 +28,20 @@ def is_later_host() -> bool:
     return tpu_host_number() > 0
 
 
+# Of each backend, the extra that installs it, and what it imports.
 _PACKAGES = {
-    "tunix": ("jax", "flax", "qwix", "tunix", "optax", "orbax"),
-    "trl": ("torch", "transformers", "peft", "accelerate", "trl"),
+    "tunix": ("jax", ("jax", "flax", "qwix", "tunix", "optax", "orbax")),
+    "trl": ("trl", ("torch", "transformers", "peft", "accelerate", "trl")),
 }
-_EXTRAS = {"tunix": "jax", "trl": "trl"}
 
 
 def train(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a finished training, also written to train.json; continues from the last checkpoint, if any.
 
     `restart` starts at step 0, and deletes what an earlier training left once the first step has run: nothing is lost
-    before. Raises RunError where another process saves to the same folder, MachineError where the backend is not
-    installed, RecipeError where export.step will not be saved, and whatever the backend raises. A bucket has no locks:
-    there nothing keeps a second training out.
+    before. Raises RunError where another process saves to the same folder, RecipeError where export.step will not be
+    saved, and whatever the backend raises; what check_training raises is not asked again. A bucket has no locks: there
+    nothing keeps a second training out.
     """
     steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, restart=restart)
@@ -53,7 +53,13 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
         else locked(run.checkpoints, what="train.checkpoint_folder")
     ):
         if run.recipe.train.backend == "trl":
-            return _train_with_trl(run, restart=restart)
+            from gemsmith.train.torch.distributed import train_in_processes
+
+            if record := train_in_processes(run, restart=restart):
+                return record
+            from gemsmith.train.torch.backend import train_with_trl
+
+            return train_with_trl(run, restart=restart)
         from gemsmith.train.jax.backend import train_with_tunix
 
         return train_with_tunix(run, restart=restart)
@@ -69,8 +75,11 @@ def check_training(run: Run) -> None:
     from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
-    if missing := [name for name in _PACKAGES[backend] if importlib.util.find_spec(name) is None]:
-        raise _not_installed(backend, missing[0])
+    extra, packages = _PACKAGES[backend]
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise MachineError(
+            f"train.backend: {backend} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
+        )
     if run.callbacks and backend == "trl":
         from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
 
@@ -83,24 +92,3 @@ def check_training(run: Run) -> None:
     _ = run.checkpoints  # looks for what a bucket needs
     if recipe.train.max_steps is not None:
         check_export_step(run, recipe.train.max_steps)
-
-
-def _train_with_trl(run: Run, *, restart: bool) -> TrainRecord:
-    try:
-        from gemsmith.train.torch.distributed import train_in_processes
-
-        if record := train_in_processes(run, restart=restart):
-            return record
-        from gemsmith.train.torch.backend import train_with_trl
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("gemsmith"):
-            raise
-        raise _not_installed("trl", error.name) from None
-    return train_with_trl(run, restart=restart)
-
-
-def _not_installed(backend: str, package: str | None) -> MachineError:
-    extra = _EXTRAS[backend]
-    return MachineError(
-        f"train.backend: {backend} needs {package}, which is not installed; run: pip install 'gemsmith[{extra}]'"
-    )

@@ -24,7 +24,8 @@ from gemsmith.images.patches import PatchConfig, make_patches, read_patching
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.tasks.messages import Message, images_of
-from gemsmith.verify.logits import load_model, load_peft, quiet
+from gemsmith.train.torch.upstream import quiet
+from gemsmith.verify.logits import load_model, load_peft
 
 WEIGHTS = ("base", "adapter", "merged")
 

@@ -16,6 +16,7 @@ from gemsmith.checkpoints import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.runs.records import Check, Losses
+from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify.offload import layerwise_offloaded_model, read_adapters, round_merged, vision_bytes, window_bytes
 from gemsmith.verify.prompts import Prompt
 
@@ -307,19 +308,3 @@ def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | No
 
 def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Turns off the progress bars and load reports of transformers, and back on what was on."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

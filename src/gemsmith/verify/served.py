@@ -1,17 +1,14 @@
 """Proof by behavior: servers of base + adapter and of merged weights answer the same, and not as the base does."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.evals.tasks import asked_messages, read_questions
-from gemsmith.export.stage import ExportDir
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
-from gemsmith.runs.run import Run, read_record, write_record
+from gemsmith.runs.run import ExportDir, Run, read_record, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, read_choice, read_tokens
 from gemsmith.serve.server import Server, running_server
@@ -29,35 +26,38 @@ Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
 """Token ids, or a conversation."""
 
 
-def check_served_run(run: Run) -> VerifyRecord:
-    """Adds what the servers show to the run's verify.json. Raises VerifyError where they do not agree."""
-    record: VerifyRecord = read_record(run, VerifyRecord)
-    base = open_checkpoint(run.recipe.checkpoint)
+def verify_served(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
+    """Adds what the servers show to verify.json of a run, or of a folder that export wrote without one.
+
+    A folder is asked random tokens. Raises VerifyError where the servers do not agree.
+    """
+    record: VerifyRecord = read_record(place, VerifyRecord)
+    exported: ExportRecord = read_record(place, ExportRecord)
+    run = place if isinstance(place, Run) else None
+    base = open_checkpoint(run.recipe.checkpoint if run else base_source or exported.base)
     prompts: Sequence[Prompt]
-    if run.recipe.data.eval is not None:
+    if run and run.recipe.data.eval is not None:
         prompts = asked_messages(run, read_questions(run)[:PROMPTS])
     else:
-        found = text_prompts(trained_rows(run), base.variant.vocabulary, run.recipe.seed)
-        prompts = [prompt.tokens.tolist() for prompt in found]
-    checks = check_served(base, run, prompts, settings=make_settings(run))
-    exported: ExportRecord = read_record(run, ExportRecord)
-    if run.recipe.train.dtype in KINDS and exported.merged_into == "trained":
+        rows, seed = (trained_rows(run), run.recipe.seed) if run else (None, 1)
+        prompts = [prompt.tokens.tolist() for prompt in text_prompts(rows, base.variant.vocabulary, seed)]
+    checks = check_served(
+        base, place, prompts, settings=make_settings(run) if run else ServeSettings(max_model_len=512)
+    )
+    if run and run.recipe.train.dtype in KINDS and exported.merged_into == "trained":
         other = "not compared: merged/ has the dequantized base that was trained on, the adapter's server the original"
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
-    return _add_checks(record, checks, run.path, partial(write_record, run))
-
-
-def check_served_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
-    """The same of a folder that export wrote without a run, on prompts of random tokens."""
-    folder = ExportDir(path=out)
-    base = open_checkpoint(base_source or folder.read_record(ExportRecord).base)
-    prompts = [prompt.tokens.tolist() for prompt in text_prompts(None, base.variant.vocabulary, 1)]
-    checks = check_served(base, folder, prompts, settings=ServeSettings(max_model_len=512))
-    return _add_checks(folder.read_record(VerifyRecord), checks, out, folder.write_record)
+    names = {check.name for check in checks}
+    every = (*(check for check in record.checks if check.name not in names), *checks)
+    passed = all(check.passed is not False for check in every)
+    record = record.model_copy(update={"checks": every, "passed": passed})
+    write_record(place, record)
+    report_checks(checks, place.path)
+    return record
 
 
 def check_served(
-    base: Checkpoint, place: Run | ExportDir, prompts: Sequence[Prompt], *, settings: ServeSettings
+    base: Checkpoint, place: ExportDir, prompts: Sequence[Prompt], *, settings: ServeSettings
 ) -> tuple[Check, ...]:
     """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
     place.logs.mkdir(exist_ok=True)
@@ -125,15 +125,3 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
             requests.append(Request(path="/v1/chat/completions", body=asked | body))
     # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
     return ask_each(server, requests, lambda found: read_tokens(read_choice(found)), to=model)
-
-
-def _add_checks(
-    record: VerifyRecord, checks: tuple[Check, ...], place: Path, write: Callable[[VerifyRecord], None]
-) -> VerifyRecord:
-    names = {check.name for check in checks}
-    every = (*(check for check in record.checks if check.name not in names), *checks)
-    passed = all(check.passed is not False for check in every)
-    record = record.model_copy(update={"checks": every, "passed": passed})
-    write(record)
-    report_checks(checks, place)
-    return record

@@ -5,7 +5,6 @@ from transformers and PEFT.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.export.adapters import delta_norm, read_run_adapter
 from gemsmith.export.merge import row_blocks
-from gemsmith.export.stage import ExportDir
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file
 from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
 from gemsmith.verify.logits import compare_logits
@@ -41,36 +39,30 @@ _SMALLEST_STEP = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
 _LARGEST_RELATIVE_DELTA = 10.0
 
 
-def verify(run: Run) -> VerifyRecord:
-    """Checks the run's adapter/ and merged/ and records each check.
+def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
+    """Checks adapter/ and merged/ of a run, or of a folder that export wrote without one, and records each check.
 
-    Raises VerifyError naming those that failed, once that is recorded.
+    The base is the run's; a folder's the one that its record names, or `base_source`. Raises VerifyError naming the
+    checks that failed, once that is recorded.
     """
-    clock = start_clock()
-    exported: ExportRecord = read_record(run, ExportRecord)
-    found = _run_checks(exported, open_checkpoint(run.recipe.checkpoint), run, run)
-    record = VerifyRecord(provenance=make_provenance(run, "verify", clock, packages=PACKAGES), **found)
-    write_record(run, record)
-    report_checks(record.checks, run.path)
+    clock, sources = start_clock(), {}
+    exported: ExportRecord = read_record(place, ExportRecord)
+    if isinstance(place, Run):
+        base = open_checkpoint(place.recipe.checkpoint)
+    else:
+        base, file = open_checkpoint(base_source or exported.base), place.record_file("export")
+        sources = {file.name: sha256_file(file), "base": base.fingerprint()}
+    found = _run_checks(exported, base, place)
+    provenance = make_provenance(place, "verify", clock, packages=PACKAGES, sources=sources)
+    record = VerifyRecord(provenance=provenance, **found)
+    write_record(place, record)
+    report_checks(record.checks, place.path)
     return record
 
 
-def verify_folder(out: Path, *, base_source: str | None = None) -> VerifyRecord:
-    """The same of a folder that export wrote without a run, against the base that it names (or `base_source`)."""
-    clock, folder = start_clock(), ExportDir(path=out)
-    exported = folder.read_record(ExportRecord)
-    base = open_checkpoint(base_source or exported.base)
-    found = _run_checks(exported, base, folder, None)
-    file = folder.record_file("export")
-    inputs_sha256 = {file.name: sha256_file(file), "base": base.fingerprint()}
-    record = VerifyRecord(provenance=folder.make_provenance(clock, PACKAGES, inputs_sha256), **found)
-    folder.write_record(record)
-    report_checks(record.checks, out)
-    return record
-
-
-def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir, run: Run | None) -> dict[str, Any]:
-    """What verify.json says, but for its provenance. `run`: where the adapter was trained, where that is known."""
+def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> dict[str, Any]:
+    """What verify.json says, but for its provenance."""
+    run = place if isinstance(place, Run) else None
     found: dict[str, Any] = {"changed_tensors": 0, "expected_tensors": exported.merged_tensors}
     found["logits_max_abs_difference"] = None
     changed_since = changed_files(place.adapter, exported.adapter) + changed_files(place.merged, exported.merged)
@@ -99,7 +91,7 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: Run | ExportDir
     if any(check.passed is False for check in checks):
         checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
     else:
-        logits, more = _compare_models(place, run, into, trained_on, adapter, rounding_loss)
+        logits, more = _compare_models(place, into, trained_on, adapter, rounding_loss)
         checks, found = checks + logits, found | more
     return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
 
@@ -260,14 +252,10 @@ def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
 
 
 def _compare_models(
-    place: Run | ExportDir,
-    run: Run | None,
-    into: Checkpoint,
-    trained_on: Checkpoint,
-    adapter: Adapter,
-    rounding_loss: float | None,
+    place: ExportDir, into: Checkpoint, trained_on: Checkpoint, adapter: Adapter, rounding_loss: float | None
 ) -> tuple[list[Check], dict[str, Any]]:
     """The checks of logits and, where rows have targets, of losses; and what the record says of them."""
+    run = place if isinstance(place, Run) else None
     of_run = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed} if run else {}
     prompts = make_prompts(into, trained_rows(run) if run else None, adapter, **of_run)
     logits = compare_logits(into, place.adapter, place.merged, adapter, prompts, trained_on=trained_on)

@@ -78,8 +78,8 @@ def test_of_swallowed_exceptions_only_those_are_left_out_that_come_of_a_save_whi
     loop.close()
     with pytest.raises(RuntimeError) as closed:
         loop.call_soon_threadsafe(print)
-    other = SimpleNamespace(exc_type=RuntimeError, exc_value=RuntimeError("another"))
-    swallowed = [SimpleNamespace(exc_type=RuntimeError, exc_value=closed.value), other]
+    other = SimpleNamespace(exc_type=RuntimeError, exc_value=RuntimeError("another"), object=None)
+    swallowed = [SimpleNamespace(exc_type=RuntimeError, exc_value=closed.value, object=None), other]
     thread = threading.Thread(target=lambda: [sys.unraisablehook(each) for each in swallowed])
     thread.start()
     thread.join()

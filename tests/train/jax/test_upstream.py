@@ -1,5 +1,5 @@
 """What Qwix, Tunix, Orbax, JAX and Optax still do otherwise than training needs. Where a test fails, upstream has
-changed: drop its entry in upstream.py, and the code that it names."""
+changed: drop its row in docs/upstream.md, and the code that it names."""
 
 import inspect
 import subprocess

@@ -118,7 +118,7 @@ def lower_step(
     from jax.sharding import AxisType
 
     from gemsmith.models import abstract_model, base_kinds
-    from gemsmith.train.jax.images import ImageShape
+    from gemsmith.train.jax.images import bucket_shape
     from gemsmith.train.jax.lora import add_adapters
     from gemsmith.train.jax.mesh import make_execution, mesh_sizes, micro_batches_on
     from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
@@ -134,7 +134,7 @@ def lower_step(
     nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
     step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
-    shape = None if images is None else ImageShape.of(images)
+    shape = None if images is None else bucket_shape(images.vision, images)
     inputs = input_shapes(mesh, rows=recipe.train.global_batch_size, length=recipe.data.max_length, images=shape)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 

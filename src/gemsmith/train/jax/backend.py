@@ -7,11 +7,9 @@ continues from its last complete checkpoint and ends with the bytes of one that 
 import contextlib
 import logging
 import resource
-import sys
 import time
-import warnings
 from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,7 +18,7 @@ from jax.sharding import Mesh
 
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.steps import is_peft_step
+from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
 from gemsmith.data import Batches, load_batches
 from gemsmith.data.batches import BucketShape
 from gemsmith.errors import MachineError, RunError, first_line
@@ -53,8 +51,6 @@ from gemsmith.train.resume import full_disk
 
 # Orbax and tensorstore raise a full disk as text, and print a traceback for each array.
 _FULL = ("No space left on device", "ENOSPC", "Disk quota exceeded")
-# Said by what is still under way once the save has failed, and its event loop is closed, or the interpreter ends.
-_LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
 
 
 def is_full_disk(error: BaseException | None) -> bool:
@@ -75,22 +71,13 @@ def drop_tracebacks_of_a_full_disk() -> None:
     for logger in map(logging.getLogger, ("absl", "asyncio")):
         if _says_more not in logger.filters:
             logger.addFilter(_says_more)
-    # Of writes that had been made and not begun when the save failed.
-    warnings.filterwarnings("ignore", "coroutine '.*write_fragment' was never awaited", RuntimeWarning)
-    if getattr(sys.unraisablehook, "func", None) is not _print_unless_left_over:
-        sys.unraisablehook = partial(_print_unless_left_over, sys.unraisablehook)
+    drop_leftovers()
 
 
 def _says_more(record: logging.LogRecord) -> bool:
     """Whether a record is about anything but a full disk and what comes of it."""
     error = record.exc_info[1] if record.exc_info else None
-    return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *_LEFT_OVER)))
-
-
-def _print_unless_left_over(before: Any, swallowed: Any) -> None:
-    """A write that ends after its save has failed has no caller to raise it to, so tensorstore has it printed."""
-    if not any(words in str(swallowed.exc_value) for words in _LEFT_OVER):
-        before(swallowed)
+    return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *LEFT_OVER)))
 
 
 def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
@@ -142,7 +129,7 @@ class TunixBackend:
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
         self._compiled: dict[BucketShape | None, Compiled] = {}
-        self._checkpoints = OrbaxCheckpoints(
+        self.checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
             keep=run.recipe.train.save_total_limit,
@@ -163,38 +150,23 @@ class TunixBackend:
         return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
     def resumable_step(self) -> int | None:
-        step = self._checkpoints.latest_step()
-        if step is not None and is_peft_step(self._run.checkpoints / str(step)):
-            raise self._another_backends(step)
+        step, folder = self.checkpoints.latest_step(), self._run.checkpoints
+        if step is not None and (is_peft_step(folder / str(step)) or not self.checkpoints.read_metadata(step)):
+            raise RunError(
+                f"{folder}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to another, or "
+                f"start again with: gemsmith train {self._run.path} --force"
+            )
         return step
-
-    def read_metadata(self, step: int) -> dict[str, Any]:
-        metadata = self._checkpoints.read_metadata(step)
-        if not metadata:
-            raise self._another_backends(step)
-        return metadata
-
-    def _another_backends(self, step: int) -> RunError:
-        return RunError(
-            f"{self._run.checkpoints}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to "
-            f"another, or start again with: gemsmith train {self._run.path} --force"
-        )
 
     def prepare(self, session: TrainSession) -> None:
         self._session = session
         self.trainer.start_at(session.done)
 
     def restore(self, step: int) -> None:
-        self._checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
+        self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
 
     def check_saved(self, step: int) -> None:
-        self._checkpoints.read(step, self.model, self.trainer.optimizer)
-
-    def checkpoint_steps(self) -> list[int]:
-        return self._checkpoints.steps()
-
-    def delete_saved(self) -> None:
-        self._checkpoints.delete_all()
+        self.checkpoints.read(step, self.model, self.trainer.optimizer)
 
     def run(self) -> None:
         """Compiles the step for every bucket still to come, and runs it; where SIGTERM comes first, it runs none.
@@ -223,8 +195,8 @@ class TunixBackend:
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
             # next start.
             begun_s = time.monotonic()
-            self._checkpoints.wait()
-            self._session.waited_for_saves(time.monotonic() - begun_s)
+            self.checkpoints.wait()
+            self._session.saved(time.monotonic() - begun_s, 0)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
@@ -242,7 +214,7 @@ class TunixBackend:
             for bucket, step in first_of_each_bucket.items()
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
-        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self._checkpoints)
+        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
 
     def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None

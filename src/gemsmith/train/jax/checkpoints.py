@@ -1,4 +1,4 @@
-"""Saved steps of the JAX backend: Tunix's, with checksums, and read on every host; see upstream.py for why.
+"""Saved steps of the JAX backend: Tunix's, with checksums, and read on every host; see docs/upstream.md for why.
 
 Checksums are computed on the arrays' devices: only eight bytes of each tensor leave them.
 """

@@ -18,7 +18,7 @@ from gemsmith.errors import InputError
 from gemsmith.hardware.model import ImageWork
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.images.workers import count_processes
-from gemsmith.models.vision import Images, patches_of
+from gemsmith.models.vision import Images
 from gemsmith.recipe.schema import Data, Lora
 from gemsmith.runs.records import ImageBucket, TrainStep
 from gemsmith.train.inputs import check_patching
@@ -33,16 +33,10 @@ class ImageShape:
     patches: int
     patch_dim: int
 
-    @classmethod
-    def of(cls, images: ImageWork) -> "ImageShape":
-        """That of the images that a plan reckons with."""
-        sizes = {"soft_tokens": images.soft_tokens, "patches": images.patches, "patch_dim": images.vision.patch_dim}
-        return cls(images=images.images, **sizes)
 
-
-def bucket_shape(vision: Vision, bucket: BucketShape) -> ImageShape:
+def bucket_shape(vision: Vision, bucket: BucketShape | ImageWork) -> ImageShape:
     """The shape of rows that have as much room."""
-    patches = patches_of(vision, bucket.soft_tokens)
+    patches = bucket.soft_tokens * vision.patches_per_token
     return ImageShape(images=bucket.images, soft_tokens=bucket.soft_tokens, patches=patches, patch_dim=vision.patch_dim)
 
 

@@ -14,7 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from gemsmith.arch import Variant
-from gemsmith.errors import MachineError, RecipeError, last_line
+from gemsmith.errors import RecipeError
 from gemsmith.hardware.model import ImageWork, StepCost, choose_remat, micro_batches, on_chips, step_cost
 from gemsmith.hardware.model.limits import check_mesh, check_splash, name_mesh
 from gemsmith.models import Execution
@@ -27,12 +27,7 @@ from gemsmith.train.jax.compile import compiler_options
 
 def make_mesh(recipe: Recipe, variant: Variant) -> Mesh:
     """All devices in the axes replica, fsdp, sequence and tp. Raises InputError where they cannot be laid out so."""
-    try:
-        devices = jax.devices()
-    except RuntimeError as error:
-        raise MachineError(
-            f"no accelerator: {last_line(error)}; unset JAX_PLATFORMS to train on what there is"
-        ) from None
+    devices = jax.devices()
     slices = count_slices(devices)
     sizes = mesh_sizes(recipe, variant, devices=len(devices), kind=devices[0].device_kind, slices=slices)
     return lay_out(devices, sizes)

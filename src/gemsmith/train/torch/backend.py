@@ -11,10 +11,8 @@ import resource
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-import transformers
 from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.arch import VARIANTS, find_variant
@@ -47,6 +45,7 @@ from gemsmith.train.torch.model import (
     whole_moments,
 )
 from gemsmith.train.torch.trainer import Callbacks, TrlTrainer
+from gemsmith.train.torch.upstream import quiet
 
 _MOST_PROCESSES = 32
 
@@ -66,7 +65,9 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with joined(gpus) as group, _one_line_errors(run), _quiet():
+    with joined(gpus) as group, _one_line_errors(run), quiet(), warnings.catch_warnings():
+        # Upstream's are about options that it is not asked for here, such as data preparation.
+        warnings.simplefilter("ignore")
         if gpus:  # a resumed run must meet the bits that it would have had; on CPU torch's kernels do so anyway
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             # With experts, transformers asks for operations that have no deterministic form.
@@ -85,21 +86,17 @@ class TrlBackend:
         self.writes = group.rank == 0
         self._run, self._checkpoint, self._batches, self._group, self._mesh = run, checkpoint, batches, group, mesh
         self._attention = "documents" if run.recipe.train.attention == "auto" else run.recipe.train.attention
-        self._checkpoints = PeftCheckpoints(run)
+        self.checkpoints = PeftCheckpoints(run, writes=self.writes)
         self._on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._patching = check_patching(checkpoint, batches, run.recipe.data, run.recipe.lora)
 
     def resumable_step(self) -> int | None:
-        checkpoints = self._checkpoints
-        if others := checkpoints.others():
+        if others := self.checkpoints.others():
             raise RunError(
-                f"{checkpoints.folder}/{others[-1]}: was trained with another recipe: train.backend was not trl; set "
-                f"train.checkpoint_folder to another, or start again with: gemsmith train {self._run.path} --force"
+                f"{self.checkpoints.folder}/{others[-1]}: was trained with another recipe: train.backend was not trl; "
+                f"set train.checkpoint_folder to another, or start again with: gemsmith train {self._run.path} --force"
             )
-        return checkpoints.latest_step()
-
-    def read_metadata(self, step: int) -> dict[str, Any]:
-        return self._checkpoints.read_metadata(step)
+        return max(self.checkpoints.steps(), default=None)
 
     def prepare(self, session: TrainSession) -> None:
         recipe, variant = self._run.recipe, self._checkpoint.variant
@@ -130,19 +127,12 @@ class TrlBackend:
             set_start(self._model, recipe, variant, start)
 
     def restore(self, step: int) -> None:
-        adapter, moments = self._checkpoints.read(step)
+        adapter, moments = self.checkpoints.read(step)
         set_start(self._model, self._run.recipe, self._checkpoint.variant, adapter)
         set_moments(self._trainer.adamw, self._model, moments)
 
     def check_saved(self, step: int) -> None:
-        self._checkpoints.read(step)
-
-    def checkpoint_steps(self) -> list[int]:
-        return self._checkpoints.steps()
-
-    def delete_saved(self) -> None:
-        if self.writes:
-            self._checkpoints.delete_all()
+        self.checkpoints.read(step)
 
     def run(self) -> None:
         """Raises DataError where an image cannot be read any more, once the step before its own is saved."""
@@ -183,8 +173,7 @@ class TrlBackend:
             for module, side, weight in lora_state_dict(self._model):
                 matrices.setdefault(module, {})[side] = whole_array(weight)
             moments = whole_moments(self._trainer.adamw, self._model)
-            if self.writes:
-                self._checkpoints.save(step, matrices, moments, self._session.metadata())
+            self.checkpoints.save(step, matrices, moments, self._session.metadata())
             arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
             self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
         return not outcome.should_stop
@@ -206,21 +195,6 @@ class TrlBackend:
             peak_memory_bytes=peak if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             padding_fraction=1 - real / padded if padded else 0.0,
         )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Upstream's notes are about options that it is not asked for here, such as data preparation."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        transformers.logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from gemsmith.arch import class_names
-from gemsmith.checkpoints.peft import SHA256_KEY, WEIGHTS, Adapter, LoraPair, read_peft_adapter, write_peft_adapter
+from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG
-from gemsmith.checkpoints.safetensors import check_digest, read_header, write_tensors
+from gemsmith.checkpoints.safetensors import write_tensors
 from gemsmith.checkpoints.steps import (
     TRAINING,
     add_checksum,
@@ -38,10 +38,10 @@ Arrays = dict[str, np.ndarray]
 
 
 class PeftCheckpoints:
-    """The saved steps in a folder; one process writes, any may read."""
+    """The saved steps in a folder; one process `writes`, any may read."""
 
-    def __init__(self, run: Run) -> None:
-        self.folder, self._recipe = run.checkpoints, run.recipe
+    def __init__(self, run: Run, *, writes: bool = True) -> None:
+        self.folder, self._recipe, self._writes = run.checkpoints, run.recipe, writes
 
     def steps(self) -> list[int]:
         return [step for step in checkpoint_steps(self.folder) if is_peft_step(self.folder / str(step))]
@@ -50,11 +50,10 @@ class PeftCheckpoints:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
-    def latest_step(self) -> int | None:
-        return max(self.steps(), default=None)
-
     def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
         """Writes a step, and deletes those that are too many. `matrices`: module -> {"a": (R, in), "b": (out, R)}."""
+        if not self._writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(".*.partial"):
             shutil.rmtree(left, ignore_errors=True)
@@ -67,9 +66,7 @@ class PeftCheckpoints:
             written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=lora.dropout, class_names=names)
             # On a full disk safetensors' own raises no OSError.
             shapes = {name: value.shape for name, value in moments.items()}
-            written[MOMENTS] = write_tensors(
-                beside / MOMENTS, shapes, moments.__getitem__, metadata={}, sha256_key=SHA256_KEY
-            )
+            written[MOMENTS] = write_tensors(beside / MOMENTS, shapes, moments.__getitem__)
             sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
             (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
@@ -91,14 +88,13 @@ class PeftCheckpoints:
         folder = self.folder / str(step)
         check_files(folder, self.read_metadata(step), (CONFIG, WEIGHTS, MOMENTS))
         try:
-            check_digest(*read_header(folder / MOMENTS), SHA256_KEY, MOMENTS)
             return read_peft_adapter(folder), load_file(folder / MOMENTS)
         except (CheckpointError, SafetensorError, ValueError) as error:
             raise CorruptCheckpointError(str(error)) from None
 
     def delete_all(self) -> None:
         """Also what another backend left: a new training must not resume from it, nor an export find it."""
-        if self.folder.is_dir():
+        if self._writes and self.folder.is_dir():
             for entry in self.folder.iterdir():
                 if entry.name != LOCK:
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
