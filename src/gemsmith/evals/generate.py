@@ -225,8 +225,12 @@ def _ask_once(asking: _Asking, server: Server) -> None:
             if isinstance(reply, Reply):
                 asking.cache.add_reply(keys[number], reply)
             asking.on_response(number, reply)
-            if isinstance(reply, Failure):
-                _refuse_many_failures(asking, server)
+            if isinstance(reply, Failure) and (many := _describe_many(asking, asking.replies)):
+                slower = "; a lower eval.concurrency makes each answer faster" if "timeout" in many[1] else ""
+                raise EngineError(
+                    f"eval: {server.model}: no answer to {many[0]}{slower}; see {server.log}. The same command asks "
+                    "only for what is missing"
+                )
             progress.advance(bar)
 
         def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
@@ -328,10 +332,10 @@ def _grade(asking: _Asking) -> list[GradedAnswer]:
     """The replies as answers. Raises ScorerError where too many of them cannot be judged."""
     waiting = sorted(asking.judged)
     judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
-    if failures := _too_many(judged, len(asking.keys)):
+    if many := _describe_many(asking, judged):
         raise ScorerError(
-            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge "
-            f"{_describe_failures(asking.task, failures, len(asking.keys))}; the same command asks for no answer again"
+            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge {many[0]}; the same command "
+            "asks for no answer again"
         )
     return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
 
@@ -348,32 +352,18 @@ def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) 
     return replace(answer, right=verdict.right, reason=verdict.reason, detail=verdict.detail, others=verdict.others)
 
 
-def _refuse_many_failures(asking: _Asking, server: Server) -> None:
-    failures = _too_many(asking.replies, len(asking.keys))
-    if not failures:
-        return
-    timed_out = any(failure.reason == "timeout" for failure in failures.values())
-    slower = "; a lower eval.concurrency makes each answer faster" if timed_out else ""
-    raise EngineError(
-        f"eval: {server.model}: no answer to {_describe_failures(asking.task, failures, len(asking.keys))}{slower}; "
-        f"see {server.log}. The same command asks only for what is missing"
-    )
-
-
-def _too_many(found: Mapping[int, object], answers: int) -> dict[int, Failure]:
-    """The failures in it by index, where they are more than MOST_FAILED of the answers; else none."""
-    failures = {number: one for number, one in sorted(found.items()) if isinstance(one, Failure)}
-    return failures if len(failures) > MOST_FAILED * answers else {}
-
-
-def _describe_failures(task: OpenTask, failures: Mapping[int, Failure], answers: int) -> str:
-    """How many answers have failed, why, and the first of them."""
-    number, first = next(iter(failures.items()))
-    return (
+def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, Counter[str]] | None:
+    """The failures in it: how many, why, and the first, and their reasons; None where they are not too many."""
+    failures = [(number, one) for number, one in sorted(found.items()) if isinstance(one, Failure)]
+    answers, task = len(asking.keys), asking.task
+    if len(failures) <= MOST_FAILED * answers:
+        return None
+    reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
+    described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({describe_counts(Counter(failure.reason for failure in failures.values()))}): "
-        f"{task.name_answer(number)}: {first.reason}: {first.detail}"
+        f"{MOST_FAILED:.0%} ({describe_counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
     )
+    return described, reasons
 
 
 def describe_counts(reasons: Mapping[str, int]) -> str:
