@@ -14,7 +14,15 @@ from pathlib import Path
 from gemsmith.system.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.base import Question, QuestionSet, Sampling, Verdict
 from gemsmith.tasks.messages import Message, text_message
-from gemsmith.tasks.verilog.simulate import Testbench, find_simulator, judge, open_bench, problems_sha256, read_problems
+from gemsmith.tasks.verilog.simulate import (
+    Failed,
+    Testbench,
+    find_simulator,
+    judge,
+    open_bench,
+    problems_sha256,
+    read_problems,
+)
 
 SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)
 """Those of arXiv 2605.25645."""
@@ -54,8 +62,7 @@ class VerilogJudges:
     def score(self, question: Question, answers: Sequence[str]) -> list[Verdict]:
         """Whether each answer's TopModule does what the reference does, in the problem's own testbench."""
         bench = self.benches[question.origin]
-        found = [judge(bench, answer, self.sandbox) for answer in answers]
-        return [Verdict(right=each.passed, reason=each.reason, detail=each.detail) for each in found]
+        return [judge(bench, answer, self.sandbox) for answer in answers]
 
 
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
@@ -77,20 +84,17 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Veril
     Raises MachineError without simulator or sandbox; `unsafe` does without the latter.
     """
     tool, sandbox = find_simulator(), find_sandbox(unsafe=unsafe)
+    benches: dict[str, Testbench] = {}
+    ungraded: dict[str, str] = {}
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         opened = [pool.submit(open_bench, question.columns["problem"], sandbox) for question in questions]
-        found = {question.origin: each.result() for question, each in zip(questions, opened, strict=True)}
+        for question, each in zip(questions, opened, strict=True):
+            try:
+                benches[question.origin] = each.result()
+            except Failed as failed:
+                ungraded[question.origin] = f"its own reference does not pass: {failed.reason}, {failed}"
     finally:  # also after Ctrl-C: what has not begun need not be waited for
         pool.shutdown(wait=False, cancel_futures=True)
-    return VerilogJudges(
-        benches={name: bench for name, bench in found.items() if isinstance(bench, Testbench)},
-        ungraded={
-            name: f"its own reference does not pass: {bench.reason}, {bench.detail}"
-            for name, bench in found.items()
-            if not isinstance(bench, Testbench)
-        },
-        tool=tool,
-        sandbox=sandbox,
-        sandboxed=sandbox.bubblewrap is not None,
-    )
+    sandboxed = sandbox.bubblewrap is not None
+    return VerilogJudges(benches=benches, ungraded=ungraded, tool=tool, sandbox=sandbox, sandboxed=sandboxed)
