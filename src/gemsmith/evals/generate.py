@@ -34,7 +34,7 @@ MOST_FAILED = 0.05
 MOST_RESTARTS = 3
 PROOF_S = 5.0
 
-Judged = Future[tuple[Verdict, ...] | Failure]
+Judged = Future[Verdict | Failure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,33 +299,31 @@ def judging(scorer: Scorer | Judges) -> Iterator[Callable[[Question, str], Judge
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        yield lambda question, answer: pool.submit(judge, scorer, question, (answer,))
+        yield lambda question, answer: pool.submit(judge, scorer, question, answer)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def judge(scorer: Scorer | Judges, question: Question, answers: Sequence[str]) -> tuple[Verdict, ...] | Failure:
-    """The verdicts on the answers to a question, in order, or why the scorer could not judge them.
+def judge(scorer: Scorer | Judges, question: Question, answer: str) -> Verdict | Failure:
+    """The verdict on an answer to a question, or why the scorer could not judge it.
 
     An answer is a text that nobody has read, so whatever a scorer raises over it is a reason that is counted: that of
     its ScorerError, or else the exception's name. Only Gemsmith's other errors, such as MachineError, are raised.
     """
     try:
-        verdicts = tuple(scorer.score(question, answers))
+        verdicts: tuple[object, ...] = tuple(scorer.score(question, (answer,)))
     except ScorerError as error:
         return Failure(reason=str(error), detail=str(error))
     except (GemsmithError, Terminated):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
         return Failure(reason=type(error).__name__, detail=" ".join(str(error).split())[:_SHOWN])
-    if len(verdicts) != len(answers):
-        detail = f"score returned {len(verdicts)} verdicts on {len(answers)} answers"
-        return Failure(reason="wrong count", detail=detail)
-    others: tuple[object, ...] = tuple(each for each in verdicts if not isinstance(each, Verdict))
-    if others:
-        detail = f"score returned {others[0]!r:.80} in place of a gemsmith.tasks.Verdict"
+    if len(verdicts) != 1:
+        return Failure(reason="wrong count", detail=f"score returned {len(verdicts)} verdicts on one answer")
+    if not isinstance(verdicts[0], Verdict):
+        detail = f"score returned {verdicts[0]!r:.80} in place of a gemsmith.tasks.Verdict"
         return Failure(reason="no verdict", detail=detail)
-    return verdicts
+    return verdicts[0]
 
 
 def _grade(asking: _Asking) -> list[GradedAnswer]:
@@ -340,7 +338,7 @@ def _grade(asking: _Asking) -> list[GradedAnswer]:
     return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
 
 
-def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) -> GradedAnswer:
+def grade(reply: Reply | Failure, judged: Verdict | Failure | None) -> GradedAnswer:
     """A reply and the one verdict on it; None where it did not come."""
     if isinstance(reply, Failure):
         return GradedAnswer(text="", right=False, cut=False, failed=reply.reason)
@@ -348,8 +346,7 @@ def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) 
     if isinstance(judged, Failure):
         return replace(answer, ungraded=judged.reason)
     assert judged is not None
-    (verdict,) = judged
-    return replace(answer, right=verdict.right, reason=verdict.reason, detail=verdict.detail, others=verdict.others)
+    return replace(answer, right=judged.right, reason=judged.reason, detail=judged.detail, others=judged.others)
 
 
 def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, Counter[str]] | None:
