@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.sides import _text
-from gemsmith.recipe.load import flatten, load_recipe
+from gemsmith.recipe.load import load_recipe, plain_values
 from gemsmith.recipe.load_grids import GRIDS
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def test_every_claim_names_the_version_that_makes_it(redrawn):
 
 def test_values_of_the_paper_are_written_as_a_recipe_writes_them(redrawn):
     """64 and 64.0 would be a difference that is none."""
-    ours = dict(flatten(load_recipe(ROOT / "recipes/verilog_31b.yaml").model_dump(mode="json")))
+    ours = plain_values(load_recipe(ROOT / "recipes/verilog_31b.yaml"))
     keys = [f"lora.{key}" for key in ("rank", "alpha", "dropout")] + ["train.dtype", "train.epochs"]
     keys += [
         f"optimizer.{key}" for key in ("learning_rate", "schedule", "warmup_steps", "weight_decay", "max_grad_norm")

@@ -79,9 +79,9 @@ def test_the_table_says_what_does_not_count(gemsmith, dataset, write):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (["not json\n"], ":1: is not JSON"),
-        ([answer("Prob001_and", "x"), "[]\n"], ":2: must be"),
-        ([answer("Prob001_and", 3)], ":1: must be"),
+        (["not json\n"], "answers.jsonl line 1, column 1: is not JSON"),
+        ([answer("Prob001_and", "x"), "[]\n"], "line 2: must be"),
+        ([answer("Prob001_and", 3)], "line 1: must be"),
         ([answer("Prob001_andd", "x")], "'Prob001_andd' is no problem of the dataset (did you mean Prob001_and?)"),
         (["\n"], "holds no answer"),
     ],

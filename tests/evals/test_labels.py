@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gemsmith.evals.labels import MOST_CONFUSED, MOST_OF_ONE_KIND, UNKNOWN, Answered, label_scores, macro_f1
+from gemsmith.evals.generate import GradedAnswer
+from gemsmith.evals.labels import MOST_CONFUSED, MOST_OF_ONE_KIND, UNKNOWN, label_scores, macro_f1
 from gemsmith.tasks import Question, find_scorer
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import image_bytes
@@ -24,11 +25,12 @@ def asked(*expected: str, image: bytes | None = None) -> list[Question]:
     ]
 
 
-def answered(questions: list[Question], *texts: str) -> Answered:
-    return Answered(texts, [text == question.expected for text, question in zip(texts, questions, strict=True)])
+def answered(questions: list[Question], *texts: str) -> list[GradedAnswer]:
+    pairs = zip(texts, questions, strict=True)
+    return [GradedAnswer(text=text, right=text == question.expected, cut=False) for text, question in pairs]
 
 
-def scores(questions: list[Question], base: Answered, tuned: Answered):
+def scores(questions: list[Question], base: list[GradedAnswer], tuned: list[GradedAnswer]):
     return label_scores(find_scorer("labels"), questions, base, tuned)
 
 
@@ -94,7 +96,7 @@ def test_their_number_is_limited_and_a_image_that_is_gone_is_left_out():
         )
         for row in range(40)
     ]
-    wrong = Answered(["x" * 1000] * 40, [False] * 40)
+    wrong = [GradedAnswer(text="x" * 1000, right=False, cut=False)] * 40
     found = scores(questions, wrong, wrong).most_confused
     assert len(found) == MOST_CONFUSED
     assert found[0].images == () and len(found[0].tuned) == 200
@@ -102,5 +104,6 @@ def test_their_number_is_limited_and_a_image_that_is_gone_is_left_out():
 
 def test_text_rows_have_no_thumbnail():
     question = Question(messages=(text_message("user", "a"),), expected="a", origin="here")
-    (row,) = scores([question], Answered(["b"], [False]), Answered(["b"], [False])).most_confused
+    wrong = answered([question], "b")
+    (row,) = scores([question], wrong, wrong).most_confused
     assert row.images == ()

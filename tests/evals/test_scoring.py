@@ -1,6 +1,8 @@
 import pytest
 
-from gemsmith.evals.metrics import score, wilson_interval
+from gemsmith.evals.generate import GradedAnswer
+from gemsmith.evals.metrics import wilson_interval
+from gemsmith.evals.results import score
 
 
 # The first four: Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3. The last: n / (n + z²).
@@ -27,12 +29,19 @@ def test_the_interval_is_symmetric_in_right_and_wrong_and_holds_the_share() -> N
 
 
 def test_a_score_counts() -> None:
-    found = score([True, False, True, True], cut=1, failed={"timeout": 1}, ungraded={})
+    right = [GradedAnswer(text="", right=True, cut=cut) for cut in (True, False, False)]
+    found = score([(answer,) for answer in (*right, GradedAnswer(text="", right=False, cut=False, failed="timeout"))])
     assert (found.score, found.n, found.cut, found.failed, found.ungraded) == (0.75, 4, 1, {"timeout": 1}, {})
     assert found.low < 0.75 < found.high
 
 
 def test_other_measures_of_the_same_answers_have_shares_and_intervals_of_their_own() -> None:
-    found = score([True, False, False, False], others={"length-normalized": 3})
+    verdicts = [(True, True), (False, True), (False, True), (False, False)]
+    found = score(
+        [
+            (GradedAnswer(text="", right=right, cut=False, others={"length-normalized": normalized}),)
+            for right, normalized in verdicts
+        ]
+    )
     assert (found.score, found.others["length-normalized"].score) == (0.25, 0.75)
     assert found.others["length-normalized"].low < 0.75 < found.others["length-normalized"].high

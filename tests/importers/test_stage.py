@@ -10,7 +10,7 @@ import yaml
 from gemsmith.arch import LORA_KINDS
 from gemsmith.importers import port
 from gemsmith.importers.reader import leaves
-from gemsmith.recipe.load import dump_recipe, flatten, load_recipe
+from gemsmith.recipe.load import dump_recipe, load_recipe, plain_values
 
 FOLDER = Path(__file__).parent / "settings"
 ADAPTER = json.loads((FOLDER / "adapter_config.json").read_text())
@@ -158,7 +158,7 @@ def test_every_key_of_a_source_is_in_the_table_once(case):
 
 def test_the_recipe_has_what_the_source_says(case):
     _, ported, expected, _ = case
-    recipe = dict(flatten(ported.recipe.model_dump(mode="json")))
+    recipe = plain_values(ported.recipe)
     assert {key: recipe[key] for key in expected} == expected
 
 

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.model.serving import least_token_s
-from gemsmith.recipe.load import flatten
+from gemsmith.recipe.load import plain_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
 from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
@@ -203,7 +203,7 @@ def side_of_run(
     if served_on is None and bench and train and served_where_trained(bench, train):
         served_on = trained_on
     train_rates, serve_rates = plan_rates(plan, trained_on), plan_rates(plan, served_on)
-    proven = {key: value for key, value in flatten(recipe.model_dump(mode="json")) if key not in unproven}
+    proven = {key: value for key, value in plain_values(recipe).items() if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
     said: list[tuple[str, Any]] = []

@@ -6,12 +6,11 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, lazy_import, require_extra, set_option
+from gemsmith.cli.options import FOLDER, Number, lazy_import, option, print_json, require_extra, set_option
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars_json
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_yes = option("--yes", is_flag=True, help="Do not ask.")
 
 
 class _Launch(click.Group):
@@ -38,34 +37,33 @@ def launch() -> None:
 
 @launch.command(short_help="Render a launch, and submit it.")
 @click.argument("recipe", type=FOLDER)
-@click.option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
-@click.option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
-@click.option("--project", required=True, metavar="ID", help="The Google Cloud project.")
-@click.option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
-@click.option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify.")
-@click.option("--name", metavar="NAME", help="Of the launch; default: the recipe's.")
-@click.option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows.")
-@click.option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
-@click.option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it.")
-@click.option(
+@option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
+@option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
+@option("--project", required=True, metavar="ID", help="The Google Cloud project.")
+@option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
+@option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify.")
+@option("--name", metavar="NAME", help="Of the launch; default: the recipe's.")
+@option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows.")
+@option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
+@option("--image", metavar="IMAGE", help="A container image of your own with Gemsmith in it.")
+@option(
     "--wheel",
-    type=FOLDER,
     metavar="DIR",
     help="For tpu-vm: no container; a folder with Gemsmith's wheel and locks, which uv installs there.",
 )
-@click.option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's.")
-@click.option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public.")
-@click.option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then resumes from the bucket.")
-@click.option("--network", metavar="NAME", help="A VPC network.")
-@click.option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger.")
-@click.option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt.")
-@click.option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
-@click.option("--cluster", metavar="NAME", help="For gke: the cluster.")
-@click.option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
+@option("--service-account", metavar="EMAIL", help="Default: gemsmith's in the project; with sky SkyPilot's.")
+@option("--secret", metavar="NAME", help="With a Hugging Face token, for a checkpoint that is not public.")
+@option("--spot", is_flag=True, help="Cheaper, and may be taken away; the run then resumes from the bucket.")
+@option("--network", metavar="NAME", help="A VPC network.")
+@option("--subnet", metavar="NAME", help="Its subnet; for cloud-run /26 or larger.")
+@option("--timeout-hours", type=Number(0, 8760, min_open=True), help="Of one attempt.")
+@option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
+@option("--cluster", metavar="NAME", help="For gke: the cluster.")
+@option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
 @set_option
-@click.option("--print", "folder", type=FOLDER, metavar="DIR", help="Write what would be submitted, and stop there.")
-@click.option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
-@click.option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
+@option("--print", "folder", metavar="DIR", help="Write what would be submitted, and stop there.")
+@option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
+@option("--max-usd", type=Number(min=0), metavar="USD", help="Refuse what can cost more.")
 @_yes
 def start(
     recipe: Path, provider: str, folder: Path | None, submit: bool, max_usd: float | None, yes: bool, **options: Any
@@ -91,12 +89,12 @@ def start(
 
 @launch.command()
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True, help="Print the launch's record as JSON instead.")
+@option("--json", "as_json", is_flag=True, help="Print the launch's record as JSON instead.")
 def status(name: str, as_json: bool) -> None:
     """Say how a launch is doing, in its target's own words."""
     record = lazy_import("launch.provider").read_launch(name)
     if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+        print_json(record)
         return
     lazy_import("launch.submit").show(lazy_import("launch.commands").follow_command(record, "status"))
 
@@ -111,8 +109,8 @@ def logs(name: str) -> None:
 
 @launch.command(short_help="Bring records, adapter and logs home.")
 @click.argument("name")
-@click.option("--run", "run_path", type=FOLDER, metavar="DIR", help="Default: runs/NAME.")
-@click.option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
+@option("--run", "run_path", metavar="DIR", help="Default: runs/NAME.")
+@option("--merged", is_flag=True, help="The merged weights, too, which are as large as the model.")
 def fetch(name: str, run_path: Path | None, merged: bool) -> None:
     """Bring records, adapter and logs home, as far as there are any; the run continues."""
     record = lazy_import("launch.provider").read_launch(name)
@@ -151,8 +149,8 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 
 @launch.command(hidden=True)
 @click.argument("root", metavar="gs://…")
-@click.option("--folder", type=FOLDER, required=True, help="Where the run directory goes.")
-@click.option("--stages", required=True, metavar="A,B,…")
+@option("--folder", metavar="FOLDER", required=True, help="Where the run directory goes.")
+@option("--stages", required=True, metavar="A,B,…")
 def worker(root: str, folder: Path, stages: str) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with require_extra():

@@ -55,18 +55,23 @@ first."""
 
 
 Verb = Callable[..., None]
+_TYPES = {"FILE": FOLDER, "FOLDER": FOLDER, "DIR": FOLDER, "N": click.IntRange(min=1)}
 
-run_option = click.option(
-    "--run", "run_path", metavar="DIR", type=FOLDER, help="The run directory; default: runs/<recipe's name>."
-)
-set_option = click.option(
+
+def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
+    """An option of a verb: without a type, one whose metavar is FILE, FOLDER or DIR is a path, and N counts from 1."""
+    return click.option(*names, **{"type": _TYPES.get(settings.get("metavar", "")), **settings})
+
+
+run_option = option("--run", "run_path", metavar="DIR", help="The run directory; default: runs/<recipe's name>.")
+set_option = option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the recipe; may be repeated."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout.")
-skip_verify_option = click.option(
+json_option = option("--json", "as_json", is_flag=True, help="Print the stage's record as JSON on stdout.")
+skip_verify_option = option(
     "--skip-verify-check", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
-force_option = click.option("--force", is_flag=True, help="Run again although the record is complete.")
+force_option = option("--force", is_flag=True, help="Run again although the record is complete.")
 
 
 def bucket_url(source: Path) -> str | None:
@@ -104,6 +109,11 @@ def require_extra() -> Iterator[None]:
         ) from None
 
 
+def print_json(found: Any) -> None:
+    """Prints a record, or a document of JSON, on stdout."""
+    click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunArgs:
     """What the verbs of stages take: SOURCE, --run, --set and --json, and --force where it is one."""
@@ -136,7 +146,7 @@ class RunArgs:
     def print_record(self, record: Any) -> None:
         """Prints a record as JSON where --json asks for it."""
         if self.as_json:
-            click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+            print_json(record)
 
 
 def run_args(

@@ -8,60 +8,53 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, lazy_import, requires, run_args
+from gemsmith.cli.options import Number, RunArgs, conflicts, lazy_import, option, requires, run_args
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars
 
 
 @cli.command(short_help="Say what fits, how long it takes, its cost.")
 @run_args(count=-1)
-@click.option(
+@option(
     "--machine",
     metavar="MACHINES",
     help="Plan for these, with a comma between them, or for all; default: hardware.machines.",
 )
-@click.option(
+@option(
     "--sort",
     type=click.Choice(["usd", "hours"]),
     help="Rank machines by dollars or hours; with --machine default: usd.",
 )
-@click.option("--fix", type=FOLDER, metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
-@click.option("--html", type=FOLDER, metavar="FILE", help="Write the plan as a page that needs nothing else.")
-@click.option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
-@click.option(
+@option("--fix", metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
+@option("--html", metavar="FILE", help="Write the plan as a page that needs nothing else.")
+@option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
+@option(
     "--compile",
     "compiles",
     is_flag=True,
     help="For TPUs: memory and time of the step as XLA compiles it, in place of the formula's; takes minutes each.",
 )
-@click.option(
-    "--compile-minutes", type=Number(min=0.1), default=30.0, show_default=True, help="At most, for a machine."
+@option("--compile-minutes", type=Number(min=0.1), default=30.0, show_default=True, help="At most, for a machine.")
+@option(
+    "--compile-gb", type=Number(min=0.1), default=12.0, show_default=True, help="What compiling may hold of memory."
 )
-@click.option(
-    "--compile-gb",
-    type=Number(min=0.1),
-    default=12.0,
-    show_default=True,
-    help="What compiling may hold of memory.",
-)
-@click.option(
+@option(
     "--calibrate",
     is_flag=True,
     help="SOURCE are run directories: keep what their steps and load tests took as rows of the catalog.",
 )
-@click.option(
+@option(
     "--catalog",
-    type=FOLDER,
     metavar="FILE",
     help="Where --calibrate writes; default: ~/.config/gemsmith/machines.yaml, which every plan reads.",
 )
-@click.option(
+@option(
     "--sweep",
     multiple=True,
     metavar="KEY=VALUES",
     help="Plan each of these: A,B or LOW..HIGH, which doubles, or model=all; may be repeated.",
 )
-@click.option("--csv", is_flag=True, help="With --sweep: print CSV.")
+@option("--csv", is_flag=True, help="With --sweep: print CSV.")
 @requires("calibrate", "catalog")
 @requires("sweep", "csv")
 @conflicts("sweep", "run_path", "as_json", "sort", "fix", "html", "serve", "compiles", "calibrate")

@@ -8,20 +8,20 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, json_option, lazy_import, requires, set_option
-from gemsmith.system.characters import escape_control_chars_json
+from gemsmith.cli.options import FOLDER, json_option, lazy_import, option, print_json, requires, set_option
 
 
 @cli.command(name="import", short_help="Write a recipe to train on from an adapter.")
 @click.argument("adapter", type=FOLDER)
-@click.option(
+@option(
     "--base",
+    type=str,
     metavar="FOLDER",
     required=True,
     help="The base it was trained on: a folder, a hub id, or gs://bucket/folder.",
 )
-@click.option("--recipe", type=FOLDER, metavar="FILE", help="A recipe to take all other keys from.")
-@click.option("--out", type=FOLDER, metavar="FILE", help="Where the new recipe goes; default: stdout.")
+@option("--recipe", metavar="FILE", help="A recipe to take all other keys from.")
+@option("--out", metavar="FILE", help="Where the new recipe goes; default: stdout.")
 def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> None:
     """Write a recipe that trains on from a PEFT adapter, once it has been checked against the base.
 
@@ -37,26 +37,12 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
 
 @cli.command(short_help="Turn a GPU recipe into one of Gemsmith's.")
 @click.argument("sources", nargs=-1, required=True, type=FOLDER, metavar="SOURCE...")
-@click.option(
-    "--out",
-    type=FOLDER,
-    metavar="FILE",
-    help="Where the recipe goes, the table then to stdout; must not be there yet.",
-)
+@option("--out", metavar="FILE", help="Where the recipe goes, the table then to stdout; must not be there yet.")
 @set_option
-@click.option(
-    "--devices", type=click.IntRange(min=1), metavar="N", help="GPUs that SOURCE was made for; for global_batch_size."
-)
-@click.option(
-    "--steps",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Updates of SOURCE's run, where its warm-up is a share of them.",
-)
-@click.option(
-    "--allow-differences", is_flag=True, help="Write the recipe although it would train differently from SOURCE."
-)
-@click.option("--json", "print_json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
+@option("--devices", metavar="N", help="GPUs that SOURCE was made for; for global_batch_size.")
+@option("--steps", metavar="N", help="Updates of SOURCE's run, where its warm-up is a share of them.")
+@option("--allow-differences", is_flag=True, help="Write the recipe although it would train differently from SOURCE.")
+@option("--json", "print_json", is_flag=True, help="Print the table, and the recipe, as JSON on stdout.")
 def port(sources: Sequence[Path], **options: Any) -> None:
     """Turn a GPU recipe into one of Gemsmith's, with a table of what became of every key.
 
@@ -91,7 +77,7 @@ def completion(shell: str) -> None:
     click.echo(complete(cli, {}, "gemsmith", "_GEMSMITH_COMPLETE").source())
 
 
-_out = click.option("--out", type=FOLDER, metavar="FILE", required=True, help="The JSONL of prompts and responses.")
+_out = option("--out", metavar="FILE", required=True, help="The JSONL of prompts and responses.")
 
 
 @cli.group(short_help="Make files of rows out of public datasets.")
@@ -109,14 +95,9 @@ def prepare() -> None:
 @prepare.command(short_help="Verilog of CodeV-R1.")
 @click.argument("source", type=FOLDER)
 @_out
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Read the first N rows only.")
-@click.option(
-    "--verilog-eval",
-    type=FOLDER,
-    metavar="FOLDER",
-    help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.",
-)
-@click.option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
+@option("--rows", metavar="N", help="Read the first N rows only.")
+@option("--verilog-eval", metavar="FOLDER", help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.")
+@option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
 @json_option
 @requires("verilog_eval", "drop_contaminated")
 def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
@@ -149,7 +130,7 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
 @prepare.command(name="oxford-pets", short_help="Images of the Oxford-IIIT Pet data set.")
 @click.argument("folder", type=FOLDER)
 @_out
-@click.option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
+@option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
 @json_option
 def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
     """Write a row for each image of the Oxford-IIIT Pet data set: the image, all breeds to choose from, its own.
@@ -164,13 +145,9 @@ def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
 
 @prepare.command(name="fashion-mnist", short_help="Images of Fashion-MNIST.")
 @click.argument("folder", type=FOLDER)
-@click.option("--out", type=FOLDER, metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
-@click.option(
-    "--train", type=click.IntRange(min=1), metavar="N", default=2000, show_default=True, help="The first N images."
-)
-@click.option(
-    "--held-out", type=click.IntRange(min=1), metavar="N", default=200, show_default=True, help="Of the test images."
-)
+@option("--out", metavar="FOLDER", required=True, help="A new folder, for train/ and held_out/.")
+@option("--train", metavar="N", default=2000, show_default=True, help="The first N images.")
+@option("--held-out", metavar="N", default=200, show_default=True, help="Of the test images.")
 @json_option
 def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None:
     """Write images of Fashion-MNIST as folders of images by class, which data.format image-folder reads.
@@ -185,6 +162,6 @@ def fashion_mnist(folder: Path, out: Path, as_json: bool, **counts: int) -> None
 
 def _show(record: Any, *, as_json: bool) -> None:
     if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+        print_json(record)
     else:
         lazy_import("data.prepare.codev").print_prepared(record)

@@ -16,46 +16,46 @@ from gemsmith.cli.options import (
     conflicts,
     lazy_import,
     missing_source,
+    option,
+    print_json,
     skip_verify_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
+from gemsmith.system.characters import escape_control_chars
 
 _FORMS = ("html", "md", "csv", "json")
 
 
 @cli.command(short_help="Write the page of a run, or compare runs.")
 @click.argument("sources", nargs=-1, type=FOLDER, metavar="[SOURCE...]")
-@click.option("--run", "run_path", metavar="DIR", type=FOLDER, help="Of one SOURCE: the run directory.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Of one SOURCE: override a key.")
-@click.option(
-    "--html", type=FOLDER, metavar="FILE", help="Write the page there; of one run: default report.html in it."
-)
-@click.option("--md", is_flag=True, help="Print Markdown.")
-@click.option("--csv", is_flag=True, help="Print CSV: a line for each difference and each ratio.")
-@click.option("--json", is_flag=True, help="Print JSON; of one run: where its page is.")
-@click.option(
+@option("--run", "run_path", metavar="DIR", help="Of one SOURCE: the run directory.")
+@option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Of one SOURCE: override a key.")
+@option("--html", metavar="FILE", help="Write the page there; of one run: default report.html in it.")
+@option("--md", is_flag=True, help="Print Markdown.")
+@option("--csv", is_flag=True, help="Print CSV: a line for each difference and each ratio.")
+@option("--json", is_flag=True, help="Print JSON; of one run: where its page is.")
+@option(
     "--varying",
     multiple=True,
     metavar="KEY",
     help="What is compared on purpose, so that it confounds nothing; may be "
     "repeated. Default: the one key of the recipes that differs.",
 )
-@click.option(
+@option(
     "--hours",
     type=Number(min=0, min_open=True),
     multiple=True,
     metavar="N",
     help="Hours of serving that are priced with training; may be repeated. Default: 1, 8, 24.",
 )
-@click.option(
+@option(
     "--trained-on",
     multiple=True,
     metavar="[RUN=]MACHINE",
     help="A machine of the run's plan, where the records do not tell which it was.",
 )
-@click.option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
-@click.option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs compared with them.")
+@option("--served-on", multiple=True, metavar="[RUN=]MACHINE", help="The same of its load test.")
+@option("--paper", is_flag=True, help="The tables of arXiv 2605.25645, drawn again, and runs compared with them.")
 @conflicts("html", "md", "csv", "json")
 @conflicts("md", "csv", "json")
 @conflicts("csv", "json")
@@ -93,17 +93,17 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
 
 @cli.command(short_help="List runs: state, loss, speed and cost.")
 @click.argument("folder", type=FOLDER, default=Path("runs"))
-@click.option(
+@option(
     "--sort",
     type=click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"]),
     default="started",
     show_default=True,
     help="What to sort by; runs without it come last.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state; may be repeated.")
-@click.option("--name", metavar="PATTERN", help="Only runs whose name matches, such as 'gpu-*'.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@option("--reverse", is_flag=True, help="The other way round.")
+@option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state; may be repeated.")
+@option("--name", metavar="PATTERN", help="Only runs whose name matches, such as 'gpu-*'.")
+@option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: str | None, as_json: bool) -> None:
     """List the run directories in FOLDER (default: runs): state, stage, loss, score, speed and cost.
 
@@ -117,7 +117,7 @@ def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: st
     listed = lazy_import("report.runs")
     found = listed.find_runs(folder, states=states, name=name, sort=sort, reverse=reverse)
     if as_json:
-        click.echo(escape_control_chars_json(json.dumps([each.as_json() for each in found], indent=1)))
+        print_json(json.dumps([each.as_json() for each in found], indent=1))
     else:
         listed.print_runs(found, folder)
 
@@ -166,7 +166,7 @@ def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) ->
     elif form == "csv":
         click.echo(escape_control_chars(tables.csv_of(comparison)), nl=False)
     elif form == "json":
-        click.echo(escape_control_chars_json((redrawn or comparison).model_dump_json(indent=1)))
+        print_json(redrawn or comparison)
     else:
         if redrawn is not None:
             tables.print_verdicts(redrawn)
@@ -186,17 +186,17 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
 
 @cli.command(short_help="Put the weights on the Hugging Face hub.")
 @click.argument("source", type=FOLDER)
-@click.option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
-@click.option(
+@option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
+@option(
     "--weights",
     type=click.Choice(["adapter", "merged"]),
     default="adapter",
     show_default=True,
     help="What is uploaded.",
 )
-@click.option("--private", is_flag=True, help="Make a repository that only you see.")
-@click.option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
-@click.option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")
+@option("--private", is_flag=True, help="Make a repository that only you see.")
+@option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
+@option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")
 @skip_verify_option
 @conflicts("print_card", "private", "skip_verify_check")
 def push(source: Path, to: str, print_card: bool, **options: Any) -> None:

@@ -8,15 +8,14 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, RunArgs, conflicts, given_options, lazy_import, run_args
+from gemsmith.cli.options import RunArgs, conflicts, given_options, lazy_import, option, print_json, run_args
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(short_help="Run every stage that is not complete.")
 @run_args(force=True)
-@click.option("--until", metavar="STAGE", help="Stop after this stage.")
-@click.option("--skip", multiple=True, metavar="STAGE", help="Leave this stage out; may be repeated.")
+@option("--until", metavar="STAGE", help="Stop after this stage.")
+@option("--skip", multiple=True, metavar="STAGE", help="Leave this stage out; may be repeated.")
 def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     """Run every stage that is not complete: plan, data, train, export, verify, serve, bench, eval, report.
 
@@ -34,16 +33,14 @@ def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     records = pipeline.run_stages(opened, stages, force=args.force)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
-        click.echo(escape_control_chars_json("{" + stages + "}"))
+        print_json("{" + stages + "}")
     else:
         lazy_import("report.tables").print_summary(opened)
 
 
 @cli.command(short_help="Read, render, mask and pack the rows.")
 @run_args(force=True)
-@click.option(
-    "--show", type=click.IntRange(min=1), metavar="N", help="Print N packed rows with the trained tokens colored."
-)
+@option("--show", metavar="N", help="Print N packed rows with the trained tokens colored.")
 def data(args: RunArgs, show: int | None) -> None:
     """Read, render, mask and pack the rows.
 
@@ -67,11 +64,9 @@ def data(args: RunArgs, show: int | None) -> None:
 
 @cli.command(short_help="Train the adapter, or resume it.")
 @run_args(force=True)
-@click.option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
-@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Of several hosts: how many.")
-@click.option(
-    "--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0."
-)
+@option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
+@option("--processes", metavar="N", help="Of several hosts: how many.")
+@option("--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0.")
 def train(args: RunArgs, **hosts: str | int | None) -> None:
     """Train the adapter; a run that was stopped resumes from its last checkpoint.
 
@@ -92,27 +87,15 @@ _OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 @cli.command(short_help="Write adapter and merged weights.")
 @run_args(required=False, force=True)
-@click.option("--base", metavar="FOLDER", help="The base: a folder, a Hugging Face hub id, or gs://bucket/folder.")
-@click.option("--adapter", type=FOLDER, metavar="FOLDER", help="Any PEFT LoRA adapter of that base.")
-@click.option(
-    "--from-tunix",
-    type=FOLDER,
-    metavar="FOLDER",
-    help="Instead: an Orbax checkpoint of an ordinary Tunix and Qwix run.",
+@option("--base", type=str, metavar="FOLDER", help="The base: a folder, a Hugging Face hub id, or gs://bucket/folder.")
+@option("--adapter", metavar="FOLDER", help="Any PEFT LoRA adapter of that base.")
+@option("--from-tunix", metavar="FOLDER", help="Instead: an Orbax checkpoint of an ordinary Tunix and Qwix run.")
+@option(
+    "--out", metavar="FOLDER", help="Where adapter/, merged/ and export.json go; must not exist yet, or add --force."
 )
-@click.option(
-    "--out",
-    type=FOLDER,
-    metavar="FOLDER",
-    help="Where adapter/, merged/ and export.json go; must not exist yet, or add --force.",
-)
-@click.option(
-    "--step", type=click.IntRange(min=1), metavar="N", help="With --from-tunix: the saved step; default: the last."
-)
-@click.option(
-    "--rank", type=click.IntRange(min=1), metavar="R", help="With --from-tunix: what the rank must be; it is read."
-)
-@click.option("--alpha", type=float, metavar="A", help="With --from-tunix: alpha, as given to qwix.LoraProvider.")
+@option("--step", metavar="N", help="With --from-tunix: the saved step; default: the last.")
+@option("--rank", type=click.IntRange(min=1), metavar="R", help="With --from-tunix: what the rank must be; it is read.")
+@option("--alpha", type=float, metavar="A", help="With --from-tunix: alpha, as given to qwix.LoraProvider.")
 @conflicts("source", *_OF_FOLDERS)
 def export(args: RunArgs, **options: Any) -> None:
     """Write the PEFT adapter and the merged safetensors.
@@ -137,10 +120,13 @@ def export(args: RunArgs, **options: Any) -> None:
 
 @cli.command(short_help="Check the exported weights.")
 @run_args(force=True)
-@click.option(
-    "--base", metavar="FOLDER", help="Of a folder that export wrote without a run: the base, where it has moved."
+@option(
+    "--base",
+    type=str,
+    metavar="FOLDER",
+    help="Of a folder that export wrote without a run: the base, where it has moved.",
 )
-@click.option("--served", is_flag=True, help="Also ask vLLM: base, base with adapter, and merged weights, greedily.")
+@option("--served", is_flag=True, help="Also ask vLLM: base, base with adapter, and merged weights, greedily.")
 def verify(args: RunArgs, base: str | None, served: bool) -> None:
     """Check that the exported weights are exactly what training produced.
 

@@ -21,6 +21,8 @@ from gemsmith.cli.options import (
     json_option,
     lazy_import,
     missing_source,
+    option,
+    print_json,
     require_extra,
     requires,
     run_args,
@@ -28,14 +30,13 @@ from gemsmith.cli.options import (
     skip_verify_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars_json
 
 
 @cli.command(short_help="Keep the tuned model up in vLLM.")
 @run_args(kind=str)
 @skip_verify_option
-@click.option("--machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
-@click.option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
+@option("--machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
+@option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
 @conflicts("as_json", "machine")
 def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_command: bool) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
@@ -77,13 +78,11 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
 @cli.command(short_help="Load-test the tuned model.")
 @run_args(required=False, force=True)
 @skip_verify_option
-@click.option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
-@click.option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
-@click.option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
-@click.option(
-    "--tokenizer", type=FOLDER, metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json."
-)
-@click.option("--out", type=FOLDER, metavar="FILE", help="With --url: where the record goes.")
+@option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
+@option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
+@option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@option("--tokenizer", metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json.")
+@option("--out", metavar="FILE", help="With --url: where the record goes.")
 @requires("url", "model", "tokenizer", "out")
 @conflicts("url", "force", "skip_verify_check", "run_path")
 def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: Any) -> None:
@@ -117,31 +116,25 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 @cli.command(name="eval", short_help="Score base and tuned model.")
 @run_args(required=False, force=True)
 @skip_verify_option
-@click.option("--task", type=click.Choice(["verilog"]), help="A task to add to the run's; or, with --answers, alone.")
-@click.option(
-    "--dataset", type=FOLDER, metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl."
-)
-@click.option("--samples", type=click.IntRange(min=1), metavar="N", help="With --task: answers to each; default 5.")
-@click.option("--temperature", type=Number(min=0), metavar="T", help="With --task; default 0.8.")
-@click.option("--top-p", type=Number(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --task; default: the recipe's seed.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="With --task; default: the recipe's eval.max_tokens."
-)
-@click.option(
+@option("--task", type=click.Choice(["verilog"]), help="A task to add to the run's; or, with --answers, alone.")
+@option("--dataset", metavar="FOLDER", help="With --task verilog: verilog-eval's dataset_spec-to-rtl.")
+@option("--samples", metavar="N", help="With --task: answers to each; default 5.")
+@option("--temperature", type=Number(min=0), metavar="T", help="With --task; default 0.8.")
+@option("--top-p", type=Number(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95.")
+@option("--seed", type=click.IntRange(min=0), metavar="N", help="With --task; default: the recipe's seed.")
+@option("--max-tokens", metavar="N", help="With --task; default: the recipe's eval.max_tokens.")
+@option(
     "--prompt",
     type=click.Choice(["official", "fenced", "paper"]),
     help="With --task verilog: how to ask; default: official.",
 )
-@click.option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
-@click.option(
+@option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
+@option(
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
 )
-@click.option(
-    "--lm-eval-tasks", type=FOLDER, metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it."
-)
-@click.option("--answers", type=FOLDER, metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
-@click.option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
+@option("--lm-eval-tasks", metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it.")
+@option("--answers", metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
+@option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
 @requires("lm_eval", "lm_eval_tasks")
 @requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval")
 @conflicts("lm_eval", *_OF_A_TASK, "table")
@@ -210,21 +203,21 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_ch
 
 OF_A_RUN = ("base", "tuned")
 
-temperature_option = click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
-top_p_option = click.option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
-seed_option = click.option("--seed", type=int, help="Of sampling; default: none.")
+temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+seed_option = option("--seed", type=int, help="Of sampling; default: none.")
 
 
 @cli.command(short_help="Answer a file of prompts.")
 @click.argument("paths", metavar="[RUN] ROWS", type=FOLDER, nargs=-1, required=True)
-@click.option("--out", type=FOLDER, required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
-@click.option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY.")
-@click.option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
+@option("--out", required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
+@option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY.")
+@option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
 @temperature_option
 @top_p_option
 @seed_option
-@click.option("--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, help="Of an answer.")
-@click.option("--concurrency", type=click.IntRange(min=1), metavar="N", help="Requests at a time.")
+@option("--max-tokens", metavar="N", default=512, show_default=True, help="Of an answer.")
+@option("--concurrency", metavar="N", help="Requests at a time.")
 @set_option
 @skip_verify_option
 @force_option
@@ -257,35 +250,33 @@ def predict(paths: tuple[Path, ...], out: Path, url: str | None, as_json: bool, 
             with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
                 record = module.predict_run(opened, servers, paths[1], out, sampling=sampling, **given)
     if as_json:
-        click.echo(escape_control_chars_json(record.model_dump_json(indent=1)))
+        print_json(record)
 
 
 @cli.command(short_help="Talk to the tuned model.")
 @click.argument("source", type=FOLDER, required=False)
-@click.option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
-@click.option("--url", metavar="URL", help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY.")
-@click.option(
+@option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
+@option("--url", metavar="URL", help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY.")
+@option(
     "--model",
     "models",
     multiple=True,
     metavar="NAME",
     help="Of a run: base or tuned; of a URL: a name that it serves, if it serves several. May be repeated.",
 )
-@click.option("--system", default="", metavar="TEXT", help="The system prompt.")
+@option("--system", default="", metavar="TEXT", help="The system prompt.")
 @temperature_option
 @top_p_option
-@click.option(
+@option(
     "--max-tokens",
-    type=click.IntRange(min=1),
+    metavar="N",
     default=512,
     show_default=True,
     help="Of an answer; fewer where the server has no room for them after the prompt.",
 )
 @seed_option
-@click.option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
-@click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only."
-)
+@option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
+@option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only.")
 @skip_verify_option
 @conflicts("url", "source", "overrides", "skip_verify_check")
 def chat(

@@ -5,9 +5,8 @@ And what in a row is an image: by its path, a file URL or its bytes.
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -57,14 +56,9 @@ def stored_rows(source: str, is_read: Callable[[str], bool]) -> Iterator[tuple[s
 
     Raises DataError naming the file, and the line where there are lines, for what cannot be read.
     """
-    readers: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-        ".jsonl": _jsonl_rows,
-        ".parquet": partial(_parquet_rows, is_read),
-        ".arrow": partial(_arrow_rows, is_read),
-    }
     for file in find_files(source):
         try:
-            yield from readers[file.suffix](file)
+            yield from jsonl_rows(file) if file.suffix == ".jsonl" else _table_rows(file, is_read)
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
 
@@ -106,7 +100,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
 
 
-def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
+def jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
+    """Each line's value, and where it stands; empty lines are none. Raises DataError, and OSError for the file."""
     with regular_file(file).open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             origin = f"{file.name} line {number}"
@@ -126,37 +121,23 @@ def _jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
                 raise DataError(f"{origin}: is not JSON ({error}); {file} needs one JSON object a line") from None
 
 
-def _parquet_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
+def _table_batches(file: Path) -> Iterator["pyarrow.RecordBatch"]:
     import pyarrow
-    import pyarrow.parquet
 
-    try:
+    if file.suffix == ".parquet":
+        import pyarrow.parquet
+
         with pyarrow.parquet.ParquetFile(regular_file(file)) as table:
             groups = [table.metadata.row_group(index) for index in range(table.num_row_groups)]
             _refuse_bomb(file, sum(group.total_byte_size + _ROW_BYTES * group.num_rows for group in groups))
-            yield from _table_rows(file, table.iter_batches(batch_size=_ROWS_AT_ONCE), is_read)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as parquet ({first_line(error)})") from None
+            yield from table.iter_batches(batch_size=_ROWS_AT_ONCE)
+        return
+    with pyarrow.memory_map(str(regular_file(file))) as stream, pyarrow.ipc.open_stream(stream) as batches:
+        for batch in batches:
+            yield from (batch.slice(begin, _ROWS_AT_ONCE) for begin in range(0, batch.num_rows, _ROWS_AT_ONCE))
 
 
-def _arrow_rows(is_read: Callable[[str], bool], file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(regular_file(file))) as stream, pyarrow.ipc.open_stream(stream) as table:
-            batches = (
-                batch.slice(begin, _ROWS_AT_ONCE)
-                for batch in table
-                for begin in range(0, batch.num_rows, _ROWS_AT_ONCE)
-            )
-            yield from _table_rows(file, batches, is_read)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read as an arrow stream ({first_line(error)})") from None
-
-
-def _table_rows(
-    file: Path, batches: Iterable["pyarrow.RecordBatch"], is_read: Callable[[str], bool]
-) -> Iterator[tuple[str, Any]]:
+def _table_rows(file: Path, is_read: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
     """The rows of a table. Of columns that are not read, only whether there is a value."""
     import pyarrow.compute
 
@@ -165,16 +146,20 @@ def _table_rows(
         return values if is_read(name) else pyarrow.compute.if_else(values.is_valid(), True, None)
 
     unpacked, number = 0, 0
-    for batch in batches:
-        unpacked += sum(map(_unpacked_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
-        _refuse_bomb(file, unpacked)
-        names = batch.schema.names
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise DataError(f"a table has the column {twice} twice; keep one")
-        arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
-        for row in pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist():
-            number += 1
-            yield f"{file.name} row {number}", row
+    try:
+        for batch in _table_batches(file):
+            unpacked += sum(map(_unpacked_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
+            _refuse_bomb(file, unpacked)
+            names = batch.schema.names
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"a table has the column {twice} twice; keep one")
+            arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
+            for row in pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist():
+                number += 1
+                yield f"{file.name} row {number}", row
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        form = "parquet" if file.suffix == ".parquet" else "an arrow stream"
+        raise DataError(f"{file}: cannot be read as {form} ({first_line(error)})") from None
 
 
 def _unpacked_bytes(values: "pyarrow.Array[Any]") -> int:

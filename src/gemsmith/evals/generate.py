@@ -34,7 +34,7 @@ MOST_FAILED = 0.05
 MOST_RESTARTS = 3
 PROOF_S = 5.0
 
-Judged = Future[tuple[Verdict, ...] | Failure]
+Judged = Future[Verdict | Failure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,8 +225,12 @@ def _ask_once(asking: _Asking, server: Server) -> None:
             if isinstance(reply, Reply):
                 asking.cache.add_reply(keys[number], reply)
             asking.on_response(number, reply)
-            if isinstance(reply, Failure):
-                _refuse_many_failures(asking, server)
+            if isinstance(reply, Failure) and (many := _describe_many(asking, asking.replies)):
+                slower = "; a lower eval.concurrency makes each answer faster" if "timeout" in many[1] else ""
+                raise EngineError(
+                    f"eval: {server.model}: no answer to {many[0]}{slower}; see {server.log}. The same command asks "
+                    "only for what is missing"
+                )
             progress.advance(bar)
 
         def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
@@ -295,48 +299,46 @@ def judging(scorer: Scorer | Judges) -> Iterator[Callable[[Question, str], Judge
     """
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        yield lambda question, answer: pool.submit(judge, scorer, question, (answer,))
+        yield lambda question, answer: pool.submit(judge, scorer, question, answer)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def judge(scorer: Scorer | Judges, question: Question, answers: Sequence[str]) -> tuple[Verdict, ...] | Failure:
-    """The verdicts on the answers to a question, in order, or why the scorer could not judge them.
+def judge(scorer: Scorer | Judges, question: Question, answer: str) -> Verdict | Failure:
+    """The verdict on an answer to a question, or why the scorer could not judge it.
 
     An answer is a text that nobody has read, so whatever a scorer raises over it is a reason that is counted: that of
     its ScorerError, or else the exception's name. Only Gemsmith's other errors, such as MachineError, are raised.
     """
     try:
-        verdicts = tuple(scorer.score(question, answers))
+        verdicts: tuple[object, ...] = tuple(scorer.score(question, (answer,)))
     except ScorerError as error:
         return Failure(reason=str(error), detail=str(error))
     except (GemsmithError, Terminated):
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a scorer can raise anything over a text that a model wrote
         return Failure(reason=type(error).__name__, detail=" ".join(str(error).split())[:_SHOWN])
-    if len(verdicts) != len(answers):
-        detail = f"score returned {len(verdicts)} verdicts on {len(answers)} answers"
-        return Failure(reason="wrong count", detail=detail)
-    others: tuple[object, ...] = tuple(each for each in verdicts if not isinstance(each, Verdict))
-    if others:
-        detail = f"score returned {others[0]!r:.80} in place of a gemsmith.tasks.Verdict"
+    if len(verdicts) != 1:
+        return Failure(reason="wrong count", detail=f"score returned {len(verdicts)} verdicts on one answer")
+    if not isinstance(verdicts[0], Verdict):
+        detail = f"score returned {verdicts[0]!r:.80} in place of a gemsmith.tasks.Verdict"
         return Failure(reason="no verdict", detail=detail)
-    return verdicts
+    return verdicts[0]
 
 
 def _grade(asking: _Asking) -> list[GradedAnswer]:
     """The replies as answers. Raises ScorerError where too many of them cannot be judged."""
     waiting = sorted(asking.judged)
     judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
-    if failures := _too_many(judged, len(asking.keys)):
+    if many := _describe_many(asking, judged):
         raise ScorerError(
-            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge "
-            f"{_describe_failures(asking.task, failures, len(asking.keys))}; the same command asks for no answer again"
+            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge {many[0]}; the same command "
+            "asks for no answer again"
         )
     return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
 
 
-def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) -> GradedAnswer:
+def grade(reply: Reply | Failure, judged: Verdict | Failure | None) -> GradedAnswer:
     """A reply and the one verdict on it; None where it did not come."""
     if isinstance(reply, Failure):
         return GradedAnswer(text="", right=False, cut=False, failed=reply.reason)
@@ -344,36 +346,21 @@ def grade(reply: Reply | Failure, judged: tuple[Verdict, ...] | Failure | None) 
     if isinstance(judged, Failure):
         return replace(answer, ungraded=judged.reason)
     assert judged is not None
-    (verdict,) = judged
-    return replace(answer, right=verdict.right, reason=verdict.reason, detail=verdict.detail, others=verdict.others)
+    return replace(answer, right=judged.right, reason=judged.reason, detail=judged.detail, others=judged.others)
 
 
-def _refuse_many_failures(asking: _Asking, server: Server) -> None:
-    failures = _too_many(asking.replies, len(asking.keys))
-    if not failures:
-        return
-    timed_out = any(failure.reason == "timeout" for failure in failures.values())
-    slower = "; a lower eval.concurrency makes each answer faster" if timed_out else ""
-    raise EngineError(
-        f"eval: {server.model}: no answer to {_describe_failures(asking.task, failures, len(asking.keys))}{slower}; "
-        f"see {server.log}. The same command asks only for what is missing"
-    )
-
-
-def _too_many(found: Mapping[int, object], answers: int) -> dict[int, Failure]:
-    """The failures in it by index, where they are more than MOST_FAILED of the answers; else none."""
-    failures = {number: one for number, one in sorted(found.items()) if isinstance(one, Failure)}
-    return failures if len(failures) > MOST_FAILED * answers else {}
-
-
-def _describe_failures(task: OpenTask, failures: Mapping[int, Failure], answers: int) -> str:
-    """How many answers have failed, why, and the first of them."""
-    number, first = next(iter(failures.items()))
-    return (
+def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, Counter[str]] | None:
+    """The failures in it: how many, why, and the first, and their reasons; None where they are not too many."""
+    failures = [(number, one) for number, one in sorted(found.items()) if isinstance(one, Failure)]
+    answers, task = len(asking.keys), asking.task
+    if len(failures) <= MOST_FAILED * answers:
+        return None
+    reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
+    described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({describe_counts(Counter(failure.reason for failure in failures.values()))}): "
-        f"{task.name_answer(number)}: {first.reason}: {first.detail}"
+        f"{MOST_FAILED:.0%} ({describe_counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
     )
+    return described, reasons
 
 
 def describe_counts(reasons: Mapping[str, int]) -> str:

@@ -3,11 +3,11 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from gemsmith.errors import DataError
+from gemsmith.evals.generate import GradedAnswer
 from gemsmith.evals.metrics import RESAMPLES, SEED, wilson_interval
 from gemsmith.images.data_url import thumbnail_url
 from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScores, LabelsResult
@@ -20,14 +20,9 @@ MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_IMAGES = 24, 3, 4
 _CHARACTERS = 200
 
 
-class Answered(NamedTuple):
-    """What one model wrote to each question, and which were right."""
-
-    texts: Sequence[str]
-    right: Sequence[bool]
-
-
-def label_scores(scorer: Classifier, questions: Sequence[Question], base: Answered, tuned: Answered) -> LabelsResult:
+def label_scores(
+    scorer: Classifier, questions: Sequence[Question], base: Sequence[GradedAnswer], tuned: Sequence[GradedAnswer]
+) -> LabelsResult:
     """Both models' scores on the same questions. An answer that did not come counts as one that is no label."""
     labels = tuple(scorer.list_labels(questions))
     place = {label: number for number, label in enumerate(labels)}
@@ -38,7 +33,7 @@ def label_scores(scorer: Classifier, questions: Sequence[Question], base: Answer
 
     expected = places([question.expected for question in questions])
     assert (expected != UNKNOWN).all(), "the expected answers are labels"
-    answered = [places(model.texts) for model in (base, tuned)]
+    answered = [places([answer.text for answer in model]) for model in (base, tuned)]
 
     def resample(places_: np.ndarray) -> np.ndarray:
         generator, rows = np.random.default_rng(SEED), len(expected)  # the same rows for both models
@@ -91,13 +86,17 @@ def _label_scores(labels: Sequence[str], expected: np.ndarray, answered: np.ndar
 
 
 def _most_confused(
-    questions: Sequence[Question], base: Answered, tuned: Answered, expected: np.ndarray, answered: Sequence[np.ndarray]
+    questions: Sequence[Question],
+    base: Sequence[GradedAnswer],
+    tuned: Sequence[GradedAnswer],
+    expected: np.ndarray,
+    answered: Sequence[np.ndarray],
 ) -> Iterator[LabelRow]:
     """Rows that the tuned model gets wrong, those of its commonest confusions first; then those that the base does."""
     seen: set[int] = set()
     for model, places in ((tuned, answered[1]), (base, answered[0])):
         kinds = list(zip(expected.tolist(), places.tolist(), strict=True))
-        wrong = [row for row, right in enumerate(model.right) if not right and row not in seen]
+        wrong = [row for row, answer in enumerate(model) if not answer.right and row not in seen]
         common, taken = Counter(kinds[row] for row in wrong), Counter[tuple[int, int]]()
         for row in sorted(wrong, key=lambda row: (-common[kinds[row]], kinds[row], row)):
             if len(seen) < MOST_CONFUSED and taken[kinds[row]] < MOST_OF_ONE_KIND:
@@ -107,10 +106,10 @@ def _most_confused(
                     row=row + 1,
                     origin=questions[row].origin,
                     expected=questions[row].expected,
-                    base=base.texts[row][:_CHARACTERS],
-                    tuned=tuned.texts[row][:_CHARACTERS],
-                    base_right=base.right[row],
-                    tuned_right=tuned.right[row],
+                    base=base[row].text[:_CHARACTERS],
+                    tuned=tuned[row].text[:_CHARACTERS],
+                    base_right=base[row].right,
+                    tuned_right=tuned[row].right,
                     images=tuple(_thumbnails(questions[row])),
                 )
 

@@ -1,11 +1,11 @@
 """How sure a score is, and whether two models' scores on the same questions differ: 95 % intervals and p-values."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from gemsmith.runs.eval_records import Difference, PassAt, ProblemScore, Score, Share
+from gemsmith.runs.eval_records import Difference, PassAt, ProblemScore
 
 # scipy.stats is imported where it is called: that takes a second, and `gemsmith runs` reads SIGNIFICANT.
 
@@ -21,34 +21,6 @@ _MOST_DRAWN = 10_000_000
 POINTS = 0.02
 Z_95, Z_80 = 1.959963984540054, 0.8416212335729143
 """Quantiles of the normal distribution: 2.5 % left out on each side; a difference is seen four times in five."""
-
-
-def score(
-    right: Sequence[bool],
-    *,
-    cut: int = 0,
-    failed: Mapping[str, int] | None = None,
-    ungraded: Mapping[str, int] | None = None,
-    others: Mapping[str, int] | None = None,
-) -> Score:
-    """The share of right answers with its 95 % interval.
-
-    `cut`: how many answers reached the limit of tokens. Of those not right, by reason, how many are no answers
-    (`failed`) and how many could not be judged (`ungraded`). By other measures, how many are right (`others`).
-    """
-    n = len(right)
-    low, high = wilson_interval(sum(right), n)
-    ends = {name: (count, *wilson_interval(count, n)) for name, count in (others or {}).items()}
-    return Score(
-        score=sum(right) / n,
-        low=low,
-        high=high,
-        n=n,
-        cut=cut,
-        failed=dict(failed or {}),
-        ungraded=dict(ungraded or {}),
-        others={name: Share(score=count / n, low=least, high=most) for name, (count, least, most) in ends.items()},
-    )
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:

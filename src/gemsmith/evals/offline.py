@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from gemsmith.data.reader import jsonl_rows
 from gemsmith.errors import DataError, InputError, suggest
 from gemsmith.evals.generate import grade, judging
 from gemsmith.evals.metrics import pass_at_each
@@ -14,11 +15,7 @@ from gemsmith.evals.results import problem_score
 from gemsmith.runs.eval_records import AnswersRecord, ProblemScore
 from gemsmith.serve.client.chat import Reply
 from gemsmith.system.console import open_console, track
-from gemsmith.system.files import regular_file
-from gemsmith.system.json import parse_json
 from gemsmith.tasks.verilog.task import PROMPTS, open_judges, read_questions
-
-_KEYS = {"problem", "completion"}
 
 
 def score_named(given: Mapping[str, Any]) -> AnswersRecord:
@@ -95,31 +92,21 @@ def print_answers(record: AnswersRecord) -> None:
 
 def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
     """The answers to each problem, in the file's order."""
-    try:
-        lines = regular_file(file).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"--answers {file}: cannot be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise DataError(f"--answers {file}: is not UTF-8 text") from None
     form = '{"problem": "…", "completion": "…"}'
     answers: dict[str, list[str]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        place = f"--answers {file}:{number}"
-        try:
-            row = parse_json(line)
-        except ValueError:
-            raise DataError(f"{place}: is not JSON; each line must be {form}") from None
-        if not isinstance(row, dict) or not row.keys() >= _KEYS or not all(isinstance(row[key], str) for key in _KEYS):
-            raise DataError(f"{place}: must be {form}, both texts")
-        problem = row["problem"]
-        if problem not in names:
-            raise DataError(
-                f"{place}: {problem!r} is no problem of the dataset{suggest(problem, names)}; problems are named by "
-                "their files, without _prompt.txt"
-            )
-        answers.setdefault(problem, []).append(row["completion"])
+    try:
+        for place, row in jsonl_rows(file):
+            if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("problem", "completion")):
+                raise DataError(f"--answers {place}: must be {form}, both texts")
+            problem = row["problem"]
+            if problem not in names:
+                raise DataError(
+                    f"--answers {place}: {problem!r} is no problem of the dataset{suggest(problem, names)}; problems "
+                    "are named by their files, without _prompt.txt"
+                )
+            answers.setdefault(problem, []).append(row["completion"])
+    except OSError as error:
+        raise DataError(f"--answers {file}: cannot be read ({error.strerror or error})") from None
     if not answers:
         raise DataError(f"--answers {file}: holds no answer; give one a line: {form}")
     return answers

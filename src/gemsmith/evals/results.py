@@ -8,11 +8,11 @@ from typing import Any
 from rich.table import Table
 
 from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
-from gemsmith.evals.labels import Answered, label_scores
-from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, score
+from gemsmith.evals.labels import label_scores
+from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
 from gemsmith.images.data_url import count_resized_again
-from gemsmith.runs.eval_records import EvalRecord, LabelsResult, ModelResult, ProblemScore, Score, TaskResult
+from gemsmith.runs.eval_records import EvalRecord, LabelsResult, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import text_of
@@ -31,11 +31,7 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
     shares = [[_share(answers) for answers in pair] for pair in whole or pairs]
     labels = None
     if task.held_out and isinstance(task.scorer, Classifier):
-        answered = (
-            Answered([answer.text for answer in model.all()], [answer.right for answer in model.all()])
-            for model in (base, tuned)
-        )
-        labels = label_scores(task.scorer, task.questions, *answered)
+        labels = label_scores(task.scorer, task.questions, base.all(), tuned.all())
     return TaskResult(
         task=task.entry.task,
         samples=task.sampling.samples,
@@ -62,7 +58,7 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
     tokens = [answer.tokens for answer in flat if answer.tokens is not None]
     problems = () if task.held_out else tuple(map(problem_score, task.questions, answers.answers))
     return ModelResult(
-        score=_score(task, answers),
+        score=score(answers.answers),
         pass_at=pass_at_each(problems),
         problems=problems,
         answers=len(flat),
@@ -73,20 +69,23 @@ def model_result(task: OpenTask, answers: Answers) -> ModelResult:
     )
 
 
-def _score(task: OpenTask, answers: Answers) -> Score:
-    """Of rows the share of right ones; else pass@1, with its interval over questions."""
-    flat = answers.all()
-    cut = sum(answer.cut for answer in flat)
-    failed = dict(Counter(answer.failed for answer in flat if answer.failed))
-    ungraded = dict(Counter(answer.ungraded for answer in flat if answer.ungraded))
-    if task.held_out:
-        others = Counter({name: 0 for answer in flat for name in answer.others})
-        others.update(name for answer in flat for name, right in answer.others.items() if right)
-        return score([answer.right for answer in flat], cut=cut, failed=failed, ungraded=ungraded, others=others)
-    shares = [_share(each) for each in answers.answers]
+def score(answers: Sequence[Sequence[GradedAnswer]]) -> Score:
+    """The share of right answers, or pass@1, with its interval over rows or questions; and what went wrong."""
+    flat = [answer for each in answers for answer in each]
+    shares = [_share(each) for each in answers]
     low, high = mean_interval(shares)
+    others = Counter({name: 0 for answer in flat for name in answer.others})
+    others.update(name for answer in flat for name, right in answer.others.items() if right)
+    ends = {name: wilson_interval(count, len(flat)) for name, count in others.items()}
     return Score(
-        score=sum(shares) / len(shares), low=low, high=high, n=len(shares), cut=cut, failed=failed, ungraded=ungraded
+        score=sum(shares) / len(shares),
+        low=low,
+        high=high,
+        n=len(shares),
+        cut=sum(answer.cut for answer in flat),
+        failed=dict(Counter(answer.failed for answer in flat if answer.failed)),
+        ungraded=dict(Counter(answer.ungraded for answer in flat if answer.ungraded)),
+        others={name: Share(score=others[name] / len(flat), low=low, high=high) for name, (low, high) in ends.items()},
     )
 
 
@@ -110,7 +109,8 @@ def problem_score(question: Question, answers: Sequence[GradedAnswer]) -> Proble
 
 def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
     """For each answer to each question what was asked and expected and what both models wrote."""
-    for number, (one, other) in enumerate(zip(base.all(), tuned.all(), strict=True)):
+    for number, pair in enumerate(zip(base.all(), tuned.all(), strict=True)):
+        graded = list(zip(("base", "tuned"), pair, strict=True))
         question = task.question_of(number)
         named = {"problem": question.origin, "sample": number % task.sampling.samples + 1}
         yield {
@@ -120,16 +120,11 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
             "prompt": "\n\n".join(text_of(message) for message in question.messages),
             **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
             "expected": question.expected,
-            "base": one.text,
-            "tuned": other.text,
-            "base_right": one.right,
-            "tuned_right": other.right,
-            "base_cut": one.cut,
-            "tuned_cut": other.cut,
-            "base_failed": one.failed,
-            "tuned_failed": other.failed,
-            "base_reason": one.reason or one.ungraded,
-            "tuned_reason": other.reason or other.ungraded,
+            **{role: answer.text for role, answer in graded},
+            **{f"{role}_right": answer.right for role, answer in graded},
+            **{f"{role}_cut": answer.cut for role, answer in graded},
+            **{f"{role}_failed": answer.failed for role, answer in graded},
+            **{f"{role}_reason": answer.reason or answer.ungraded for role, answer in graded},
         }
 
 

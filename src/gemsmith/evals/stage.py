@@ -71,11 +71,16 @@ def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
         _print_replaced(run, tasks)
     # Tuned first: its server is often still up from serve or bench, so that servers change once.
     answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
-    for model in _models(run, servers):
+    checkpoint, exported = open_checkpoint(run.recipe.checkpoint), sha256_file(run.record_file("export"))
+    for role, start, folder, sha256 in (
+        ("tuned", servers.tuned, run.merged, exported),
+        ("base", servers.base, checkpoint.folder, checkpoint.fingerprint()),
+    ):
+        digest = functools.partial(digest_model, run, folder, sha256)
+        model = Model(role=role, digest=digest, start=start, stop=servers.stop)
         for task in tasks:
-            found = answer_all(run, task, model, force=force)
-            print_scores(task, model.role, found)
-            answers[model.role].append(found)
+            answers[role].append(answer_all(run, task, model, force=force))
+            print_scores(task, role, answers[role][-1])
     scored = [
         ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
@@ -103,20 +108,6 @@ def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
     if changes or before != after:
         replaced = f"the record of {before} answers of each model is replaced by one of {after} once that is complete"
         print_warnings("eval", ["; ".join([replaced, *changes])])
-
-
-def _models(run: Run, servers: Servers) -> tuple[Model, Model]:
-    """Tuned and base."""
-    checkpoint = open_checkpoint(run.recipe.checkpoint)
-    weights = {
-        "tuned": (run.merged, sha256_file(run.record_file("export"))),
-        "base": (checkpoint.folder, checkpoint.fingerprint()),
-    }
-    tuned, base = (
-        Model(role=role, digest=functools.partial(digest_model, run, *weights[role]), start=start, stop=servers.stop)
-        for role, start in (("tuned", servers.tuned), ("base", servers.base))
-    )
-    return tuned, base
 
 
 def _make_record(

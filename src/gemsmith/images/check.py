@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
+from PIL import Image
 
 from gemsmith.errors import DataError
 from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, read_bytes
@@ -46,10 +47,16 @@ def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
 def patchify(image: ImageInfo, patching: PatchConfig) -> np.ndarray:
     """What `patches.cut` makes of the file. Raises DataError where it is gone, or has changed since validate_image."""
     remedy = "put it back as it was, or read the rows again with: gemsmith data RUN --force"
+    return cut(read_rgb(image.path, image.sha256, remedy=remedy), patching)
+
+
+def read_rgb(source: str | bytes, sha256: str | None, *, remedy: str) -> Image.Image:
+    """The image of a file or of bytes. Raises DataError where it cannot be read, or has not that SHA-256 any more."""
+    name = source if isinstance(source, str) else "an image"
     try:
-        data = read_bytes(image.path)
-        if hashlib.sha256(data).hexdigest() != image.sha256:
-            raise DataError(f"{image.path}: has changed since its row was read; {remedy}")
-        return cut(make_rgb(data), patching)
+        data = read_bytes(source) if isinstance(source, str) else source
+        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+            raise DataError(f"{name}: has changed since its row was read; {remedy}")
+        return make_rgb(data)
     except InvalidImageError as bad:
-        raise DataError(f"{image.path}: {bad.line}; {remedy}") from None
+        raise DataError(f"{name}: {bad.line}; {remedy}") from None

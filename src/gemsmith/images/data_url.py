@@ -6,18 +6,17 @@ where it leaves that size alone.
 """
 
 import base64
-import hashlib
 from collections.abc import Iterable
 from io import BytesIO
 
 from PIL import Image
 
-from gemsmith.errors import DataError
-from gemsmith.images.check import ImageInfo
-from gemsmith.images.decode import InvalidImageError, make_rgb, png_bytes, read_bytes
+from gemsmith.images.check import ImageInfo, read_rgb
+from gemsmith.images.decode import png_bytes
 from gemsmith.images.patches import PatchConfig, fitted_size, resize
 
 _SCHEME = "data:image/png;base64,"
+_REMEDY = "put it back as it was, or give another image"
 THUMBNAIL_SIDE, _THUMBNAIL_QUALITY = 96, 80
 
 
@@ -26,7 +25,8 @@ def to_data_url(source: str | bytes, patching: PatchConfig | None, *, sha256: st
 
     Raises DataError where it cannot be read, or has not that SHA-256 any more.
     """
-    return _SCHEME + base64.b64encode(png_bytes(sent_rgb(_read(source, sha256), patching))).decode()
+    rgb = read_rgb(source, sha256, remedy=_REMEDY)
+    return _SCHEME + base64.b64encode(png_bytes(sent_rgb(rgb, patching))).decode()
 
 
 def sent_rgb(rgb: Image.Image, patching: PatchConfig | None) -> Image.Image:
@@ -53,19 +53,8 @@ def count_resized_again(images: Iterable[ImageInfo], patching: PatchConfig) -> i
 
 def thumbnail_url(source: str | bytes) -> str:
     """A small JPEG of an image for a page, about 3 KB. Raises DataError as to_data_url."""
-    small = _read(source, None)
+    small = read_rgb(source, None, remedy=_REMEDY)
     small.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     stream = BytesIO()
     small.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode()
-
-
-def _read(source: str | bytes, sha256: str | None) -> Image.Image:
-    name = source if isinstance(source, str) else "an image"
-    try:
-        data = read_bytes(source) if isinstance(source, str) else source
-        if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-            raise DataError(f"{name}: has changed since its row was read; put it back as it was, or start again")
-        return make_rgb(data)
-    except InvalidImageError as bad:
-        raise DataError(f"{name}: {bad.line}; give another image") from None

@@ -19,17 +19,22 @@ from gemsmith.system.yaml import parse_yaml, read_yaml
 from gemsmith.tasks import is_task_file
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and their values.
 
-    >>> dict(flatten({"lora": {"rank": 8}, "seed": 0}))
+    >>> dict(_flatten({"lora": {"rank": 8}, "seed": 0}))
     {'lora.rank': 8, 'seed': 0}
     """
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def plain_values(recipe: Recipe) -> dict[str, Any]:
+    """The dotted keys of a recipe and their values, as JSON and YAML have them."""
+    return dict(_flatten(recipe.model_dump(mode="json")))
 
 
 def task_files(keys: Mapping[str, Any]) -> dict[str, str]:
@@ -45,12 +50,13 @@ def task_files(keys: Mapping[str, Any]) -> dict[str, str]:
 
 def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
     """Dotted keys in which two recipes differ, with both values."""
-    left, right = (dict(flatten(recipe.model_dump(mode="json"))) for recipe in (one, other))
-    return {
-        key: (left.get(key), right.get(key))
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key)
-    }
+    return differing_values(plain_values(one), plain_values(other))
+
+
+def differing_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The same of two recipes' dotted keys with their values."""
+    keys = sorted(one.keys() | other.keys())
+    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
 def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
@@ -67,8 +73,8 @@ def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
 
 def default_values() -> dict[str, Any]:
     """The value of every dotted key that a recipe need not give."""
-    flat = flatten(Recipe(checkpoint="x", data=Data(train="x")).model_dump(mode="json"))
-    return {key: value for key, value in flat if key not in ("checkpoint", "data.train")}
+    values = plain_values(Recipe(checkpoint="x", data=Data(train="x")))
+    return {key: value for key, value in values.items() if key not in ("checkpoint", "data.train")}
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
@@ -105,7 +111,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
         raise RecipeError(f"{source}: {_first_problem(error)}") from None
-    for key, value in flatten(recipe.model_dump(mode="json")):
+    for key, value in plain_values(recipe).items():
         if "\\u0000" in json.dumps(value).replace("\\\\", ""):
             raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
     check_recipe(recipe)

@@ -343,7 +343,7 @@ class PreparedRecord(Part):
     out_sha256: str
     rows_read: int
     rows_written: int
-    dropped: dict[str, int]
+    dropped: dict[str, int] = {}
     ignored_columns: dict[str, int] = {}
     problems: int = 0
     """Of the benchmark that the rows were compared with; 0: with none."""

@@ -14,7 +14,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter
 from gemsmith.recipe.keys import PATHS, value_at
-from gemsmith.recipe.load import default_values, flatten, load_recipe, read_reasons, task_files, with_values
+from gemsmith.recipe.load import default_values, load_recipe, plain_values, read_reasons, task_files, with_values
 from gemsmith.recipe.schema import TASK_KEYS, Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import expanduser
@@ -215,7 +215,7 @@ def resolve_again(
     set now: it is derived again, unless what was made with it stays (`used`) and the model is the same.
     """
     reasons = {item.key for item in read_reasons(file.read_text(encoding="utf-8"))}
-    values, defaults = dict(flatten(there.model_dump(mode="json"))), default_values()
+    values, defaults = plain_values(there), default_values()
     another_model = any(override.partition("=")[0].strip() in ("checkpoint", "model") for override in overrides)
     ours = {key for key in _DERIVED_AGAIN if key in reasons or values[key] == defaults[key]}
     forget = {key for key in ours if another_model or not used(key)}
@@ -275,7 +275,7 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
 
 def _absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
     """Files and folders, seen from where the run was started; tasks named in a recipe's file are absolute by now."""
-    tasks = task_files(dict(flatten(recipe.model_dump(mode="json"))))
+    tasks = task_files(plain_values(recipe))
     for key in (*PATHS, *(key for key in tasks if key in TASK_KEYS)):
         value = value_at(recipe, key)
         if not isinstance(value, str) or "://" in value or Path(value).is_absolute():

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.errors import RunError, VersionError
-from gemsmith.recipe.load import differing_keys, dump_recipe, flatten, load_recipe, read_reasons, task_files
+from gemsmith.recipe.load import (
+    differing_keys,
+    differing_values,
+    dump_recipe,
+    load_recipe,
+    plain_values,
+    read_reasons,
+    task_files,
+)
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
@@ -109,13 +117,13 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
         _refuse_another_recipe(run, there, force)
         # A value that was there without a reason and is the same gets none.
         earlier = read_reasons(run.recipe_file.read_text(encoding="utf-8"))
-        given, said = dict(flatten(there.model_dump(mode="json"))), {item.key for item in earlier}
+        given, said = plain_values(there), {item.key for item in earlier}
         new = (item for item in derived if item.key in said or given.get(item.key) != item.plain_value)
         derived = [*earlier, *new]
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     run.logs.mkdir(exist_ok=True)
-    values = dict(flatten(recipe.model_dump(mode="json")))
+    values = plain_values(recipe)
     # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
     # place.
     pending = any(has_outputs(run, stage) for stage in force)
@@ -254,14 +262,13 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
         for one in records
         if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
     ]
-    keys = [key for key, _ in flatten(run.recipe.model_dump(mode="json"))]
-    return {key for key in keys if any(reads(stage, key) for stage in edited)}
+    return {key for key in plain_values(run.recipe) if any(reads(stage, key) for stage in edited)}
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The dotted keys of the recipe that the stage reads, with their values."""
-    flat = flatten(recipe.model_dump(mode="json"))
-    return {key: value for key, value in flat if reads(stage, key, image_requests=recipe.bench.images)}
+    values = plain_values(recipe).items()
+    return {key: value for key, value in values if reads(stage, key, image_requests=recipe.bench.images)}
 
 
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -271,13 +278,15 @@ def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
     steps say.
     """
     return {
-        key: (old.get(key), new.get(key))
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-        and not (key in _STOPS and old.get(key) == "stop")
-        and not (key == _WARMUP and old.get(key) is None)
-        and key != "train.checkpoint_folder"
+        key: values
+        for key, values in differing_values(old, new).items()
+        if not _is_open(key, values[0]) and key != "train.checkpoint_folder"
     }
+
+
+def _is_open(key: str, value: Any) -> bool:
+    """Whether no step so far depends on the value of the key."""
+    return value == "stop" if key in _STOPS else key == _WARMUP and value is None
 
 
 def _next_recipe_file(run: Run) -> Path:
@@ -310,10 +319,9 @@ def _refuse_foreign(path: Path) -> None:
 
 def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> None:
     for key, (old, new) in differing_keys(there, run.recipe).items():
-        if key in _STOPS and old == "stop" and not run.record_file("train").exists():
+        # How far the steps so far had warm-up, training finds in their learning rates.
+        if _is_open(key, old) and not run.record_file("train").exists():
             continue
-        if key == _WARMUP and old is None and not run.record_file("train").exists():
-            continue  # how far the steps so far had it, training finds in their learning rates
         if readers := _readers(run, key, force):
             raise RunError(
                 f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "

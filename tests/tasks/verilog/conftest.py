@@ -80,9 +80,7 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="session")
 def bench(problem: Problem, sandbox: Sandbox) -> Testbench:
-    opened = open_bench(problem, sandbox)
-    assert isinstance(opened, Testbench), opened
-    return opened
+    return open_bench(problem, sandbox)
 
 
 @pytest.fixture

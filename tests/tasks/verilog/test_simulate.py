@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gemsmith.tasks.base import Verdict
 from gemsmith.tasks.verilog import simulate
-from gemsmith.tasks.verilog.simulate import REASONS, Problem, SimulationResult, judge, open_bench
+from gemsmith.tasks.verilog.simulate import REASONS, Failed, Problem, judge, open_bench
 
 RIGHT = "module TopModule(input a, input b, output y);\n  assign y = a & b;\nendmodule"
 WIRE = "module TopModule(input a, input b, output y);"
@@ -87,14 +88,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("answer", [RIGHT, f"Here:\n```verilog\n{RIGHT}\n```\n", f"[BEGIN]\n{RIGHT}\n[DONE]"])
 def test_a_right_answer_passes(bench, sandbox, answer):
-    assert judge(bench, answer, sandbox) == SimulationResult(passed=True, samples=bench.samples)
+    assert judge(bench, answer, sandbox) == Verdict(right=True)
 
 
 def test_a_module_that_prints_for_itself_is_judged_by_what_it_does(bench, sandbox):
     prints = RIGHT.replace(
         "endmodule", 'initial begin $display; $display(); $write("%d", a); $monitor("%b", y); end\nendmodule'
     )
-    assert judge(bench, prints, sandbox).passed
+    assert judge(bench, prints, sandbox).right
     assert judge(bench, prints.replace("a & b", "a | b"), sandbox).reason == "wrong output"
 
 
@@ -111,14 +112,14 @@ module TopModule(input a, input b, output y);
   assign y = part.both;
 endmodule
 """
-    assert judge(bench, answer, sandbox).passed
+    assert judge(bench, answer, sandbox).right
     assert judge(bench, answer.replace("u & v", "u | v"), sandbox).reason == "wrong output"
 
 
 @pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_hostile_answer_passes_or_leaves_anything(bench, sandbox, answer):
     verdict = judge(bench, answer.replace("SAMPLES", str(bench.samples)), sandbox)
-    assert not verdict.passed and verdict.reason in REASONS
+    assert not verdict.right and verdict.reason in REASONS
     assert not Path("/tmp/written").exists()
 
 
@@ -169,7 +170,7 @@ def test_an_endless_loop_ends_in_time(bench, sandbox, monkeypatch, body):
     monkeypatch.setattr(simulate, "RUNNING", simulate.SandboxLimits(wall_s=2))
     begin = time.monotonic()
     verdict = judge(bench, wrong(body), sandbox)
-    assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
+    assert not verdict.right and verdict.reason in ("timeout", "sandbox", "compile error")
     assert time.monotonic() - begin < 30
 
 
@@ -177,16 +178,17 @@ def test_macros_that_double_end_in_time(bench, sandbox, monkeypatch):
     monkeypatch.setattr(simulate, "COMPILING", simulate.SandboxLimits(wall_s=2))
     begin = time.monotonic()
     verdict = judge(bench, f"```\n`define A0 1\n{DOUBLING}{PORTS} initial y = `A13;\nendmodule\n```", sandbox)
-    assert not verdict.passed and verdict.reason in ("timeout", "sandbox", "compile error")
+    assert not verdict.right and verdict.reason in ("timeout", "sandbox", "compile error")
     assert time.monotonic() - begin < 30
 
 
 def test_memory_without_end_is_stopped(bench, sandbox):
     verdict = judge(bench, wrong("reg [1023:0] m [0:33554431]; initial m[0] = 1;"), sandbox)
-    assert not verdict.passed and verdict.reason in ("sandbox", "compile error", "wrong output", "timeout")
+    assert not verdict.right and verdict.reason in ("sandbox", "compile error", "wrong output", "timeout")
 
 
 def test_a_testbench_that_does_not_compile_is_no_fault_of_the_answer(problem, sandbox):
     broken = Problem(name="x", prompt="", reference=problem.reference, testbench=problem.testbench + "\nmodule ;")
-    verdict = open_bench(broken, sandbox)
-    assert isinstance(verdict, SimulationResult) and verdict.reason == "compile error"
+    with pytest.raises(Failed) as failed:
+        open_bench(broken, sandbox)
+    assert failed.value.reason == "compile error"

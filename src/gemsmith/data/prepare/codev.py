@@ -133,7 +133,6 @@ def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
         out_sha256=sha256_file(out),
         rows_read=len(problems),
         rows_written=len(problems),
-        dropped={},
     )
 
 

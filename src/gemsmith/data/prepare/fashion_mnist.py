@@ -6,6 +6,7 @@ published training and test files, whose order is a random one; a name is an ima
 
 import gzip
 import math
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -27,26 +28,7 @@ _MOST_BYTES = 2**28
 _MAGIC = {1: 0x801, 3: 0x803}
 _WHERE = "give the folder with the four files of Fashion-MNIST, such as /usr/share/datasets/fashion-mnist, where "
 _WHERE += "Debian's package dataset-fashion-mnist puts them"
-_LICENSE = """\
-The images in this folder are from Fashion-MNIST, https://github.com/zalandoresearch/fashion-mnist
-
-The MIT License (MIT)
-
-Copyright © 2017 Zalando SE, https://tech.zalando.com
-
-Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-documentation files (the “Software”), to deal in the Software without restriction, including without limitation the
-rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-persons to whom the Software is furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-Software.
-
-THE SOFTWARE IS PROVIDED “AS IS”, WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
-COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
-"""
+_LICENSE = Path(__file__).with_name("fashion_mnist_license.txt")
 
 
 def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int) -> PreparedRecord:
@@ -71,7 +53,7 @@ def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 pgm = b"P5 %d %d 255\n" % grey.shape[::-1] + grey.tobytes()
                 file.write_bytes(png_bytes(make_rgb(pgm)))
-        (beside / "LICENSE.txt").write_text(_LICENSE, encoding="utf-8")
+        shutil.copyfile(_LICENSE, beside / "LICENSE.txt")
     return PreparedRecord(
         source=str(folder),
         source_sha256=sha256_file(_file(folder, "train", "images")),
@@ -79,7 +61,6 @@ def prepare_fashion_mnist(folder: Path, out: Path, *, train: int, held_out: int)
         out_sha256=source_sha256(str(out / "train"), FORMAT),
         rows_read=sum(len(labels) for _, labels in images.values()),
         rows_written=train + held_out,
-        dropped={},
     )
 
 

@@ -81,7 +81,6 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
         out_sha256=sha256_file(out),
         rows_read=len(images[split]),
         rows_written=len(images[split]),
-        dropped={},
     )
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from gemsmith.errors import DataError, MachineError
 from gemsmith.system.files import regular_file
 from gemsmith.system.sandbox import FOLDER, Sandbox, SandboxLimits, SandboxResult
+from gemsmith.tasks.base import Verdict
 
 TOP = "TopModule"
 _FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
@@ -106,8 +107,19 @@ what was checked.
 """
 
 
-class Forged(Exception):  # noqa: N818 - a verdict, not a fault
+class Failed(Exception):  # noqa: N818 - a verdict, not a fault
+    """An answer is wrong: one of REASONS, and a line that says more."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Forged(Failed):
     """The module reaches beyond itself; the message says how."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("forged", detail)
 
 
 class _Token(NamedTuple):
@@ -271,16 +283,6 @@ _COMPILE = ("iverilog", "-g2012", "-Wno-timescale", "-s", "tb", "-o", f"{FOLDER}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulationResult:
-    """`reason` is one of REASONS where it did not pass; `samples` is how many the testbench compared."""
-
-    passed: bool
-    reason: str | None = None
-    detail: str = ""
-    samples: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class Testbench:
     """A problem whose own reference has passed, with the number of samples that it was compared in."""
 
@@ -299,87 +301,68 @@ def find_simulator() -> str:
     return f"Icarus Verilog {version[1]}" if version else "Icarus Verilog"
 
 
-def open_bench(problem: Problem, sandbox: Sandbox) -> Testbench | SimulationResult:
-    """The problem, ready to judge answers; or the verdict on its own reference, which did not pass."""
+def open_bench(problem: Problem, sandbox: Sandbox) -> Testbench:
+    """The problem, ready to judge answers. Raises Failed where its own reference does not pass."""
     modules, scopes = scope_names(problem.testbench, problem.reference)
-    itself = re.sub(r"\bRefModule\b", TOP, problem.reference)
-    verdict = _simulate(problem, itself, sandbox)
-    return (
-        Testbench(problem=problem, modules=modules, scopes=scopes, samples=verdict.samples)
-        if verdict.passed
-        else verdict
-    )
+    samples = _simulate(problem, re.sub(r"\bRefModule\b", TOP, problem.reference), sandbox)
+    return Testbench(problem=problem, modules=modules, scopes=scopes, samples=samples)
 
 
-def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> SimulationResult:
+def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> Verdict:
     """Whether a model's answer solves the problem, and if not, why."""
+    try:
+        samples = _simulate(bench.problem, _guarded(bench, answer, sandbox), sandbox)
+        if samples != bench.samples:
+            raise Forged(f"the testbench compared {samples} samples, with the reference {bench.samples}")
+    except Failed as failed:
+        return Verdict(right=False, reason=failed.reason, detail=str(failed))
+    return Verdict(right=True)
+
+
+def _guarded(bench: Testbench, answer: str, sandbox: Sandbox) -> str:
+    """The modules of an answer, preprocessed and as `guard` leaves them."""
     if len(answer) > MOST_CHARACTERS:
-        detail = f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}"
-        return SimulationResult(passed=False, reason="sandbox", detail=detail)
+        raise Failed("sandbox", f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}")
     # Half of a surrogate pair is no text, and no file would take it.
     source = extract_modules(answer.encode("utf-8", "replace").decode())
     if source is None:
-        return SimulationResult(passed=False, reason="no module", detail=f"the answer has no module named {TOP}")
+        raise Failed("no module", f"the answer has no module named {TOP}")
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
-        read = sandbox.run(
-            ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"],
-            _opened(Path(name)),
-            limits=COMPILING,
-            writes="read.sv",
-        )
-        if failed := _failed(read, "compile error"):
-            return failed
+        command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
+        read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
+        _refuse_failed(read, "compile error")
         preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
-    try:
-        kept = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
-    except Forged as error:
-        return SimulationResult(passed=False, reason="forged", detail=str(error))
-    verdict = _simulate(bench.problem, kept, sandbox)
-    if verdict.passed and verdict.samples != bench.samples:
-        detail = f"the testbench compared {verdict.samples} samples, with the reference {bench.samples}"
-        return SimulationResult(passed=False, reason="forged", detail=detail, samples=verdict.samples)
-    return verdict
+    return guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
 
 
-def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> SimulationResult:
-    """The verdict of the testbench, which it prints behind a word that nothing else knows."""
+def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
+    """The samples that the testbench compared, all alike, which it prints behind a word that nothing else knows."""
     word = secrets.token_hex(16)
     testbench, count = _VERDICT.subn(f'"{word} %1d %1d"', problem.testbench)
     if count != 1:
-        detail = f"its testbench prints its result {count} times where once is expected"
-        return SimulationResult(passed=False, reason="compile error", detail=detail)
+        raise Failed("compile error", f"its testbench prints its result {count} times where once is expected")
     # Last, and from the default timescale on: no directive of the answer's reaches the other files.
     files = {"test.sv": testbench, "ref.sv": problem.reference, "answer.sv": f"`resetall\n{source}"}
     with tempfile.TemporaryDirectory() as name:
         folder = _opened(Path(name))
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
-        compiled = sandbox.run(
-            [*_COMPILE, *(f"{FOLDER}/{file}" for file in files)], folder, limits=COMPILING, writes="tb.vvp"
-        )
-        if failed := _failed(compiled, "compile error"):
-            return failed
+        command = [*_COMPILE, *(f"{FOLDER}/{file}" for file in files)]
+        _refuse_failed(sandbox.run(command, folder, limits=COMPILING, writes="tb.vvp"), "compile error")
         for file in files:
             (folder / file).unlink()
         ran = sandbox.run(["vvp", "-n", f"{FOLDER}/tb.vvp", "-none"], folder, limits=RUNNING)
-    if failed := _failed(ran, "wrong output"):
-        return failed
-    return _read_result(ran.text, word)
-
-
-def _read_result(printed: str, word: str) -> SimulationResult:
-    """The verdict in the one line that begins with the word."""
-    if printed.count(word) > 1:
-        return SimulationResult(passed=False, reason="forged", detail="the testbench's own word was printed twice")
-    result = re.search(rf"^{word} (\d+) (\d+)$", printed, re.MULTILINE)
+    _refuse_failed(ran, "wrong output")
+    if ran.text.count(word) > 1:
+        raise Forged("the testbench's own word was printed twice")
+    result = re.search(rf"^{word} (\d+) (\d+)$", ran.text, re.MULTILINE)
     if result is None:
-        return SimulationResult(passed=False, reason="wrong output", detail="the simulation ended without a result")
+        raise Failed("wrong output", "the simulation ended without a result")
     errors, samples = int(result[1]), int(result[2])
-    detail = f"{errors} of {samples} samples differ"
     if errors or not samples:
-        return SimulationResult(passed=False, reason="wrong output", detail=detail, samples=samples)
-    return SimulationResult(passed=True, samples=samples)
+        raise Failed("wrong output", f"{errors} of {samples} samples differ")
+    return samples
 
 
 def _opened(folder: Path) -> Path:
@@ -388,12 +371,11 @@ def _opened(folder: Path) -> Path:
     return folder
 
 
-def _failed(outcome: SandboxResult, reason: str) -> SimulationResult | None:
+def _refuse_failed(outcome: SandboxResult, reason: str) -> None:
     if outcome.code is None:
-        return SimulationResult(passed=False, reason="timeout", detail="it ran out of time")
-    if outcome.code == 0:
-        return None
-    lines = outcome.text.strip().splitlines() or [f"exit status {outcome.code}"]
-    if outcome.was_stopped or outcome.text.startswith("bwrap:"):
-        return SimulationResult(passed=False, reason="sandbox", detail=f"it was stopped: {lines[-1]}")
-    return SimulationResult(passed=False, reason=reason, detail=lines[0])
+        raise Failed("timeout", "it ran out of time")
+    if outcome.code != 0:
+        lines = outcome.text.strip().splitlines() or [f"exit status {outcome.code}"]
+        if outcome.was_stopped or outcome.text.startswith("bwrap:"):
+            raise Failed("sandbox", f"it was stopped: {lines[-1]}")
+        raise Failed(reason, lines[0])

@@ -2,24 +2,7 @@
 
 The sentences in OFFICIAL_SYSTEM and OFFICIAL_RULE are those of scripts/sv-generate in NVlabs/verilog-eval at commit
 c498220, for the task spec-to-rtl and with no option set: a score is comparable with a published one only where the
-model was asked the same. They are under this license:
-
-    MIT License
-
-    Copyright (c) 2023-2024 NVIDIA Research Projects
-
-    Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
-    documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
-    rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to
-    permit persons to whom the Software is furnished to do so, subject to the following conditions:
-
-    The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
-    Software.
-
-    THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
-    WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS
-    OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
-    OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+model was asked the same. Their license is in verilog_eval_license.txt.
 """
 
 import os
@@ -31,7 +14,15 @@ from pathlib import Path
 from gemsmith.system.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.base import Question, QuestionSet, Sampling, Verdict
 from gemsmith.tasks.messages import Message, text_message
-from gemsmith.tasks.verilog.simulate import Testbench, find_simulator, judge, open_bench, problems_sha256, read_problems
+from gemsmith.tasks.verilog.simulate import (
+    Failed,
+    Testbench,
+    find_simulator,
+    judge,
+    open_bench,
+    problems_sha256,
+    read_problems,
+)
 
 SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)
 """Those of arXiv 2605.25645."""
@@ -77,22 +68,14 @@ class VerilogJudges:
 
     benches: Mapping[str, Testbench]
     ungraded: Mapping[str, str]
+    tool: str
     sandbox: Sandbox
-    simulator: str
-
-    @property
-    def tool(self) -> str:
-        return self.simulator
-
-    @property
-    def sandboxed(self) -> bool:
-        return self.sandbox.bubblewrap is not None
+    sandboxed: bool
 
     def score(self, question: Question, answers: Sequence[str]) -> list[Verdict]:
         """Whether each answer's TopModule does what the reference does, in the problem's own testbench."""
         bench = self.benches[question.origin]
-        found = [judge(bench, answer, self.sandbox) for answer in answers]
-        return [Verdict(right=each.passed, reason=each.reason, detail=each.detail) for each in found]
+        return [judge(bench, answer, self.sandbox) for answer in answers]
 
 
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
@@ -113,20 +96,18 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Veril
 
     Raises MachineError without simulator or sandbox; `unsafe` does without the latter.
     """
-    simulator, sandbox = find_simulator(), find_sandbox(unsafe=unsafe)
+    tool, sandbox = find_simulator(), find_sandbox(unsafe=unsafe)
+    benches: dict[str, Testbench] = {}
+    ungraded: dict[str, str] = {}
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         opened = [pool.submit(open_bench, question.columns["problem"], sandbox) for question in questions]
-        found = {question.origin: each.result() for question, each in zip(questions, opened, strict=True)}
+        for question, each in zip(questions, opened, strict=True):
+            try:
+                benches[question.origin] = each.result()
+            except Failed as failed:
+                ungraded[question.origin] = f"its own reference does not pass: {failed.reason}, {failed}"
     finally:  # also after Ctrl-C: what has not begun need not be waited for
         pool.shutdown(wait=False, cancel_futures=True)
-    return VerilogJudges(
-        benches={name: bench for name, bench in found.items() if isinstance(bench, Testbench)},
-        ungraded={
-            name: f"its own reference does not pass: {bench.reason}, {bench.detail}"
-            for name, bench in found.items()
-            if not isinstance(bench, Testbench)
-        },
-        sandbox=sandbox,
-        simulator=simulator,
-    )
+    sandboxed = sandbox.bubblewrap is not None
+    return VerilogJudges(benches=benches, ungraded=ungraded, tool=tool, sandbox=sandbox, sandboxed=sandboxed)
