@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,10 @@ NEVER_SKIPPED_IN_CI = (
     "tests/fake_cloud/test_gcloud.py",
 )
 
+# Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4 s
+# became 50. Of these processes and of those that they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
 gc.disable()
 
@@ -43,6 +48,28 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+# Of two layers, so that a step compiles in seconds.
+SMALL = replace(
+    find_variant("tiny-12b"),
+    name="custom",
+    layers=2,
+    embed_dim=32,
+    ffn=64,
+    heads=2,
+    kv_heads=2,
+    head_dim=16,
+    global_head_dim=32,
+    model_type="gemma4",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """vLLM itself chooses its threads."""
+    if item.get_closest_marker("vllm"):
+        os.environ.pop("OMP_NUM_THREADS", None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -84,6 +111,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return made[variant, dtype]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(SMALL, tmp_path_factory.mktemp("small") / "base", dtype="float32", shards=1)
 
 
 @pytest.fixture
