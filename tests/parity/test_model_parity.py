@@ -30,7 +30,6 @@ def quick_compiles():
 @pytest.fixture(scope="module", params=TINY)
 def models(request, tmp_path_factory):
     """Both models of one checkpoint in which no norm and no layer scalar is 1."""
-    torch.set_num_threads(2)
     variant = find_variant(request.param)
     random = np.random.default_rng(7)
     folder = tmp_path_factory.mktemp("parity") / variant.name

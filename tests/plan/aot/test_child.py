@@ -65,6 +65,7 @@ def test_facts_are_what_the_child_wrote_and_it_was_asked_for_the_recipe(python, 
     assert compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", options={"a": True}) == {"rows": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
 def test_without_libtpu_the_error_says_what_to_install(tmp_path):
     with pytest.raises(MachineError, match=r"libtpu is not installed.*pip install --no-deps -r requirements/tpu\.lock"):
