@@ -44,11 +44,16 @@ def value_and_gradients(ask, arrays, chosen):
 
 
 # Blocks of 4 rows: experts have several blocks, and some a part of one; of 64: one holds all.
-@pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize(
-    "chosen",
-    [None, np.full((ROWS, LENGTH, ASKED), 0), np.full((ROWS, LENGTH, ASKED), 5)],
-    ids=["uneven", "first", "last"],
+    ("chosen", "rows"),
+    [
+        pytest.param(None, 4, id="uneven-4"),
+        pytest.param(np.full((ROWS, LENGTH, ASKED), 0), 4, id="first-4"),
+        pytest.param(np.full((ROWS, LENGTH, ASKED), 5), 4, id="last-4"),
+        pytest.param(None, 64, id="uneven-64"),
+        pytest.param(np.full((ROWS, LENGTH, ASKED), 0), 64, id="first-64", marks=pytest.mark.slow),
+        pytest.param(np.full((ROWS, LENGTH, ASKED), 5), 64, id="last-64", marks=pytest.mark.slow),
+    ],
 )
 def test_answers_and_gradients_are_those_of_one_token_after_the_other(monkeypatch, rows, chosen):
     monkeypatch.setitem(module.ROWS, "cpu", rows)

@@ -26,6 +26,7 @@ from gemsmith.train.jax.step import make_optimizer, shard_opt_state
 from gemsmith.train.jax.upstream import TunixTrainer
 from gemsmith.train.stage import train
 
+pytestmark = pytest.mark.slow
 FLIPS = 40
 RANK = 16  # Orbax writes smaller arrays than these into its index, which has checksums of its own
 
@@ -85,7 +86,6 @@ def damages(folder: Path):
     yield from losses(folder)
 
 
-@pytest.mark.slow
 def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
     good, found = read_run_adapter(trained, 6), []
     for what in damages(trained.checkpoints / "6"):
@@ -103,7 +103,6 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
     assert all(error.startswith(f"{trained.checkpoints}/6: is damaged (") and "\n" not in error for error in found)
 
 
-@pytest.mark.slow
 def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(trained, trainer):
     checkpoints = OrbaxCheckpoints(trained.checkpoints, every=2, keep=3, before_save=dict, after_save=lambda *_: None)
     good, metadata = checkpoints.read(6, trainer.model, trainer.optimizer), checkpoints.read_metadata(6)
@@ -150,7 +149,6 @@ def test_an_export_of_a_damaged_step_offers_the_last_good_one(trained, gemsmith)
     assert read_record(trained, ExportRecord).step == 2 and read_record(trained, ExportRecord).warnings == ()
 
 
-@pytest.mark.slow
 def test_an_export_without_a_good_step_says_so_and_leaves_the_earlier_export(trained, gemsmith):
     assert gemsmith("export", trained.path)[0] == 0
     for step in (2, 4, 6):
@@ -172,7 +170,6 @@ def test_a_step_that_is_damaged_after_its_export_is_no_failure_of_the_export(tra
     assert check.passed is None and "not compared: " in check.detail and "6: is damaged" in check.detail
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("item", ["model_params", "optimizer_state"])
 def test_training_goes_on_from_the_last_good_step_once_the_damaged_ones_are_deleted(whole, trained, gemsmith, item):
     """Nothing is advised that would delete the good one."""
@@ -203,7 +200,6 @@ def test_an_export_takes_the_step_that_training_ended_with_and_no_earlier_one(tr
     assert advised(error) == f"train {trained.path}".split()
 
 
-@pytest.mark.slow
 def test_once_its_record_is_deleted_training_goes_on_to_the_step_that_was_lost(whole, trained, gemsmith):
     shutil.rmtree(trained.checkpoints / "6")
     code, _, error = gemsmith("run", trained.path)
@@ -234,7 +230,6 @@ def sums(run: Run, step: int) -> dict:
     ]
 
 
-@pytest.mark.slow
 def test_training_whose_steps_are_all_damaged_starts_again_as_advised(trained, gemsmith):
     for step in (2, 4, 6):
         truncate(trained.checkpoints / str(step) / "_CHECKPOINT_METADATA")
@@ -263,7 +258,6 @@ def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-200])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "finished"),
     [
@@ -303,7 +297,6 @@ def test_rows_that_are_written_again_leave_what_was_made_from_them_complete(trai
     assert gemsmith("data", trained.path, "--show", "1")[0] == 0
 
 
-@pytest.mark.slow
 def test_checkpoints_that_are_gone_are_trained_anew_as_advised(trained, gemsmith):
     shutil.rmtree(trained.checkpoints)
     code, _, error = gemsmith("export", trained.path)
