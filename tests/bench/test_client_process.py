@@ -1,6 +1,7 @@
 import itertools
 import json
 import time
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,10 @@ def test_the_client_may_import_torchvision_beside_a_pytorch_for_cpus(
 ) -> None:
     """vLLM imports it where it is, whether or not a cell has images."""
     with running_client(fake_vllm(), endpoint, tmp_path) as client:
-        environment = Path(f"/proc/{client.process.pid}/environ").read_bytes().split(b"\0")
+        file = Path(f"/proc/{client.process.pid}/environ")
+        while not (found := file.read_bytes()):  # the kernel shows none while the program is being replaced
+            time.sleep(0.01)
+        environment = found.split(b"\0")
     assert f"PYTHONPATH={ON_CPU}".encode() in environment
 
 

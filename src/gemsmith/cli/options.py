@@ -32,6 +32,7 @@ class Number(click.FloatRange):
 
 _EXTRAS = {
     "serve.chat.web": "chat",
+    "report.push": "data",
     "report": "report",
     "analysis": "report",
     "verify": "verify",
