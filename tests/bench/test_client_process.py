@@ -1,7 +1,6 @@
 import itertools
 import json
 import time
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
