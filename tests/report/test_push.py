@@ -145,4 +145,4 @@ def test_the_card_has_scores_training_and_checks_and_no_path_of_this_machine(mak
         assert heading in card
     assert "| loss | " in card and "| SHA-256 of the packed rows | " in card
     assert str(run.path.parent) not in card
-    assert "vllm serve " in card and "tuned=me/tuned" in card
+    assert f"--max-lora-rank {max(8, run.recipe.lora.rank)} --lora-modules tuned=me/tuned" in card

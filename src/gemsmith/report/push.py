@@ -13,6 +13,7 @@ from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.report.tables import Table
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, read_record
+from gemsmith.serve.command import max_lora_rank
 from gemsmith.serve.stage import find_verification_issue
 from gemsmith.system.console import open_console
 from gemsmith.system.format import count, decimal, fraction, interval, p_value, signed
@@ -92,13 +93,13 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
     notices = [
         f"> **{'Do not use as it is' if each.critical else 'Note'}:** {each.text}\n" for each in find_notices(found)
     ]
-    served = name if merged else f"{base} --enable-lora --lora-modules {title}={name}"
+    lora = f"--enable-lora --max-lora-rank {max_lora_rank(run.recipe.lora.rank)} --lora-modules {title}={name}"
     parts = [
         f"---\n{_yaml(front)}---\n\n# {title}\n",
         f"{'The merged weights' if merged else 'The LoRA adapter'} of {base}, fine-tuned by Gemsmith {__version__}.\n",
         *notices,
         f"## Scores\n\n{_scores(found)}",
-        f"## Use\n\n```\nvllm serve {served}\n```\n",
+        f"## Use\n\n```\nvllm serve {name if merged else f'{base} {lora}'}\n```\n",
         "\n".join(["## Training", "", *_training(found).to_markdown()]),
         f"## What was checked\n\n{_checks(found)}",
         f"<details><summary>Recipe</summary>\n\n```yaml\n{_yaml(recipe)}```\n\n</details>\n",

@@ -64,7 +64,11 @@ _SHARED = {
     "gpu": DeploymentChoice("--ipc host", "GPUs exchange through shared memory"),
 }
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""vLLM takes adapters up to one of these."""
+
+
+def max_lora_rank(rank: int) -> int:
+    """The smallest of vLLM's bounds that takes an adapter of this rank."""
+    return next((bound for bound in _RANKS if bound >= rank), rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +188,8 @@ def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[s
         words += ["--chat-template", settings.chat_template]
     words += of_machine
     if (adapter := settings.adapter) is not None:
-        rank = next((rank for rank in _RANKS if rank >= adapter.rank), adapter.rank)
         words += ["--enable-lora", *(vllm_issues.SPARE_ADAPTER_ON_CPU if is_cpu else ())]
-        words += ["--max-lora-rank", str(rank), "--lora-modules", f"{name}={adapter.folder}"]
+        words += ["--max-lora-rank", str(max_lora_rank(adapter.rank)), "--lora-modules", f"{name}={adapter.folder}"]
     return [*words, *settings.arguments]
 
 
