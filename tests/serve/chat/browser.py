@@ -109,12 +109,10 @@ def open_browser(folder: Path) -> Iterator[Tab]:
     """A tab; the browser is gone when the block ends."""
     to_browser, from_browser = os.pipe(), os.pipe()
 
-    def give_pipes() -> None:  # Chromium reads from 3 and writes to 4
-        read, write = os.dup(to_browser[0]), os.dup(from_browser[1])
-        os.dup2(read, 3)
-        os.dup2(write, 4)
-
+    pipes = (to_browser[0], from_browser[1])
     command = [
+        # Chromium reads from 3 and writes to 4. A shell moves them: a function before exec would make Python fork.
+        *("bash", "-c", f'exec "$@" 3<&{pipes[0]} 4>&{pipes[1]}', "bash"),
         str(CHROMIUM),
         "--headless",
         "--no-sandbox",
@@ -126,9 +124,9 @@ def open_browser(folder: Path) -> Iterator[Tab]:
         "--disable-background-networking",
         "about:blank",
     ]
-    process = subprocess.Popen(command, preexec_fn=give_pipes, pass_fds=(3, 4), stderr=subprocess.DEVNULL)  # noqa: PLW1509 - one thread
-    os.close(to_browser[0])
-    os.close(from_browser[1])
+    process = subprocess.Popen(command, pass_fds=pipes, stderr=subprocess.DEVNULL)
+    for end in pipes:
+        os.close(end)
     tab = Tab(from_browser[0], to_browser[1])
     try:
         yield tab
