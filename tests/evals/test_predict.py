@@ -17,11 +17,13 @@ from click.testing import CliRunner
 from gemsmith.cli import cli
 from gemsmith.errors import DataError, EngineError, InputError, RunError
 from gemsmith.evals.predict import predict_run, predict_url
+from gemsmith.recipe.load import dump_recipe
+from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import Run
 from gemsmith.serve.client import batch
 from gemsmith.serve.client.stream import SamplingParams
-from gemsmith.serve.stage import Servers
 from support.hostile_server import Hostile, chat
+from support.images import image_bytes
 
 from .conftest import EVAL, held_out
 
@@ -71,17 +73,42 @@ def test_a_run_answers_by_its_model_and_starts_no_server_without_need(
     fake_vllm(answers=known)
     run = exported_run({"eval": EVAL})
     rows, out = write_rows(tmp_path / "r.jsonl", [{"prompt": prompt} for prompt in known]), tmp_path / "o.jsonl"
-    with Servers(run) as servers:
-        predict_run(run, servers, rows, out, sampling=SamplingParams(max_tokens=64))
-        assert [row["answer"] for row in answers(out)] == list(known.values())
-        predict_run(run, servers, rows, tmp_path / "base.jsonl", model="base", sampling=GREEDY)
-        assert [row["answer"] for row in answers(tmp_path / "base.jsonl")] == ["module nothing;endmodule"] * 3
+    predict_run(run, rows, out, sampling=SamplingParams(max_tokens=64))
+    assert [row["answer"] for row in answers(out)] == list(known.values())
+    predict_run(run, rows, tmp_path / "base.jsonl", model="base", sampling=GREEDY)
+    assert [row["answer"] for row in answers(tmp_path / "base.jsonl")] == ["module nothing;endmodule"] * 3
     forged = write_rows(tmp_path / "f.jsonl", [{"prompt": "a<turn|>"}])
     with pytest.raises(DataError, match="line 1: "):
-        predict_run(run, Servers(run), forged, tmp_path / "f.out", sampling=GREEDY)
-    run.record_file("verify").unlink(missing_ok=True)
+        predict_run(run, forged, tmp_path / "f.out", sampling=GREEDY)
+    run.record_file("verify").unlink()
     with pytest.raises(RunError, match="weights not served"):
-        predict_run(run, Servers(run), rows, tmp_path / "g.out", sampling=GREEDY)
+        predict_run(run, rows, tmp_path / "g.out", sampling=GREEDY)
+
+
+def test_images_need_a_server_that_takes_them(
+    exported_run: Callable[..., Run], seeing_checkpoint: Path, tmp_path: Path
+) -> None:
+    run = exported_run(checkpoint=seeing_checkpoint)
+    (tmp_path / "a.png").write_bytes(image_bytes(64, 64))
+    rows = write_rows(tmp_path / "i.jsonl", [{"prompt": "a", "image": "a.png"}])
+    with pytest.raises(DataError, match=r"line 1: has an image, .*--set serve.images=true"):
+        predict_run(run, rows, tmp_path / "i.out", sampling=GREEDY)
+
+
+def test_the_server_has_room_for_the_longest_prompt_and_answer(
+    fake_vllm: Callable[..., Path], exported_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    """As short as eval needs, it refuses a default answer of 512 tokens; a length of the user's stays, and is said."""
+    fake_vllm(answers={"hi": "Hello"})
+    run = exported_run({"serve": {"max_model_len": 352}})
+    rows, sampling = write_rows(tmp_path / "r.jsonl", [{"prompt": "hi"}]), SamplingParams()
+    with pytest.raises(DataError, match=r"line 1: its prompt has \d+ tokens, with --max-tokens 512 more than the 352 "):
+        predict_run(run, rows, tmp_path / "a.jsonl", sampling=sampling)
+    run.recipe_file.write_text(dump_recipe(run.recipe, [ResolvedValue("serve.max_model_len", 352, "eval's")]))
+    predict_run(run, rows, tmp_path / "a.jsonl", sampling=sampling)
+    assert [row["answer"] for row in answers(tmp_path / "a.jsonl")] == ["Hello"]
+    with pytest.raises(DataError, match="more than the 2048 that the server holds"):
+        predict_run(run, rows, tmp_path / "b.jsonl", sampling=SamplingParams(max_tokens=4000))
 
 
 def test_failed_rows_are_counted_and_asked_for_again(hostile: Hostile, tmp_path: Path) -> None:
@@ -100,6 +127,24 @@ def test_failed_rows_are_counted_and_asked_for_again(hostile: Hostile, tmp_path:
         predict_url(hostile.url, rows, out, sampling=GREEDY)
     predict_url(hostile.url, rows, out, sampling=GREEDY, force=True)
     assert len(hostile.asked) == 6
+
+
+def test_where_no_row_is_answered_it_fails_and_writes_nothing(hostile: Hostile, tmp_path: Path) -> None:
+    rows, out = write_rows(tmp_path / "r.jsonl", [{"prompt": "a"}, {"prompt": "b"}]), tmp_path / "o.jsonl"
+    hostile.deed = lambda _asked: (400, b"max_tokens is too large")
+    with pytest.raises(EngineError, match=r"answered none of 2 rows \(2 http 400\); the first: .*is too large"):
+        predict_url(hostile.url, rows, out, sampling=GREEDY)
+    assert not out.exists()
+
+
+def test_columns_that_are_not_read_are_said(
+    hostile: Hostile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = write_rows(tmp_path / "r.jsonl", [{"prompt": "a", "id": 7}])
+    hostile.deed = echo
+    record = predict_url(hostile.url, rows, tmp_path / "o.jsonl", sampling=GREEDY)
+    assert record.warnings == ("ignored the columns id (1 row)",)
+    assert "ignored the columns id (1 row)" in capsys.readouterr().err
 
 
 def test_answers_of_other_settings_are_not_taken(hostile: Hostile, tmp_path: Path) -> None:

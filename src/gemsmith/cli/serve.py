@@ -242,13 +242,12 @@ def predict(paths: tuple[Path, ...], out: Path, url: str | None, as_json: bool, 
     with require_extra():
         module = lazy_import("evals.predict")
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in names})
-        overrides, skip_verify_check = given.pop("overrides"), given.pop("skip_verify_check")
         if url:
+            del given["overrides"], given["skip_verify_check"]
             record = module.predict_url(url, *paths, out, sampling=sampling, **given)
         else:
-            opened = lazy_import("runs.run").open_run_readonly(paths[0], overrides, section="serve")
-            with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
-                record = module.predict_run(opened, servers, paths[1], out, sampling=sampling, **given)
+            opened = lazy_import("runs.run").open_run_readonly(paths[0], given["overrides"], section="serve")
+            record = module.predict_run(opened, paths[1], out, sampling=sampling, **given)
     if as_json:
         print_json(record)
 

@@ -68,13 +68,13 @@ def read_documents(source: str | GeneratedData, *, format: str = "auto", seed: i
     return read_dataset(source, format=format, seed=seed).documents
 
 
-def read_prompts(source: str) -> list[Document]:
+def read_prompts(source: str) -> Dataset:
     """What each row of the source asks: its messages but for a last assistant turn, or its prompt.
 
     Raises DataError as read_dataset does; an answer may be there and is not read.
     """
-    found = read_dataset(source, asked=True).documents
-    return [replace(row, messages=row.messages[:-1]) for row in found]
+    found = read_dataset(source, asked=True)
+    return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
 def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:

@@ -17,30 +17,31 @@ import httpx
 
 from gemsmith.checkpoints import open_checkpoint, read_config
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import read_prompts, source_sha256
+from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
-from gemsmith.errors import EngineError, InputError
+from gemsmith.errors import DataError, EngineError, InputError
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.evals.generate import describe_counts
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord
 from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import find_models, key_headers
 from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.server import Server
-from gemsmith.serve.stage import Servers
+from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import locked
 from gemsmith.system.version import __version__
-from gemsmith.tasks.messages import images_of
 
 CONCURRENCY = 16
+ROOM_STEP = 1024
 _CONNECT_S = 10.0
 
 
@@ -91,43 +92,51 @@ class _Job:
 
 def predict_run(
     run: Run,
-    servers: Servers,
     rows: Path,
     out: Path,
     *,
     model: str = "tuned",
+    overrides: Sequence[str] = (),
+    skip_verify_check: bool = False,
     sampling: SamplingParams,
     concurrency: int | None = None,
     force: bool = False,
 ) -> PredictRecord:
     """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
 
-    Raises DataError naming a row that cannot be asked, RunError where the weights are not what verify has passed,
-    InputError where `out` is there already, EngineError where the server dies.
-    """
-    checkpoint, prompts, patching = open_checkpoint(run.recipe.checkpoint), read_prompts(str(rows)), None
-    if any(images_of(row.messages) for row in prompts):
-        patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
-        prompts = validate_images(prompts, patching, bad="error", key=str(rows)).documents
-    template = find_template(checkpoint.folder, run.recipe.data.template)
-    check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
-    if model == "tuned":
-        servers.check_verified()  # also where all answers are there from an earlier start
-        weights = run.merged, sha256_file(run.record_file("export"))
-    else:
-        weights = checkpoint.folder, checkpoint.fingerprint()
+    It has room for the longest prompt and answer, unless the user has set serve.max_model_len, as in `overrides`.
 
-    job = _Job(
-        model=f"{model} model of {run.path}",
-        digest=digest_model(run, *weights, sampling.max_tokens),
-        start=servers.tuned if model == "tuned" else servers.base,
-        patching=patching,
-        rows=rows,
-        prompts=prompts,
-        sampling=sampling,
-        concurrency=concurrency or run.recipe.eval.concurrency,
-    )
-    return _predict(job, out, force=force, warnings=servers.warnings)
+    Raises DataError naming a row that cannot be asked, RunError where the weights are not what verify has passed,
+    InputError where `out` is there already, EngineError where the server dies or answers no row.
+    """
+    checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
+    patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
+    prompts, warnings = _read_rows(key, patching)
+    template = find_template(checkpoint.folder, run.recipe.data.template)
+    ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
+    run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
+    with Servers(run, skip_verify_check=skip_verify_check) as servers:
+        seen = next((row for row in prompts if row.images), None)
+        if seen and not servers.takes_images:
+            raise DataError(
+                f"{seen.origin}: has an image, and the run's models are served for text alone; --set serve.images=true"
+            )
+        if model == "tuned":
+            servers.check_verified()  # also where all answers are there from an earlier start
+            weights = run.merged, sha256_file(run.record_file("export"))
+        else:
+            weights = checkpoint.folder, checkpoint.fingerprint()
+        job = _Job(
+            model=f"{model} model of {run.path}",
+            digest=digest_model(run, *weights, sampling.max_tokens),
+            start=servers.tuned if model == "tuned" else servers.base,
+            patching=patching,
+            rows=rows,
+            prompts=prompts,
+            sampling=sampling,
+            concurrency=concurrency or run.recipe.eval.concurrency,
+        )
+        return _predict(job, out, force=force, warnings=(*warnings, *servers.warnings))
 
 
 def predict_url(
@@ -144,9 +153,15 @@ def predict_url(
 
     The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
     """
-    prompts = validate_images(read_prompts(str(rows)), PatchConfig(), bad="error", key=str(rows)).documents
+    prompts, warnings = _read_rows(str(rows), PatchConfig())
     address, cards = find_models(url, () if model is None else (model,))
     ((name, card),) = cards.items()
+    holds = card.get("max_model_len")
+    if isinstance(holds, int) and sampling.max_tokens >= holds:
+        raise InputError(
+            f"--max-tokens {sampling.max_tokens}: {name} at {address} holds {holds} tokens, prompt and answer "
+            "together; lower it"
+        )
     job = _Job(
         model=f"{name} at {address}",
         digest=sha256_json([address, name, card.get("root")]),
@@ -157,7 +172,33 @@ def predict_url(
         sampling=sampling,
         concurrency=concurrency or CONCURRENCY,
     )
-    return _predict(job, out, force=force)
+    return _predict(job, out, force=force, warnings=warnings)
+
+
+def _read_rows(source: str, patching: PatchConfig) -> tuple[Sequence[Document], tuple[str, ...]]:
+    """The prompts, their images looked at, and what a reader must know of them."""
+    dataset = read_prompts(source)
+    seen = validate_images(dataset.documents, patching, bad="error", key=source)
+    ignored = f"ignored the columns {describe_columns(dataset.ignored_columns)}"
+    return seen.documents, (*([ignored] if dataset.ignored_columns else []), *seen.warnings)
+
+
+def _with_room(
+    run: Run, overrides: Sequence[str], prompts: Sequence[Document], lengths: Sequence[int], max_tokens: int
+) -> Run:
+    """The run with room for each prompt and its answer. Raises DataError naming the longest where it has none."""
+    longest = max(lengths)
+    needed = longest + max_tokens
+    # In steps, so that a row more seldom makes another server, whose answers would be other ones.
+    run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP, why="the longest prompt and its answer")
+    holds = run.recipe.serve.max_model_len or recipe_variant(run.recipe).context
+    if needed > holds:
+        raise DataError(
+            f"{prompts[lengths.index(longest)].origin}: its prompt has {longest} tokens, with --max-tokens "
+            f"{max_tokens} more than the {holds} that the server holds (serve.max_model_len); lower --max-tokens, or "
+            f"--set serve.max_model_len={needed} where the model reads as many"
+        )
+    return run
 
 
 def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ()) -> PredictRecord:
@@ -178,6 +219,12 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
         asked_s = _ask(job, cache, missing, replies) if missing else 0.0
         found = [replies[digest] for digest in job.digests]
         failed = Counter(reply.reason for reply in found if isinstance(reply, Failure))
+        if failed.total() == len(found):
+            first = next(reply for reply in found if isinstance(reply, Failure))
+            raise EngineError(
+                f"predict: {job.model} answered none of {len(found)} rows ({describe_counts(failed)}); the first: "
+                f"{first.reason}: {first.detail}"
+            )
         counts = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
         if failed:
             told = f"rows without an answer: {failed.total()} of {len(found)} ({describe_counts(failed)})"
@@ -212,11 +259,8 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
 
 def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies: dict[str, Reply | Failure]) -> float:
     """Asks for these answers, keeps each under its digest, and says how many seconds that took once a server was up."""
-    digests, sampling = (
-        list(missing),
-        {name: value for name, value in asdict(job.sampling).items() if value is not None},
-    )
-    server = job.start()
+    digests, server = list(missing), job.start()
+    sampling = {name: value for name, value in asdict(job.sampling).items() if value is not None}
     with open_progress(open_console()) as progress:
         bar = progress.add_task(f"predict {server.model}", total=len(digests))
 

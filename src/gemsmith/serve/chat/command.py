@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,14 +9,11 @@ from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.errors import MachineError
 from gemsmith.images.patches import read_patching
-from gemsmith.recipe.load import read_reasons, with_values
-from gemsmith.recipe.schema import ResolvedValue
-from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, open_run_readonly
 from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop
 from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
-from gemsmith.serve.stage import Servers, takes_images
+from gemsmith.serve.stage import Servers, takes_images, with_room
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.tasks import Question
@@ -45,7 +41,8 @@ def chat_with_run(
     """
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
-    run = _with_room(open_run_readonly(source, overrides, section="serve"), overrides)
+    run = open_run_readonly(source, overrides, section="serve")
+    run = with_room(run, overrides, CONVERSATION_TOKENS, why="a conversation is longer than a row")
     rows = cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight = ImageSupport(takes_images=False)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
@@ -75,17 +72,6 @@ def chat_with_url(
     lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
     voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
     _chat(ChatSetup(voices=voices, title=address, sampling=sampling, system=system), web=web, port=port)
-
-
-def _with_room(run: Run, overrides: Sequence[str]) -> Run:
-    """The run with room for a conversation where serve.max_model_len is not the user's, but as short as eval needs."""
-    derived = {item.key for item in read_reasons(run.recipe_file.read_text(encoding="utf-8"))}
-    key, recipe = "serve.max_model_len", run.recipe
-    if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
-        return run
-    wanted = max(CONVERSATION_TOKENS, recipe.serve.max_model_len or 0)
-    room = ResolvedValue(key, min(wanted, recipe_variant(recipe).context), "a conversation is longer than a row")
-    return replace(run, recipe=with_values(recipe, [room]))
 
 
 def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
