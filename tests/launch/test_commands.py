@@ -1,12 +1,20 @@
 import pytest
 
-from gemsmith.errors import EngineError, MachineError
+from gemsmith.errors import EngineError, InputError, MachineError
+from gemsmith.launch.commands import fill
 from gemsmith.launch.submit import ask, show
 
 
 def test_a_program_that_is_not_there_is_an_answer_with_a_complaint():
     answer = ask(("no-such-program-here", "x"))
     assert answer.code == 127 and answer.complaint == "no-such-program-here is not on PATH"
+
+
+@pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a'b", 'a"b'])
+def test_a_record_puts_no_more_than_a_word_into_a_script(name):
+    with pytest.raises(InputError, match=r"name .*must be letters"):
+        fill("bash -c 'sky jobs queue | grep {name}'", {"name": name})
+    assert fill("sky jobs logs --name {name}", {"name": name})[-1] == name
 
 
 def test_an_answer_has_the_output_and_the_last_line_of_stderr():

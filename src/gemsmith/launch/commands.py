@@ -6,11 +6,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import resources as package_files
+from string import Formatter
 from typing import Any
 
 import yaml
 
+from gemsmith.errors import InputError
 from gemsmith.launch.provider import (
+    WORD,
     ChosenOptions,
     Command,
     LaunchRecord,
@@ -35,10 +38,17 @@ def _table() -> dict[str, Any]:
 def fill(command: str, values: _Values) -> Command:
     """The words of a command, with the values put into them.
 
+    Raises InputError for one that bash would take for more than a word: a launch's record may come from anywhere.
+
     >>> fill("ls {folder}/x", {"folder": "a b"})
     ('ls', 'a b/x')
     """
-    return tuple(word.format_map(values) for word in shlex.split(command))
+    words = shlex.split(command)
+    if words[0] == "bash":
+        names = [name for _, name, *_ in Formatter().parse(words[-1]) if name]
+        if odd := next((name for name in names if not WORD.fullmatch(str(values[name]))), None):
+            raise InputError(f"{odd} {values[odd]!r}: must be letters, digits and . : / @ - _ alone")
+    return tuple(word.format_map(values) for word in words)
 
 
 def values_of(options: ChosenOptions) -> dict[str, Any]:

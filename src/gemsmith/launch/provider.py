@@ -3,6 +3,7 @@
 This machine remembers a launch in launches/NAME/launch.json, beside the files that were submitted.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ MOUNT = "/mnt/weights"
 """Where a machine sees the bucket with the base, if its target mounts it."""
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What the images can run; vLLM, which the others need, is in none of them."""
+WORD = re.compile(r"[\w.:/@-]+")
+"""What stands in scripts, manifests and commands, whoever wrote it."""
 Command = tuple[str, ...]
 
 

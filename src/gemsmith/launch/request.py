@@ -13,6 +13,7 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (
     MOUNT,
+    WORD,
     ChosenOptions,
     LaunchCost,
     LaunchInputs,
@@ -45,7 +46,6 @@ _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,26}[a-z0-9])?")
 _BUCKET = re.compile(r"gs://[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9](/[\w./=-]+)?")
-_WORD = re.compile(r"[\w.:/@-]+")
 _WORDS = ("project", "region", "zone", "image", "service_account", "secret", "network", "subnet", "cluster", "queue")
 
 
@@ -132,7 +132,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
     """What goes into scripts and manifests is a word, whoever wrote the command line."""
     for option in _WORDS:
         value = getattr(options, option)
-        if value is not None and not _WORD.fullmatch(value):
+        if value is not None and not WORD.fullmatch(value):
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
     if options.wheel is not None:
         if not target.SUPPORTS_WHEEL:
