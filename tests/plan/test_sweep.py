@@ -31,6 +31,12 @@ def test_each_choice_is_planned_as_it_would_be_alone():
     assert largest.values == ("gemma4-31b", "65536") and not largest.machine.fits and largest.usd_per_million is None
 
 
+def test_a_tiny_model_has_no_checkpoint_on_the_hub():
+    tiny = PAPER.with_name("demo.yaml")
+    (found,) = sweep(tiny, [("model", ["tiny-31b"])], machine="cpu")
+    assert found.machine.fits
+
+
 def test_the_table_has_words_and_the_csv_numbers():
     keys, found = ["data.max_length"], list(sweep(PAPER, [("data.max_length", ["4096", "65536"])], machine="v5p-8"))
     table = sweep_table(keys, found)

@@ -1,6 +1,7 @@
 """One recipe planned over values of its keys: what fits where, how fast, and what a million tokens cost."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,15 +54,14 @@ def sweep(
     source: Path, axes: Sequence[tuple[str, Sequence[str]]], overrides: Sequence[str] = (), machine: str | None = None
 ) -> Iterator[SweptPlan]:
     """The recipe's plan for each combination of the values, machine by machine. Raises RecipeError as a plan does."""
-    count = 1
-    for _, values in axes:
-        count *= len(values)
-    if count > MOST:
+    if (count := math.prod(len(values) for _, values in axes)) > MOST:
         raise InputError(f"--sweep: {count} combinations; at most {MOST} are planned at once")
     for values in itertools.product(*(values for _, values in axes)):
-        chosen = [f"{key}={value}" for (key, _), value in zip(axes, values, strict=True)]
-        models = [value for (key, _), value in zip(axes, values, strict=True) if key == "model"]
-        chosen += [f"checkpoint={VARIANTS[name].hub_ids[0]}" for name in models if name in VARIANTS]
+        choice = dict(zip((key for key, _ in axes), values, strict=True))
+        chosen = [f"{key}={value}" for key, value in choice.items()]
+        if (variant := VARIANTS.get(choice.get("model", ""))) and variant.hub_ids:
+            # The recipe's own is another model's.
+            chosen.append(f"checkpoint={variant.hub_ids[0]}")
         record = plan_only(resolve_file(source, [*overrides, *chosen])[0], machine)
         for each in record.machines:
             low_s, high_s = each.step_s
