@@ -14,7 +14,8 @@ import yaml
 
 from gemsmith.errors import InputError, MachineError, RunError
 from gemsmith.report.push import model_card, push
-from gemsmith.runs.run import Run
+from gemsmith.runs.records import Check, VerifyRecord
+from gemsmith.runs.run import Run, read_record, write_record
 
 # huggingface_hub 1.33 hands files to httpx 0.28 so.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -132,6 +133,17 @@ def test_what_verify_has_not_passed_stays_here(hub: Hub, exported_run: Callable[
     with pytest.raises(InputError, match="--to me/model: must be hub:OWNER/NAME"):
         push(run, "me/model")
     assert not hub.asked
+
+
+def test_a_check_that_names_a_place_of_this_machine_does_not_in_the_card(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    record: VerifyRecord = read_record(run, VerifyRecord)
+    check = Check(
+        name="base", passed=False, detail=f"{run.path.resolve()}/merged is not made of {run.recipe.checkpoint}"
+    )
+    write_record(run, record.model_copy(update={"checks": (check,)}))
+    card = model_card(run, "me/tuned", weights="merged")
+    assert "| failed | base | " in card and str(run.path.resolve()) not in card
 
 
 def test_the_card_has_scores_training_and_checks_and_no_path_of_this_machine(make_run: Callable[..., Run]) -> None:

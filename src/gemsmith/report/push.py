@@ -104,7 +104,10 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
         f"## What was checked\n\n{_checks(found)}",
         f"<details><summary>Recipe</summary>\n\n```yaml\n{_yaml(recipe)}```\n\n</details>\n",
     ]
-    return "\n".join(parts)
+    card = "\n".join(parts)
+    for place in (str(run.path.resolve()), run.recipe.checkpoint):  # which a check or a warning may name
+        card = card.replace(place, _public(place)) if os.path.isabs(place) else card
+    return card
 
 
 def _yaml(value: Any) -> str:
@@ -164,7 +167,7 @@ def _training(found: RunRecords) -> Table:
         ]
         if data.held_out_also_trained is not None:
             rows.append(("held-out rows whose prompt is trained on", count(data.held_out_also_trained)))
-    if train := found.train:
+    if (train := found.train) and train.steps:
         first, last = train.steps[0], train.steps[-1]
         rows += [
             ("loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"),
