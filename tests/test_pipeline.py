@@ -118,7 +118,8 @@ def test_a_run_until_a_stage_and_without_another_leaves_the_others_out(gemsmith,
     assert list(json.loads(out)) == ["data", "train", "export", "verify"]
     assert {path.stem for path in Path("runs/my").glob("*.json")} == {"data", "train", "export", "verify"}
     assert Path("runs/my/report.html").exists()
-    # With --force, training starts again from step 0 with another rank.
+    # What is complete is kept without --force; with it, training starts again from step 0 with another rank.
+    assert gemsmith("run", "runs/my", "--until", "train")[2].count("complete, kept") == 2
     code, out, err = gemsmith(
         "run", "runs/my", "--skip", "data", "--until", "export", "--force", "--set", "lora.rank=2", "--json"
     )
