@@ -42,7 +42,7 @@ def find_files(source: str) -> tuple[Path, ...]:
         return _files_of_folder(path)
     if not path.exists():
         raise DataError(
-            f"{source}: does not exist; set data.train or data.eval to a JSONL or parquet file or a dataset folder"
+            f"{source}: does not exist; name a JSONL or parquet file or a dataset folder"
         )
     if path.suffix not in _SUFFIXES:
         raise DataError(
