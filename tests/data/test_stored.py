@@ -53,7 +53,7 @@ def test_a_dataset_saved_by_hugging_face_datasets_is_read(tmp_path):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    assert "nothing.jsonl: does not exist; set data.train" in refused(tmp_path / "nothing.jsonl")
+    assert "nothing.jsonl: does not exist; name a JSONL" in refused(tmp_path / "nothing.jsonl")
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path):
