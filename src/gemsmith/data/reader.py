@@ -41,9 +41,7 @@ def find_files(source: str) -> tuple[Path, ...]:
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():
-        raise DataError(
-            f"{source}: does not exist; name a JSONL or parquet file or a dataset folder"
-        )
+        raise DataError(f"{source}: does not exist; name a JSONL or parquet file or a dataset folder")
     if path.suffix not in _SUFFIXES:
         raise DataError(
             f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
