@@ -15,7 +15,7 @@ Each placeholder that the chat template wrote becomes the soft tokens of its ima
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ from gemsmith.data.chat_template import (
     refuse_control_tokens,
 )
 from gemsmith.data.documents import Document
+from gemsmith.data.encode import Encoder
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
@@ -131,6 +132,7 @@ class Renderer:
 
     template: ChatTemplate
     tokenizer: Tokenizer
+    encoder: Encoder
     control: ControlTokens
     limits: ProcessLimits | None = None
     image_tokens: Callable[[], ImageTokenIds]
@@ -148,6 +150,7 @@ def open_renderer(
     return Renderer(
         template=compiled,
         tokenizer=tokenizer,
+        encoder=Encoder(tokenizer),
         control=find_control_tokens(tokenizer),
         limits=limits,
         image_tokens=cache(partial(read_image_tokens, folder, tokenizer)),
@@ -186,14 +189,11 @@ def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[
             refuse_control_tokens(renderer.control, document)
             splits = split_document(renderer.template, document)
             sequences += [(split, document, number) for number, split in enumerate(splits)]
-    # The line feed after an answer, and whatever else is the same in many rows, once.
-    texts = list(dict.fromkeys(piece.text for split, *_ in sequences for piece in split.pieces))
-    encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
+    ids = iter(renderer.encoder.encode([piece.text for split, *_ in sequences for piece in split.pieces]))
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     rendered = []
     for split, document, number in sequences:
-        joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
+        joined = _join_ids(split.pieces, [*islice(ids, len(split.pieces))], document.origin)
         borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
         if images_of(document.messages):
             joined = _place_images(joined, split, document, renderer.image_tokens())
