@@ -82,7 +82,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_the_ids_are_those_of_the_whole_text(base: Path, name: str) -> None:
     tokenizer = changed(base, CHANGES[name])
     encoder = Encoder(tokenizer)
-    assert encoder._words is not None
+    assert encoder._joining
     texts = made_texts()
     for text, ids in zip(texts, encoder.encode(texts), strict=True):
         assert ids.dtype == np.int32
@@ -107,7 +107,7 @@ def test_a_tokenizer_whose_words_touch_encodes_whole_texts(
 ) -> None:
     tokenizer = changed(base, change)
     encoder = Encoder(tokenizer)
-    assert encoder._words is None
+    assert not encoder._joining
     text = "the cat <pad> sat ＜ on 😀 a"
     assert encoder.encode([text])[0].tolist() == ids_of(tokenizer, text)
 
