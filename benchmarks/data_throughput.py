@@ -5,7 +5,8 @@ benchmarks/records/data_throughput.json.
 
 Both sides read the same JSONL of prompts and answers, render it with the same chat template and tokenizer, mask the
 prompts and pack into rows of 4096, in processes that take turns and are bound to two cores. Ours also writes the arrays
-and their checksums.
+and their checksums. Beside it, CPU-s of encoding word by word over the tokenizer's for whole texts: words that come
+often, as in prose, or once, and text without spaces.
 """
 
 import json
@@ -160,6 +161,32 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def encode_ratios(checkpoint: Path) -> dict[str, float]:
+    """CPU-s of an encoder that knows no word yet over its tokenizer, one thread each: medians of three."""
+    from gemsmith.data.encode import WordEncoder
+    from gemsmith.data.tokenize import open_tokenizer
+
+    random, tokenizer = np.random.default_rng(0), open_tokenizer(checkpoint)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    once = ["".join(random.choice(letters, size)) for size in random.integers(2, 10, 300_000)]
+    ranks = random.zipf(1.2, 1_000_000)
+    often = [once[rank] for rank in ranks[ranks < 50_000][:300_000]]
+    cases = {"zipf": (" ", often), "once": (" ", once), "no spaces": ("", once)}
+    ratios = {}
+    for name, (space, words) in cases.items():
+        texts, found = [space.join(words[start : start + 1000]) for start in range(0, len(words), 1000)], []
+        for _ in range(3):
+            times = [time.process_time()]
+            whole = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            times.append(time.process_time())
+            ids = WordEncoder(tokenizer).encode(texts)
+            times.append(time.process_time())
+            assert [each.tolist() for each in ids] == whole
+            found.append((times[2] - times[1]) / (times[1] - times[0]))
+        ratios[name] = round(statistics.median(found), 2)
+    return ratios
+
+
 def main() -> None:
     pairs, count = (int(value) for value in (sys.argv[1:] + ["2" if SHORT else "3", "30000"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as temporary:
@@ -172,6 +199,8 @@ def main() -> None:
             for side in SIDES if pair % 2 else SIDES[::-1]:
                 results[side].append(run_side(side, checkpoint, rows))
                 print(side, results[side][-1], file=sys.stderr)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        encoding = encode_ratios(checkpoint)
     sides = {side: summary(found) for side, found in results.items()}
     record = {
         "schema_version": 1,
@@ -185,6 +214,7 @@ def main() -> None:
         "cores": CORES,
         "pairs": pairs,
         "sides": sides,
+        "encode_over_tokenizer": encoding,
         "ours_over_theirs": round(sides["gemsmith"]["tokens_per_s"] / sides["trl"]["tokens_per_s"], 3),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gemsmith.checkpoints.tiny import make_tokenizer
-from gemsmith.data.encode import Encoder
+from gemsmith.data.encode import WordEncoder
 
 PIECES = [
     " ",
@@ -81,7 +81,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_ids_are_those_of_the_whole_text(base: Path, name: str) -> None:
     tokenizer = changed(base, CHANGES[name])
-    encoder = Encoder(tokenizer)
+    encoder = WordEncoder(tokenizer)
     assert encoder._joining
     texts = made_texts()
     for text, ids in zip(texts, encoder.encode(texts), strict=True):
@@ -106,7 +106,7 @@ def test_a_tokenizer_whose_words_touch_encodes_whole_texts(
     base: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
     tokenizer = changed(base, change)
-    encoder = Encoder(tokenizer)
+    encoder = WordEncoder(tokenizer)
     assert not encoder._joining
     text = "the cat <pad> sat ＜ on 😀 a"
     assert encoder.encode([text])[0].tolist() == ids_of(tokenizer, text)
@@ -114,7 +114,7 @@ def test_a_tokenizer_whose_words_touch_encodes_whole_texts(
 
 def test_what_is_remembered_is_bounded(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemsmith.data.encode._MOST_WORDS", 3)
-    encoder = Encoder(changed(base))
+    encoder = WordEncoder(changed(base))
     encoder.encode(["x" * 65, "a cat"])
     assert set(encoder._known) == {"a", " cat"}
     encoder.encode(["b c"])

@@ -25,7 +25,7 @@ _AT_ONCE = 256
 _PLAIN = re.compile(f" +[^ {_SPACE}]+")
 
 
-class Encoder:
+class WordEncoder:
     """A tokenizer that remembers words."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -37,7 +37,7 @@ from gemsmith.data.chat_template import (
     refuse_control_tokens,
 )
 from gemsmith.data.documents import Document
-from gemsmith.data.encode import Encoder
+from gemsmith.data.encode import WordEncoder
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
@@ -132,7 +132,7 @@ class Renderer:
 
     template: ChatTemplate
     tokenizer: Tokenizer
-    encoder: Encoder
+    encoder: WordEncoder
     control: ControlTokens
     limits: ProcessLimits | None = None
     image_tokens: Callable[[], ImageTokenIds]
@@ -150,7 +150,7 @@ def open_renderer(
     return Renderer(
         template=compiled,
         tokenizer=tokenizer,
-        encoder=Encoder(tokenizer),
+        encoder=WordEncoder(tokenizer),
         control=find_control_tokens(tokenizer),
         limits=limits,
         image_tokens=cache(partial(read_image_tokens, folder, tokenizer)),
