@@ -145,11 +145,11 @@ class TrainSession:
                 backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
-        sinks: tuple[Sink, ...] = ()
-        if backend.writes:
-            display = Display(steps=self.steps, done=self.done, compare=self._compare)
-            sinks = (StepsFile(self.run, earlier), Events(self.run, done=self.done), display)
-        self.log = StepLog(earlier, sinks)
+        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
+
+    def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
+        display = Display(steps=self.steps, done=self.done, compare=self._compare)
+        return StepsFile(self.run, earlier), Events(self.run, done=self.done), display
 
     def _compare(self, steps: Sequence[TrainStep]) -> str | None:
         found = against_plan(self.run, machine_of(self.run, self._backend.facts().accelerators), steps)

@@ -73,9 +73,7 @@ def check_served(
     with running_server(place.merged, name="merged", settings=settings, log=place.logs / "vllm-merged.log") as server:
         tuned = _ask(server, "merged", prompts)
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
-    count = sum(one.tokens != other.tokens for one, other in zip(plain, tuned, strict=True))
-    detail = f"{count} of {len(tuned)} greedy answers of the merged weights differ from the base's"
-    return Check(name="served", passed=count > 0, detail=detail), _agrees(adapted, tuned, allowed)
+    return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 
 
 def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
@@ -91,6 +89,12 @@ def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
                 mine[left] - mine.get(right, min(mine.values())), theirs[right] - theirs.get(left, min(theirs.values()))
             )
     return 0.0 if len(one.tokens) == len(other.tokens) else float("inf")
+
+
+def _differs(plain: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens]) -> Check:
+    count = sum(one.tokens != other.tokens for one, other in zip(plain, tuned, strict=True))
+    detail = f"{count} of {len(tuned)} greedy answers of the merged weights differ from the base's"
+    return Check(name="served", passed=count > 0, detail=detail)
 
 
 def _agrees(adapted: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens], allowed: float) -> Check:

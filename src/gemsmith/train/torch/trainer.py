@@ -155,8 +155,7 @@ class _StepCallback(transformers.TrainerCallback):
         """Dropout follows from seed and step, so a resumed run needs no random state."""
         trainer = self._trainer
         self._step = trainer.done + state.global_step + 1
-        mixed = np.random.SeedSequence([trainer.recipe.seed % 2**64, self._step, trainer.group.rank])
-        torch.manual_seed(int(mixed.generate_state(1, np.uint64)[0] >> np.uint64(1)))
+        torch.manual_seed(_mixed(trainer.recipe.seed, self._step, trainer.group.rank))
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Clips, and takes the gradients away where the update does not count: AdamW then leaves all as it is."""
@@ -205,3 +204,7 @@ def _config(recipe: Recipe, group: ProcessGroup, *, steps: int, folder: Path) ->
     )
     config._n_gpu = min(1, config.n_gpu)  # one process, one GPU, however many there are
     return config
+
+
+def _mixed(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence([seed % 2**64, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
