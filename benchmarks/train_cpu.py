@@ -1,7 +1,7 @@
 """Writes how fast a LoRA step of an 84 M Gemma 4 is on CPU, here and in transformers + PEFT, to
 benchmarks/records/train_cpu.json.
 
-    python benchmarks/train_cpu.py [pairs, default 3]
+    python benchmarks/train_cpu.py [pairs, default 2]
 
 Both sides train the same float32 checkpoint of the 31B's kind on the same packed rows, in processes that take turns and
 are bound to one core, then to two. Ends with an error if they do not give the same first loss.
@@ -49,7 +49,7 @@ VARIANT = replace(
     vocabulary=32_768,
     context=4096,
 )
-ROWS, LENGTH, MEAN_DOCUMENT = (1, 512, 150) if SHORT else (2, 1024, 300)
+ROWS, LENGTH, MEAN_DOCUMENT = (1, 512, 150) if SHORT else (1, 1024, 300)
 RANK, ALPHA, RATE = 16, 32, 1e-4
 WARM_UP, STEPS = (1, 3) if SHORT else (2, 4)
 OURS, THEIRS = "gemsmith", ("peft-sdpa",) if SHORT else ("peft-sdpa", "peft-eager")
@@ -221,7 +221,7 @@ def check_losses(threads: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 3
+    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 2
     with tempfile.TemporaryDirectory() as temporary:
         from gemsmith.checkpoints.tiny import make_checkpoint
 
