@@ -53,22 +53,36 @@ def test_the_loss_in_chunks_equals_the_loss_of_whole_rows(model, chunk):
     assert token_nll(model, hidden, tokens, mask)[1] == mask[:, 1:].sum()
 
 
+def test_tokens_with_the_highest_logit_are_correct_in_chunks_and_under_the_gradient(model):
+    hidden, tokens, mask = make_batch()
+    best = np.asarray(model.logits(hidden[:, :-1]).argmax(-1))
+    tokens[:, 1:12] = best[:, :11]  # what it would say itself
+    expected = ((best == tokens[:, 1:]) * mask[:, 1:]).sum()
+    assert 5 < expected < mask[:, 1:].sum()
+
+    def nll(hidden):
+        total, _, correct = token_nll(model, hidden, tokens, mask, chunk=4)
+        return total, correct
+
+    assert token_nll(model, hidden, tokens, mask)[2] == jax.grad(nll, has_aux=True)(hidden)[1] == expected
+
+
 def test_each_target_is_predicted_from_the_position_before_it():
     """A model that puts all its weight on the word that its hidden state names: right only one step ahead."""
     tokens = np.array([[5, 3, 7, 1]])
     table = SimpleNamespace(embedding=100 * jnp.eye(8))
     model = SimpleNamespace(execution=Execution(), variant=replace(VARIANT, softcap=0.0), embed_tokens=table)
     hidden = np.eye(8, dtype=np.float32)[[[3, 7, 1, 0]]]
-    total, count = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
-    assert (float(total), float(count)) == (0, 2)
-    wrong, _ = token_nll(model, hidden, tokens % 7 + 1, np.array([[0, 1, 0, 1]]))
+    total, count, correct = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
+    assert (float(total), float(count), float(correct)) == (0, 2, 2)
+    wrong, *_ = token_nll(model, hidden, tokens % 7 + 1, np.array([[0, 1, 0, 1]]))
     assert wrong >= 100
 
 
 def test_rows_without_targets_count_nothing(model):
     hidden, tokens, mask = make_batch()
-    total, count = token_nll(model, hidden, tokens, np.zeros_like(mask))
-    assert (float(total), float(count)) == (0, 0)
+    total, count, correct = token_nll(model, hidden, tokens, np.zeros_like(mask))
+    assert (float(total), float(count), float(correct)) == (0, 0, 0)
 
 
 def test_logits_of_a_whole_row_never_exist(model):
