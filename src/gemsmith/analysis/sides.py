@@ -63,7 +63,7 @@ class LoadCell(Part):
         """
         if self.asked is not None:
             return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {self.asked}"
-        rate = None if self.request_rate is None else f"{self.request_rate:g} requests/s"
+        rate = None if self.request_rate is None else f"{self.request_rate:,g} requests/s"
         at_once = None if self.max_concurrency is None else f"{self.max_concurrency:,} at once"
         asked = ", ".join(filter(None, (rate, at_once))) or "a burst"
         return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {asked}"
