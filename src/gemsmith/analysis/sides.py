@@ -140,6 +140,8 @@ class Side(Part):
     prompt_token_s: float | None = None
     """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
     scores: tuple[SideScore, ...] = ()
+    figures: dict[str, str] = Field(default_factory=dict)
+    """What a run reports of that which a published comparison reports beside these numbers, under its names."""
     train_rates: dict[Way, Rate] = Field(default_factory=dict)
     serve_rates: dict[Way, Rate] = Field(default_factory=dict)
 
