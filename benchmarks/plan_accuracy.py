@@ -30,6 +30,7 @@ from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model import StepCost, images_of, memory, memory_of, on_chips, step_cost
 from gemsmith.hardware.model.serving import Served
 from gemsmith.hardware.model.step_time import share_reached, step_time
+from gemsmith.plan.cost import startup_s
 from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, prefill_s
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh, Recipe
@@ -128,6 +129,9 @@ SHARES = {
 QLORA_GIB, QLORA_SOURCE = 25.2, "Axolotl, Gemma 4 31B QLoRA rank 16, packed rows of 2048, one 80 GB GPU"
 PAPER = "arXiv 2605.25645, its tables and set-up notes, read 2026-11-23"
 CARD = "card of LilaRest/gemma-4-31B-it-NVFP4-turbo, its column of the 31B in bfloat16, read 2026-11-23"
+PETS = "Google's pet-breed run on Cloud Run: its blog and GoogleCloudPlatform/devrel-demos, read 2026-11-23"
+# Name -> hours, images trained on (3 epochs, 16 a step), answers before and after together.
+PET_JOBS = {"31B QLoRA of images, full run": (4.25, 3680, 2 * 3669), "the same, quick run": (50 / 60, 700, 2 * 200)}
 FP8 = "hexgrid.cloud, 31B FP8 on vLLM 0.20, ShareGPT, 24 at once, prefix caching on, read 2026-11-23"
 # Machine, devices, tokens in and out, output tokens/s, TPOT in ms. Requests under way are what speed and TPOT imply.
 PAPER_SERVED = (
@@ -279,6 +283,36 @@ def published_runs() -> dict[str, dict[str, Any]]:
     return found
 
 
+def pet_jobs() -> dict[str, dict[str, Any]]:
+    """The two published times of a job that starts, trains and answers, beside the plan's start and steps.
+
+    `most_step_s`: what is between the two times, if answers took none of it; the start is in both.
+    """
+    train = {"global_batch_size": 16, "gradient_accumulation_steps": 16, "dtype": "nf4", "backend": "trl"}
+    recipe = _recipe(512, {**train, "remat": "layer"}, {"rank": 64, "targets": ["all-linear"]})
+    work = step_cost(recipe, GEMMA, images=images_of(recipe, GEMMA, images=1, soft_tokens=280))
+    machine, steps = _plain("cloud-run-30"), [3 * -(-images // 16) for _, images, _ in PET_JOBS.values()]
+    time = step_time(on_chips(work, "gpu", recipe), machine, Mesh())
+    low_s, high_s = (sum(ends) for ends in zip(*startup_s(machine, "trl", 2.0 * work.parameters).values(), strict=True))
+    longer_h, shorter_h = (hours for hours, _, _ in PET_JOBS.values())
+    most_s = 3600 * (longer_h - shorter_h) / (steps[0] - steps[1])
+    return {
+        name: {
+            "hours": round(hours, 3),
+            "steps": count,
+            "answers": answers,
+            "plan_hours": [
+                round((low_s + count * time.low_s) / 3600, 2),
+                round((high_s + count * time.high_s) / 3600, 2),
+            ],
+            "plan_step_s": [round(time.low_s, 2), round(time.high_s, 2)],
+            "most_step_s": round(most_s, 2),
+            "source": PETS,
+        }
+        for count, (name, (hours, _, answers)) in zip(steps, PET_JOBS.items(), strict=True)
+    }
+
+
 def _plain(machine: str) -> Machine:
     """The shipped row, without what its user measured."""
     return replace(MACHINES[machine], measured_low=None, measured_high=None)
@@ -325,6 +359,7 @@ def main() -> None:
         "compiled": cases,
         "published": runs,
         "published_serving": load_tests,
+        "published_jobs": pet_jobs(),
         "published_memory": {"31B QLoRA, one 80 GB GPU": qlora()},
     }
     (short.RECORDS / "plan_accuracy.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -181,7 +181,7 @@ def gradients_in_float64(checkpoint: Path, variant: str) -> Matrices:
                 setattr(module, name, jnp.float64)
         hidden = whole.hidden(tokens, np.tile(np.arange(LENGTH), (ROWS, 1)), np.ones_like(tokens))
         assert hidden.dtype == jnp.float64
-        total, count = token_nll(whole, hidden, jnp.asarray(tokens), jnp.asarray(mask))
+        total, count, _ = token_nll(whole, hidden, jnp.asarray(tokens), jnp.asarray(mask))
         return total / count
 
     return by_name(model.variant, nnx.to_flat_state(jax.jit(jax.grad(loss))(trained)))

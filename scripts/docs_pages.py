@@ -5,9 +5,12 @@ mkdocs build --strict -d build/site
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.plan import sweep as plan_sweep
@@ -211,6 +214,42 @@ def paper_comparison() -> str:
     return tables.markdown_of(redrawn.comparison, redrawn).partition("\n")[2].strip()
 
 
+def statements() -> list[dict[str, Any]]:
+    """What the two published runs say, each with the run that says it, in the order of docs/published.yaml."""
+    runs = yaml.safe_load((ROOT / "docs" / "published.yaml").read_text(encoding="utf-8"))["runs"]
+    return [{"run": run["run"], **statement} for run in runs for statement in run["statements"]]
+
+
+def statement_tables() -> str:
+    """The statements with what Gemsmith has of each, a table a run, after how many there are of each verdict."""
+    found = statements()
+    counts = Counter(each["verdict"] for each in found)
+    lines = [
+        f"Of {len(found)} statements: {', '.join(f'{verdict} {count}' for verdict, count in counts.most_common())}."
+    ]
+    for run in dict.fromkeys(each["run"] for each in found):
+        lines += ["", f"### {run}", "", "| | says | where | Gemsmith | |", "|--:|---|---|---|---|"]
+        lines += [
+            f"| {each['n']} | {each['says']} | {each['from']} | {each['here']} | {each['verdict']} |"
+            for each in found
+            if each["run"] == run
+        ]
+    return "\n".join(lines)
+
+
+def plan_jobs_table() -> str:
+    """The two published times of whole jobs beside what a plan says of their start and their steps."""
+    lines = [
+        "| job | published, h | start and steps by the plan, h | answers in the rest | a step by the plan, s | most |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for name, job in _record("plan_accuracy.json")["published_jobs"].items():
+        spans = [f"{low} to {high}" for low, high in (job["plan_hours"], job["plan_step_s"])]
+        numbers = (f"{job['hours']:.2f}", spans[0], f"{job['answers']:,}", spans[1], f"{job['most_step_s']}")
+        lines.append(f"| {name}: {job['steps']} steps | {' | '.join(numbers)} |")
+    return "\n".join(lines)
+
+
 def plan_memory_table() -> str:
     """The plan's memory and step beside XLA's, of every compiled step."""
     lines = [
@@ -304,11 +343,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
     "cpu_memory": cpu_memory_table,
+    "plan_jobs": plan_jobs_table,
     "plan_memory": plan_memory_table,
     "plan_serving": plan_serving_table,
     "plan_time": plan_time_table,
     "serving_calibration": serving_calibration_table,
     "stages": stage_table,
+    "statements": statement_tables,
     "sweep": sweep_table,
     "performance": performance_table,
 }

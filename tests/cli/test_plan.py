@@ -60,3 +60,12 @@ def test_a_page_is_written_beside_the_table(gemsmith, recipe, tmp_path):
     code, out, err = gemsmith("plan", recipe, "--html", "plan.html")
     assert code == 0 and "machine" in out and "plan.html written" in err
     assert "Gemsmith plan" in (tmp_path / "plan.html").read_text()
+
+
+def test_a_sweeps_page_is_written_beside_its_csv(gemsmith, recipe, tmp_path):
+    sweep = ("--sweep", "lora.rank=4,8", "--machine", "v5p-8")
+    code, out, err = gemsmith("plan", recipe, *sweep, "--csv", "--html", "sweep.html")
+    assert code == 0 and out.startswith("lora.rank,machine,fits") and "sweep.html written" in err
+    assert "Gemsmith sweep" in (tmp_path / "sweep.html").read_text()
+    code, _, err = gemsmith("plan", recipe, *sweep, "--serve")
+    assert code == 2 and "--serve: does not go with --sweep" in err

@@ -53,22 +53,36 @@ def test_the_loss_in_chunks_equals_the_loss_of_whole_rows(model, chunk):
     assert token_nll(model, hidden, tokens, mask)[1] == mask[:, 1:].sum()
 
 
+def test_tokens_with_the_highest_logit_are_correct_in_chunks_and_under_the_gradient(model):
+    hidden, tokens, mask = make_batch()
+    best = np.asarray(model.logits(hidden[:, :-1]).argmax(-1))
+    tokens[:, 1:12] = best[:, :11]  # what it would say itself
+    expected = ((best == tokens[:, 1:]) * mask[:, 1:]).sum()
+    assert 5 < expected < mask[:, 1:].sum()
+
+    def nll(hidden):
+        total, _, correct = token_nll(model, hidden, tokens, mask, chunk=4)
+        return total, correct
+
+    assert token_nll(model, hidden, tokens, mask)[2] == jax.grad(nll, has_aux=True)(hidden)[1] == expected
+
+
 def test_each_target_is_predicted_from_the_position_before_it():
     """A model that puts all its weight on the word that its hidden state names: right only one step ahead."""
     tokens = np.array([[5, 3, 7, 1]])
     table = SimpleNamespace(embedding=100 * jnp.eye(8))
     model = SimpleNamespace(execution=Execution(), variant=replace(VARIANT, softcap=0.0), embed_tokens=table)
     hidden = np.eye(8, dtype=np.float32)[[[3, 7, 1, 0]]]
-    total, count = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
-    assert (float(total), float(count)) == (0, 2)
-    wrong, _ = token_nll(model, hidden, tokens % 7 + 1, np.array([[0, 1, 0, 1]]))
+    total, count, correct = token_nll(model, hidden, tokens, np.array([[0, 1, 0, 1]]))
+    assert (float(total), float(count), float(correct)) == (0, 2, 2)
+    wrong, *_ = token_nll(model, hidden, tokens % 7 + 1, np.array([[0, 1, 0, 1]]))
     assert wrong >= 100
 
 
 def test_rows_without_targets_count_nothing(model):
     hidden, tokens, mask = make_batch()
-    total, count = token_nll(model, hidden, tokens, np.zeros_like(mask))
-    assert (float(total), float(count)) == (0, 0)
+    total, count, correct = token_nll(model, hidden, tokens, np.zeros_like(mask))
+    assert (float(total), float(count), float(correct)) == (0, 0, 0)
 
 
 def test_logits_of_a_whole_row_never_exist(model):
@@ -101,10 +115,12 @@ def test_the_vocabulary_is_split_where_hidden_states_are_fewer_bytes():
 
 
 def main():
-    """Loss and gradient of four devices, tuned with the vocabulary split over them and plain, are those of one."""
+    """What four devices come to, tuned with the vocabulary split over them and plain, is what one comes to."""
     words = np.random.default_rng(1).normal(0, 0.2, (VARIANT.vocabulary, VARIANT.embed_dim)).astype(np.float32)
     hidden, tokens, mask = make_batch((4, 12))
     whole = SimpleNamespace(variant=VARIANT, execution=Execution(), embed_tokens=SimpleNamespace(embedding=words))
+    best = np.argmax(hidden[:, :-1] @ words.T, axis=-1)
+    tokens[:, 1:6] = best[:, :5]
     expected, expected_gradient = jax.value_and_grad(lambda x: token_nll(whole, x, tokens, mask)[0])(hidden)
     module._splits_vocabulary = lambda *_: True
     for splits, sizes in itertools.product((True, False), ((1, 4, 1, 1), (2, 2, 1, 1), (1, 2, 2, 1), (1, 2, 1, 2))):
@@ -116,11 +132,13 @@ def main():
         def nll(hidden, table, tokens, mask, mesh=mesh, optimizations=optimizations):
             execution, embedding = Execution(mesh=mesh, optimizations=optimizations), SimpleNamespace(embedding=table)
             split = SimpleNamespace(variant=VARIANT, execution=execution, embed_tokens=embedding)
-            return token_nll(split, hidden, tokens, mask, chunk=8)[0]
+            total, _, correct = token_nll(split, hidden, tokens, mask, chunk=8)
+            return total, correct
 
         laid_out, *others = jax.device_put((hidden, tokens, mask), rows)
-        run = jax.jit(jax.value_and_grad(nll)).lower(laid_out, table, *others).compile()
-        total, gradient = run(laid_out, table, *others)
+        run = jax.jit(jax.value_and_grad(nll, has_aux=True)).lower(laid_out, table, *others).compile()
+        (total, correct), gradient = run(laid_out, table, *others)
+        assert correct == ((best == tokens[:, 1:]) * mask[:, 1:]).sum() > 5
         assert float(total) == pytest.approx(float(expected), rel=1e-6), (splits, sizes)
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
         gathers_words = f"f32[{VARIANT.vocabulary // sizes[3]},{VARIANT.embed_dim}]" in run.as_text()

@@ -9,8 +9,10 @@ import pytest
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.plan.stage import plan_only
 from gemsmith.plan.sweep import read_axis, sweep
+from gemsmith.report.plan_page import sweep_charts, write_sweep
 from gemsmith.report.tables import sweep_csv, sweep_table
 from gemsmith.runs.resolve import resolve_file
+from gemsmith.system.format import price, span
 
 PAPER = Path(__file__).parents[2] / "recipes" / "verilog_31b.yaml"
 
@@ -45,6 +47,29 @@ def test_the_table_has_words_and_the_csv_numbers():
     first, second = csv.DictReader(io.StringIO(sweep_csv(keys, found)))
     assert float(first["usd_per_million_low"]) < float(first["usd_per_million_high"]) and second["fits"] == "false"
     assert float(first["step_s_low"]) == pytest.approx(found[0].machine.step_s[0], rel=1e-4)
+
+
+def test_a_chart_for_each_machine_has_a_line_for_each_model_where_it_fits(tmp_path):
+    keys, axes = ["data.max_length", "model"], [["4096", "65536"], ["gemma4-e2b", "gemma4-31b"]]
+    found = list(sweep(PAPER, list(zip(keys, axes, strict=True)), machine="v5p-8,2xh100"))
+    charts = sweep_charts(keys, found)
+    assert [chart.title for chart in charts] == ["v5p-8", "2xh100"]
+    assert [line for *_, line in charts[0].legend] == ["gemma4-e2b", "gemma4-31b"]
+    first, *_, cost = (each for each in found if each.machine.name == "v5p-8" and each.usd_per_million)
+    words = f"{first.values[1]}, 4096: {span(*map(price, first.usd_per_million))}"
+    assert words in charts[0].alt and words in charts[0].points
+    assert "gemma4-e2b, 65536" in charts[0].alt and "gemma4-31b, 65536" not in charts[0].alt, "it does not fit"
+    write_sweep(keys, found, tmp_path / "sweep.html", name="mine")
+    page = (tmp_path / "sweep.html").read_text()
+    assert page.count("<figure") == 2 and page.count("<tr>") == 1 + len(found)
+    assert f">{span(*map(price, cost.usd_per_million))}<" in page
+    with pytest.raises(InputError, match=r"^--html .*gone/sweep.html: cannot be written"):
+        write_sweep(keys, found, tmp_path / "mine" / "gone" / "sweep.html", name="mine")
+
+
+def test_machines_share_a_chart_where_one_key_is_swept():
+    (chart,) = sweep_charts(["lora.rank"], list(sweep(PAPER, [("lora.rank", ["8", "64"])], machine="v5p-8,v6e-8")))
+    assert [line for *_, line in chart.legend] == ["v5p-8", "v6e-8"]
 
 
 @pytest.mark.parametrize(

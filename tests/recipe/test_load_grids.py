@@ -6,7 +6,8 @@ def test_the_papers_grid_is_its_table() -> None:
     loads = GRIDS["paper"].loads
     closed = [load for load in loads if load.max_concurrency]
     assert [(load.input_tokens, load.output_tokens, load.max_concurrency) for load in closed] == [(128, 256, 64)]
-    opened = [load for load in loads if not load.max_concurrency]
+    once, *opened = [load for load in loads if not load.max_concurrency]
+    assert (once.input_tokens, once.output_tokens, once.request_rate) == (128, 256, 10_000)
     assert {(load.input_tokens, load.output_tokens) for load in opened} == {
         (512, 256),
         (1024, 512),
@@ -25,6 +26,14 @@ def test_the_longest_request_of_the_paper_fits_its_servers_16k() -> None:
 
 def test_only_requests_at_a_rate_of_their_own_can_leave_a_server_behind() -> None:
     assert sum(load.is_open for load in GRIDS["paper"].loads) == 5 * 7
+
+
+def test_the_grid_that_sends_what_the_paper_sent_has_the_others_loads_but_the_steady_state() -> None:
+    paper, sent = GRIDS["paper"], GRIDS["paper-30"]
+    assert [load for load in paper.loads if load not in sent.loads] == [paper.loads[1]]
+    assert paper.loads[1].max_concurrency == 64 and set(sent.exact) == set(sent.loads)
+    own = Bench.model_validate({"input_tokens": [128], "output_tokens": 256, "request_rates": [10_000]}).plan
+    assert own.loads == paper.loads[:1] and not own.exact
 
 
 def test_every_grid_can_be_named_in_a_recipe() -> None:

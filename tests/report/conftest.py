@@ -172,6 +172,7 @@ def train_steps(steps: int) -> list[TrainStep]:
             * min((step - 1) / 30, 0.5 * (1 + math.cos(math.pi * max(0, step - 31) / max(1, steps - 30)))),
             real_tokens=31_000 + draw.randrange(1_200),
             loss_tokens=9_000 + step,
+            token_accuracy=0.5 + 0.4 * step / steps,
             step_s=(9.5 if step == 1 else 0.68) * (1 + 0.04 * draw.random()),
         )
         for step in range(1, steps + 1)

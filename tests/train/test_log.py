@@ -43,7 +43,7 @@ def test_a_continued_log_drops_the_steps_that_are_done_again(run):
     again = log_steps(run, 4, 6, kept=steps[:3], loss=9.0)
     assert [step.loss for step in read_lines(run)] == [step.loss for step in again] == [1.5, 1.5, 1.5, 9.0, 9.0, 9.0]
     keys = {"step", "loss", "grad_norm", "learning_rate", "real_tokens", "step_s", "spike", "skipped"}
-    keys |= {"images", "soft_tokens", "loss_tokens"}
+    keys |= {"images", "soft_tokens", "loss_tokens", "token_accuracy"}
     for line in (run.logs / "train_steps.jsonl").read_text().splitlines():
         assert json.loads(line).keys() == keys
 

@@ -194,6 +194,21 @@ def test_loss_and_every_gradient_agree(pair):
     assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
 
 
+def test_tokens_are_correct_that_are_the_best_by_transformers_logits(pair):
+    pair.reset(pair.start)
+    tokens, mask, inputs = pair.make_inputs(0)
+    with torch.no_grad():
+        best = pair.reference(input_ids=torch.tensor(tokens)).logits.argmax(-1).numpy()
+    tokens[0, -1], mask[0, -1] = best[0, -2], True  # the last token is in no logits before it
+    inputs |= {
+        name: jax.device_put(value, inputs[name].sharding)
+        for name, value in (("tokens", tokens.astype(np.int32)), ("loss_mask", mask))
+    }
+    *_, metrics = pair.step.update(pair.trained, pair.moments, pair.step.frozen, inputs)
+    assert metrics["correct"] == (best[:, :-1] == tokens[:, 1:])[mask[:, 1:]].sum() >= 1
+    assert metrics["correct"] < metrics["targets"] == mask[:, 1:].sum()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pair", "remat"),

@@ -12,7 +12,7 @@ from gemsmith.runs.run import Run
 from gemsmith.train import loop as session
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, _per_s
 
-GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "skipped": False, "should_stop": False}
+GOOD = {"grad_norm": 1.0, "real_tokens": 10, "targets": 5, "correct": 4, "skipped": False, "should_stop": False}
 
 
 class Still:
@@ -113,6 +113,12 @@ def test_each_step_is_logged_with_the_rate_that_it_was_planned_with(session_of):
     attempt.train()
     assert [step.step for step in attempt.log.steps] == [1, 2, 3, 4]
     assert [step.learning_rate for step in attempt.log.steps[:3]] == [0, 5e-3, 1e-2]  # two steps of warm-up
+
+
+def test_a_step_says_what_share_of_its_tokens_in_the_loss_is_correct(session_of):
+    session = session_of({}, {"correct": 0}, {"targets": 3, "correct": 1}, {})
+    session.train()
+    assert [step.token_accuracy for step in session.log.steps] == [0.8, 0.0, 0.333333, 0.8]
 
 
 def test_the_record_names_the_machine_that_trained_not_the_one_that_was_planned_for(session_of):

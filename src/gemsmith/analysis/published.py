@@ -19,6 +19,9 @@ from gemsmith.system.yaml import parse_yaml
 Judged = tuple[str, str, bool]
 """What is said, what is found, and whether it holds."""
 MACHINES = ("train:machine", "bench:machine")
+TTFT_RATE = 4.0
+"""Requests a second of the paper's TTFTs."""
+_BEST = "the best of"
 PAPER = Path(__file__).with_name("arxiv-2605-25645.yaml")
 
 
@@ -73,6 +76,18 @@ class Published(Part):
     """Side -> `train` and `serve` -> machine and region of the hardware catalog."""
 
 
+class SweptLength(Part):
+    """A side's sweep of rates at one length, in the two columns of the paper."""
+
+    side: str
+    input_tokens: int
+    output_tokens: int
+    ttft_ms: float | None
+    """At TTFT_RATE; None, as below: not said."""
+    output_tokens_per_s: float | None
+    """The best of all rates."""
+
+
 class Reanalysis(Part):
     """A published comparison, drawn again."""
 
@@ -80,7 +95,9 @@ class Reanalysis(Part):
     read: str
     comparison: Comparison
     """Of its two sides, and of each of them with every run that was put beside them."""
-    figures: dict[str, tuple[str | None, str | None]]
+    figures: dict[str, tuple[str | None, ...]]
+    """What else it reports -> of each side and of each run."""
+    swept: tuple[SweptLength, ...]
     at_catalog: tuple[Curve, ...]
     """Its hours at the catalog's prices, on demand and spot."""
     verdicts: tuple[ClaimVerdict, ...]
@@ -118,10 +135,36 @@ def reanalyze(
         title=published.title,
         read=published.read,
         comparison=comparison,
-        figures=published.figures,
+        figures={what: (*both, *(side.figures.get(what) for side in own)) for what, both in published.figures.items()},
+        swept=tuple(_swept(comparison.sides)),
         at_catalog=tuple(curve for curve in curves if curve is not None),
         verdicts=tuple(sorted(verdicts, key=lambda verdict: verdict.holds)),
     )
+
+
+def _swept(sides: Sequence[Side]) -> Iterator[SweptLength]:
+    """Each length that a side was swept at, the sides below each other."""
+    lengths = dict.fromkeys(
+        (cell.input_tokens, cell.output_tokens) for side in sides for cell in side.cells if _is_best(cell)
+    )
+    for length in sorted(lengths):
+        for side in sides:
+            cells = [cell for cell in side.cells if (cell.input_tokens, cell.output_tokens) == length]
+            at_rate = [cell for cell in cells if (cell.request_rate, cell.max_concurrency) == (TTFT_RATE, None)]
+            ttft_ms = next((cell.ttft_ms for cell in at_rate), None)
+            best = next((cell.output_tokens_per_s for cell in cells if _is_best(cell)), None)
+            if ttft_ms is not None or best is not None:
+                yield SweptLength(
+                    side=side.name,
+                    input_tokens=length[0],
+                    output_tokens=length[1],
+                    ttft_ms=ttft_ms,
+                    output_tokens_per_s=best,
+                )
+
+
+def _is_best(cell: LoadCell) -> bool:
+    return cell.asked is not None and cell.asked.startswith(_BEST)
 
 
 def _with_best(side: Side) -> Side:
@@ -133,7 +176,7 @@ def _with_best(side: Side) -> Side:
     best = [
         max(rates.values(), key=lambda cell: cell.output_tokens_per_s or 0.0).model_copy(
             update=dict.fromkeys(("request_rate", "ttft_ms", "tpot_ms", "each"))
-            | {"asked": f"the best of {min(rates):g} to {max(rates):g} requests/s"}
+            | {"asked": f"{_BEST} {min(rates):g} to {max(rates):g} requests/s"}
         )
         for rates in swept.values()
         if len(rates) > 1

@@ -63,7 +63,7 @@ class LoadCell(Part):
         """
         if self.asked is not None:
             return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {self.asked}"
-        rate = None if self.request_rate is None else f"{self.request_rate:g} requests/s"
+        rate = None if self.request_rate is None else f"{self.request_rate:,g} requests/s"
         at_once = None if self.max_concurrency is None else f"{self.max_concurrency:,} at once"
         asked = ", ".join(filter(None, (rate, at_once))) or "a burst"
         return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {asked}"
@@ -140,6 +140,8 @@ class Side(Part):
     prompt_token_s: float | None = None
     """The least that a token of a prompt takes there, at the peak of its chips; None: not known, or a CPU."""
     scores: tuple[SideScore, ...] = ()
+    figures: dict[str, str] = Field(default_factory=dict)
+    """What a run reports of that which a published comparison reports beside these numbers, under its names."""
     train_rates: dict[Way, Rate] = Field(default_factory=dict)
     serve_rates: dict[Way, Rate] = Field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gemsmith.analysis.sides import Side, side_of_run
 from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
+from gemsmith.recipe.load_grids import AT_ONCE
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
@@ -26,7 +27,7 @@ from gemsmith.runs.records import (
 )
 from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, plain, rate
+from gemsmith.system.format import count, decimal, duration, percent, plain, rate
 from gemsmith.train.logging import trained_s
 
 _NAMED_STEPS = 5
@@ -295,7 +296,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
     if trained_on is not None and findings.train is not None:
         _refuse_other_devices(run, findings.train.provenance.machine.accelerators, name, trained_on)
     compared = [record for stage, record in findings.records().items() if stage in _READ]
-    return side_of_run(
+    side = side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -306,6 +307,46 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         stale=findings.stale,
         unproven=unproven_keys(run, compared),
     )
+    return side.model_copy(update={"figures": dict(_figures(findings))})
+
+
+def _figures(findings: RunRecords) -> Iterator[tuple[str, str]]:
+    """What arXiv 2605.25645 reports beside numbers that are compared, under the names of its record."""
+    data, train, serve = findings.data, findings.train, findings.serve
+    if data is not None:
+        left_out = "".join(f", {count(number)} {why}" for why, number in data.dropped.items())
+        yield "rows that were kept", f"{count(data.rows)} of {count(data.rows + sum(data.dropped.values()))}{left_out}"
+    if train is not None and (steps := train.steps):
+        recipe = findings.run.recipe
+        row_s = sum(step.step_s for step in steps) / (len(steps) * recipe.train.global_batch_size)
+        yield "seconds a sample", f"{decimal(row_s)}, of rows of {count(recipe.data.max_length)}"
+        yield "final training loss", decimal(steps[-1].loss)
+        if steps[-1].token_accuracy is not None:
+            yield "final token accuracy", percent(steps[-1].token_accuracy)
+        norms = [step.grad_norm for step in steps]
+        yield "gradient norm", f"{decimal(min(norms))} to {decimal(max(norms))}"
+        yield "first step", f"compiled in {duration(train.compile_s)}{', from the cache' * train.compiled_from_cache}"
+    for task in findings.eval.tasks if findings.eval else ():
+        if task.samples > 1:
+            shares = [each.passed / each.samples for each in task.tuned.problems if each.samples and not each.ungraded]
+            yield "problems with all answers right, with none", f"{shares.count(1.0)}, {shares.count(0.0)}"
+    if serve is not None:
+        yield "first start of the server", f"up after {duration(serve.start_s)}"
+    if findings.bench is not None:
+        yield from _served_figures(findings.bench)
+
+
+def _served_figures(bench: BenchRecord) -> Iterator[tuple[str, str]]:
+    for cell in bench.cells:
+        if cell.completed and (cell.input_tokens, cell.output_tokens, cell.request_rate) == (128, 256, AT_ONCE):
+            yield "P99 ITL, 128 in, 256 out, 10,000 requests/s", f"{decimal(cell.itl_ms.p99)} ms"
+    for found in bench.saturations:
+        if (found.input_tokens, found.output_tokens) == (1024, 512):
+            yield "saturates at, 1,024 in, 512 out", f"{saturation_rate(found)} requests/s"
+    if bench.server is not None and bench.server.max_model_len is not None:
+        yield "context of the server", count(bench.server.max_model_len)
+    if bench.server is not None and bench.server.kv_cache_dtype is not None:
+        yield "KV cache", bench.server.kv_cache_dtype
 
 
 def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import BURST, Grid, Load
+from gemsmith.recipe.load_grids import AT_ONCE, BURST, Grid, Load
 from gemsmith.recipe.schema import Bench
 from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
 from gemsmith.system.format import rate
@@ -34,7 +34,7 @@ class Count:
 
 
 def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Count:
-    """The requests of a cell; `prompts`, where given, are the measured ones.
+    """The requests of a cell: as many as the grid says; `prompts`, where given, are the measured ones.
 
     A server is in its steady state once the first requests end while others arrive, which is one request's lifetime
     after the start, output_tokens * TOKEN_S. So the arrivals of one lifetime are warm-up, and those of the next two, or
@@ -46,6 +46,8 @@ def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Cou
     >>> count_requests(Load(input_tokens=512, output_tokens=256, request_rate=8.0), GRIDS["paper"])
     Count(warmup=62, measured=240)
     """
+    if exact := grid.exact.get(load):
+        return Count(warmup=0, measured=exact)
     if load.max_concurrency is not None:
         wanted, warmup = WAVES * load.max_concurrency, load.max_concurrency
     elif load.request_rate == BURST:
@@ -228,7 +230,7 @@ def notices_of(cells: Sequence[BenchCell]) -> Iterator[str]:
         yield f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)})."
     behind = []
     for cell in cells:
-        if cell.request_rate == BURST or cell.max_concurrency is not None or not cell.completed:
+        if cell.request_rate >= AT_ONCE or cell.max_concurrency is not None or not cell.completed:
             continue
         # They are answered over the time in which they come and that of one more request.
         expected_s = asked_of(cell) / cell.request_rate + cell.e2e_ms.p50 / 1000

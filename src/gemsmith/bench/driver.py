@@ -12,7 +12,7 @@ from typing import Any
 from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.requests import ImageRows, make_prompts
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import BURST
+from gemsmith.recipe.load_grids import AT_ONCE
 from gemsmith.serve.client.endpoint import Endpoint, api_key
 from gemsmith.serve.settings import OFFLINE, clean_environment
 from gemsmith.serve.vllm_issues import ON_CPU
@@ -102,7 +102,7 @@ def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images:
         "request-rate": load.request_rate,
         "seed": ask.seed,
         "temperature": 0,
-        "num-warmups": WARMUP_REQUESTS if load.request_rate == BURST and not ask.count.warmup else 0,
+        "num-warmups": WARMUP_REQUESTS if load.request_rate >= AT_ONCE and not ask.count.warmup else 0,
         # It asks again and again, and says nothing of it; whether the server is there has been seen.
         "ready-check-timeout-sec": 0,
         "percentile-metrics": "ttft,tpot,itl,e2el",

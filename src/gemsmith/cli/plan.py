@@ -26,7 +26,7 @@ from gemsmith.system.characters import escape_control_chars
     help="Rank machines by dollars or hours; with --machine default: usd.",
 )
 @option("--fix", metavar="FILE", help="Write the recipe changed so that it fits the one machine.")
-@option("--html", metavar="FILE", help="Write the plan as a page that needs nothing else.")
+@option("--html", metavar="FILE", help="Write the plan, or the sweep, as a page that needs nothing else.")
 @option("--serve", is_flag=True, help="Print what serving comes to instead: requests at once, tokens/s, USD.")
 @option(
     "--compile",
@@ -57,7 +57,7 @@ from gemsmith.system.characters import escape_control_chars
 @option("--csv", is_flag=True, help="With --sweep: print CSV.")
 @requires("calibrate", "catalog")
 @requires("sweep", "csv")
-@conflicts("sweep", "run_path", "as_json", "sort", "fix", "html", "serve", "compiles", "calibrate")
+@conflicts("sweep", "run_path", "as_json", "sort", "fix", "serve", "compiles", "calibrate")
 @conflicts(
     "calibrate",
     *("run_path", "overrides", "as_json", "machine", "sort", "fix", "html", "serve", "compiles"),
@@ -96,7 +96,7 @@ def plan(
     if len(args.source) != 1:
         raise InputError(f"SOURCE: {len(args.source)} were given; plan takes one, several only with --calibrate")
     if sweep:
-        _sweep(args, sweep, options["machine"], csv=csv)
+        _sweep(args, sweep, options["machine"], options["html"], csv=csv)
         return
     limits = None
     if compiles:
@@ -104,11 +104,14 @@ def plan(
     _plan(replace(args, source=args.source[0]), limits, **options)
 
 
-def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, *, csv: bool) -> None:
+def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, html: Path | None, *, csv: bool) -> None:
     module = lazy_import("plan.sweep")
     axes = [module.read_axis(text) for text in sweep]
     found = list(module.sweep(args.source[0], axes, args.overrides, machine))
     tables, keys = lazy_import("report.tables"), [key for key, _ in axes]
+    if html is not None:
+        lazy_import("report.plan_page").write_sweep(keys, found, html, name=args.source[0].resolve().stem)
+        click.echo(escape_control_chars(f"{html} written"), err=True)
     if csv:
         click.echo(escape_control_chars(tables.sweep_csv(keys, found)), nl=False)
     else:

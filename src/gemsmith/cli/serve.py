@@ -78,7 +78,7 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
 @cli.command(short_help="Load-test the tuned model.")
 @run_args(required=False, force=True)
 @skip_verify_option
-@option("--grid", type=click.Choice(["own", "paper", "short"]), help="What is measured; sets bench.grid.")
+@option("--grid", type=click.Choice(["own", "paper", "paper-30", "short"]), help="What is measured; sets bench.grid.")
 @option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
 @option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
 @option("--tokenizer", metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json.")

@@ -1,4 +1,4 @@
-"""The training loss and its gradient, without ever holding the logits of a whole row."""
+"""The training loss, its gradient and token accuracy, without ever holding the logits of a whole row."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +17,9 @@ _ROWS, _VOCABULARY = (*BATCH, "sequence"), ("tp", *WEIGHTS)
 
 def token_nll(
     model: Gemma4, hidden: jax.Array, tokens: jax.Array, loss_mask: jax.Array, *, chunk: int = LOGIT_TOKENS
-) -> tuple[jax.Array, jax.Array]:
-    """The sum over all targets of -log p(target | what is before it), and the number of targets, both fp32 scalars.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The sum over all targets of -log p(target | what is before it), the number of targets, and how many of them
+    have the highest logit; all fp32 scalars.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
@@ -38,7 +39,8 @@ def token_nll(
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
     matrix = constrain(embedding.T, mesh, None, head.vocabulary)  # (E, V)
     pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))  # (chunks, B·S, C, …)
-    return _nll(head, matrix, *pieces), weights.sum()
+    nll, correct = _nll(head, matrix, *pieces)
+    return nll, weights.sum(), correct
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +74,15 @@ def _splits_vocabulary(embedding: jax.Array, hidden: jax.Array, mesh: Mesh | Non
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """The weighted nll of hidden (chunks, B, C, E), targets and weights (chunks, B, C); `matrix` (E, V) is the head."""
+    """(2,): the weighted nll and the weight of the targets that have the highest logit.
+
+    Of hidden (chunks, B, C, E), targets and weights (chunks, B, C); `matrix` (E, V) is the head.
+    """
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         return total + _chunk_nll(head, matrix, *piece)[0], None
 
-    return jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))[0]
+    return jax.lax.scan(add_chunk, jnp.zeros(2, jnp.float32), (hidden, targets, weights))[0]
 
 
 def _nll_and_gradient(
@@ -86,7 +91,7 @@ def _nll_and_gradient(
     """The nll and its gradient, which needs no later slope: made from the logits at hand, it is only scaled by that."""
 
     def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        nll, logits, log_total = _chunk_nll(head, matrix, *piece)
+        sums, logits, log_total = _chunk_nll(head, matrix, *piece)
         _, some_targets, some_weights = (head.lay_out(x, "replica") for x in piece)
         surplus = jnp.exp(logits - log_total[..., None]) - _is_target(logits, some_targets)  # (B, C, V)
         slope = surplus * some_weights[..., None]  # (B, C, V)
@@ -98,14 +103,14 @@ def _nll_and_gradient(
         gradient = jnp.einsum(
             "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32
         )  # summed over devices before it is rounded
-        return total + nll, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
+        return total + sums, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
 
-    total, gradient = jax.lax.scan(add_chunk, jnp.zeros((), jnp.float32), (hidden, targets, weights))
+    total, gradient = jax.lax.scan(add_chunk, jnp.zeros(2, jnp.float32), (hidden, targets, weights))
     return total, gradient
 
 
 def _scale_gradient(head: _Head, gradient: jax.Array, slope: jax.Array) -> tuple[Any, ...]:  # noqa: ARG001 - as custom_vjp calls it
-    return None, (gradient * slope).astype(gradient.dtype), None, None
+    return None, (gradient * slope[0]).astype(gradient.dtype), None, None
 
 
 _nll.defvjp(_nll_and_gradient, _scale_gradient)
@@ -121,7 +126,10 @@ def _chunk_nll(
         logits = head.softcap * jnp.tanh(logits / head.softcap)
     log_total = jax.nn.logsumexp(logits, axis=-1)  # (B, C)
     chosen = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0), axis=-1)  # (B, C)
-    return jnp.sum((log_total - chosen) * weights), logits, log_total
+    # XLA has the maximum from logsumexp; two sums in one array cross devices as one.
+    is_highest = chosen >= jnp.max(logits, axis=-1)
+    sums = jnp.sum(jnp.stack([log_total - chosen, is_highest.astype(jnp.float32)]) * weights, axis=(1, 2))  # (2,)
+    return sums, logits, log_total
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:

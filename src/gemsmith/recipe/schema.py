@@ -273,7 +273,7 @@ class Serve(Section):
 class Bench(Section):
     stages = "bench"
 
-    grid: OfPlan[Literal["own", "paper", "short"]] = Field(
+    grid: OfPlan[Literal["own", "paper", "paper-30", "short"]] = Field(
         "own",
         description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
     )
@@ -319,7 +319,7 @@ class Bench(Section):
             for tokens in self.input_tokens
             for rate in self.request_rates
         )
-        return dataclasses.replace(GRIDS["paper"], loads=loads)
+        return dataclasses.replace(GRIDS["paper"], loads=loads, exact={})
 
 
 class EvalTask(Section):

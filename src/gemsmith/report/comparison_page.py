@@ -5,7 +5,7 @@ from typing import Any
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
 from gemsmith.analysis.confounders import KINDS
-from gemsmith.analysis.published import Reanalysis
+from gemsmith.analysis.published import TTFT_RATE, Reanalysis
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.errors import some
 from gemsmith.report.charts import Chart
@@ -13,6 +13,8 @@ from gemsmith.report.page import open_environment
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
 _LONG_HASH = 40
+SWEPT_COLUMNS = ("tokens", "", f"ms TTFT at {TTFT_RATE:g} requests/s", "output tokens/s, the best of all rates")
+"""Of a published comparison's sweeps: the two columns that the paper has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +170,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{others}",
         summary_line=summary_line(comparison),
         redrawn=redrawn,
+        swept_columns=SWEPT_COLUMNS,
         bearing=[each for each in comparison.differences if each.confounds or each.varying],
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=[_pair(comparison, pair) for pair in comparison.pairs],

@@ -1,4 +1,4 @@
-"""The HTML of a plan: one page that needs nothing but the plan's record."""
+"""The HTML of a plan, and of a sweep of plans: one page that needs nothing but what was planned."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
-from gemsmith.report.charts import COLORS, Chart, make_chart
+from gemsmith.plan.sweep import SweptPlan
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
 from gemsmith.report.page import Tile, open_environment
 from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
+from gemsmith.report.tables import sweep_table
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
 from gemsmith.system.files import write_text
-from gemsmith.system.format import rough, span, usd
+from gemsmith.system.format import price, rough, span, usd
 
 LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.values(), OTHER)))
 """What parts of the memory are shown as, and their colors."""
@@ -33,8 +35,19 @@ class Bar:
 
 def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
     """Writes the page of a plan, whole. Raises InputError where it cannot be written there."""
+    _write(path, render_plan(record, name=name))
+
+
+def write_sweep(keys: Sequence[str], found: Sequence[SweptPlan], path: Path, *, name: str) -> None:
+    """Writes the page of a sweep over these keys: dollars as charts, all numbers as a table. Raises as `write_plan`."""
+    template = open_environment().get_template("sweep_page.html")
+    html = template.render(name=name, keys=keys, charts=sweep_charts(keys, found), table=sweep_table(keys, found))
+    _write(path, str(html).encode("utf-8", "replace").decode())
+
+
+def _write(path: Path, html: str) -> None:
     try:
-        write_text(path, render_plan(record, name=name))
+        write_text(path, html)
     except OSError as error:
         raise InputError(f"--html {path}: cannot be written ({error.strerror or error})") from None
 
@@ -133,4 +146,74 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
         points=[((low * high) ** 0.5, place, words[place]) for place, (_, (low, high)) in enumerate(rows)],
         height=46 + _ROW * len(rows),
         rows=True,
+    )
+
+
+def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]:
+    """Dollars per million tokens against the last key whose values are numbers, else the last key.
+
+    A chart for each machine, with a line for each choice of the other keys; of one key all machines in one chart. What
+    does not fit or has no price is no point.
+    """
+    axis = max(
+        (place for place in range(len(keys)) if all(_is_number(each.values[place]) for each in found)), default=-1
+    )
+    axis %= len(keys)
+    values = list(dict.fromkeys(each.values[axis] for each in found))
+    charts: dict[str, dict[str, list[tuple[int, Range]]]] = {}
+    for each in found:
+        others = ", ".join(value for place, value in enumerate(each.values) if place != axis)
+        chart, line = (each.machine.name, others) if others else ("all machines", each.machine.name)
+        points = charts.setdefault(chart, {}).setdefault(line, [])
+        if each.usd_per_million is not None:
+            points.append((values.index(each.values[axis]), each.usd_per_million))
+    return [_sweep_chart(name, lines, keys[axis], values) for name, lines in charts.items() if any(lines.values())]
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
+
+
+def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str, values: Sequence[str]) -> Chart:
+    """The range at each value, and a line through their middles on the log scale."""
+    drawn = [
+        (line, points, SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)])
+        for place, (line, points) in enumerate(lines.items())
+        if points
+    ]
+    words = {
+        (line, at): f"{line}, {values[at]}: {span(price(low), price(high))}"
+        for line, points, *_ in drawn
+        for at, (low, high) in points
+    }
+    return line_chart(
+        f"sweep-{name}",
+        [
+            Line(
+                x=[at for at, _ in points],
+                y=[(low * high) ** 0.5 for _, (low, high) in points],
+                color=color,
+                style={"marker": marker, "markersize": 5},
+            )
+            for _, points, color, marker in drawn
+        ],
+        bars=[
+            Bars(
+                x=[at for at, _ in points],
+                low=[low for _, (low, _) in points],
+                high=[high for _, (_, high) in points],
+                color=color,
+                style={"linewidth": 3, "alpha": 0.3},
+            )
+            for _, points, color, _ in drawn
+        ],
+        x_label=key,
+        x_names=values,
+        x_range=(-0.5, len(values) - 0.5),
+        log=True,
+        title=name,
+        unit="dollars per million tokens, log scale; low to high",
+        alt=f"Dollars per million tokens on {name}: {'; '.join(words.values())}",
+        legend=[(color, "line", line) for line, _, color, _ in drawn],
+        points=[(at, (low * high) ** 0.5, words[line, at]) for line, points, *_ in drawn for at, (low, high) in points],
     )

@@ -257,9 +257,11 @@ def markdown_of(comparison: Comparison, redrawn: Reanalysis | None = None) -> st
             lines += [f"Confounded by {confounds}." if confounds else "Nothing that is recorded confounds these.", ""]
         lines += _markdown_list([*pair.refused, *curve_lines(pair)])
     if redrawn is not None:
-        verdicts, figures = _published_tables(redrawn)
+        verdicts, *others = _published_tables(redrawn)
         lines += [f"## {verdicts.title}", "", *verdicts.to_markdown()]
-        lines += [f"{figures.title}:", "", *figures.to_markdown(), *_markdown_list(_catalog_lines(redrawn))]
+        for table in others:
+            lines += [f"{table.title}:", "", *table.to_markdown()]
+        lines += _markdown_list(_catalog_lines(redrawn))
     lines += _markdown_list(comparison.warnings)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -293,16 +295,25 @@ def _ratio_table(pair: Pair, group: words.RatioGroup, heading: str) -> Table:
     return Table(title=f"{group.kind}: {pair.other} against {pair.first}", columns=columns, rows=rows)
 
 
-def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table]:
-    """Its claims, and its other figures."""
+def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
+    """Its claims; its sweeps and its other figures, with those of runs beside them."""
     claims = [
         ("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts
     ]
     figures = [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
-    names = [side.name for side in redrawn.comparison.sides[:2]]
+    names = [side.name for side in redrawn.comparison.sides]
+    swept = [
+        (
+            f"{count(each.input_tokens)} in, {count(each.output_tokens)} out",
+            each.side,
+            *("–" if value is None else decimal(value) for value in (each.ttft_ms, each.output_tokens_per_s)),
+        )
+        for each in redrawn.swept
+    ]
     title = f"What {redrawn.title} says, and what its own figures say"
     return (
         Table(title=title, columns=("", "version", "says", "found"), rows=claims),
+        Table(title="Its sweeps of rates", columns=words.SWEPT_COLUMNS, rows=swept),
         Table(title="What else it reports", columns=("", *names), rows=figures),
     )
 

@@ -147,6 +147,8 @@ class TrainStep(Part):
     """Tokens that are not padding."""
     loss_tokens: int | None = None
     """Of these, the tokens in the loss."""
+    token_accuracy: float | None = None
+    """The share of the tokens in the loss that have the highest logit, before the update."""
     step_s: float
     spike: bool = False
     """The loss was more than train.spike_factor times the median of the steps before."""

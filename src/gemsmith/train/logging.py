@@ -82,7 +82,9 @@ class Events(Sink):
 
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1)
         values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
-        for name, value in (values | {"real_tokens_per_s": step.real_tokens / step.step_s}).items():
+        values |= {"real_tokens_per_s": step.real_tokens / step.step_s}
+        values |= {} if step.token_accuracy is None else {"token_accuracy": step.token_accuracy}
+        for name, value in values.items():
             self._writer.add_scalar(f"train/{name}", value, step.step)
 
     def __exit__(self, *_: object) -> None:

@@ -56,6 +56,8 @@ class StepOutcome:
     """Before clipping."""
     real_tokens: int
     targets: int
+    correct: int
+    """Targets that have the highest logit."""
     skipped: bool
     should_stop: bool
     """Whether any process was told to stop."""
@@ -241,6 +243,7 @@ class TrainSession:
             learning_rate=plan.learning_rate,
             real_tokens=outcome.real_tokens,
             loss_tokens=outcome.targets,
+            token_accuracy=round(outcome.correct / outcome.targets, 6),
             images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),

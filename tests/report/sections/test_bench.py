@@ -46,7 +46,7 @@ def test_what_requests_with_images_held_is_said(make_run, undrawn):
 
 def test_each_length_has_its_fastest_load_its_lightest_and_its_saturation(large_run, undrawn):
     made = bench.make_bench(read_findings(large_run))
-    assert len(made["cells"]) == 46 and len(made["metrics"]) == 46
+    assert len(made["cells"]) == 47 and len(made["metrics"]) == 47
     assert [each.saturates for each in made["lengths"]] == [None, *["2 to 2.74"] * 5]
     for each in made["lengths"]:
         row = [cell for cell in made["cells"] if cell.input_tokens == each.input_tokens]
@@ -68,7 +68,7 @@ def test_every_cell_s_numbers_are_on_the_page(large_run, section_words):
 
 
 def test_many_cells_are_shut_away_and_few_are_open(large_run, make_run, undrawn):
-    assert "<summary>Latency and throughput of all 46 cells" in render_page(large_run).replace("<details>\n", "")
+    assert "<summary>Latency and throughput of all 47 cells" in render_page(large_run).replace("<details>\n", "")
     assert "<details open>\n<summary>Latency and throughput of all 6 cells" in render_page(make_run(steps=2))
 
 

@@ -24,6 +24,7 @@ def test_the_page_s_numbers_are_the_record_s(large_run, section_words):
     assert " ".join(row.split()) in words
     assert f"Real tokens, all but padding {count(sum(step.real_tokens for step in train.steps))}" in words
     assert f"Tokens in the loss {count(sum(step.loss_tokens for step in train.steps))}" in words
+    assert "Token accuracy, last step 90.0 %" in words
     assert "Mesh fsdp 4" in words and "Spikes 1" in words and "Updates left out 1" in words
 
 

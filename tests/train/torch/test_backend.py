@@ -66,7 +66,8 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_events, re
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["2", "4", "6"]
     events = read_events(run)
     assert events["train/loss"] == {step.step: pytest.approx(step.loss) for step in record.steps}
-    assert set(events) == {"train/loss", "train/grad_norm", "train/learning_rate", "train/real_tokens_per_s"}
+    names = ("loss", "token_accuracy", "grad_norm", "learning_rate", "real_tokens_per_s")
+    assert set(events) == {f"train/{name}" for name in names}
     assert [step.loss for step in read_steps(run)] == [step.loss for step in record.steps]
 
 

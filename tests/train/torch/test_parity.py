@@ -116,7 +116,7 @@ def assert_alike(one, other, *, bound=1e-5):
     (jax_run, ours), (trl_run, theirs) = one, other
     for array in ("tokens", "segments", "positions", "loss_mask"):
         assert (jax_run.data / f"{array}.npy").read_bytes() == (trl_run.data / f"{array}.npy").read_bytes()
-    exact = ("step", "learning_rate", "real_tokens", "images", "soft_tokens", "spike", "skipped")
+    exact = ("step", "learning_rate", "real_tokens", "images", "soft_tokens", "spike", "skipped", "token_accuracy")
     assert [[getattr(step, key) for key in exact] for step in ours.steps] == [
         [getattr(step, key) for key in exact] for step in theirs.steps
     ]

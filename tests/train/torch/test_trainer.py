@@ -64,7 +64,7 @@ def decide(recipe, gradient, *, loss=1.0, skip_above=math.inf):
     trainer = SimpleNamespace(
         recipe=recipe, done=0, group=ProcessGroup(device=CPU), feed=None, trained=[weight], adamw=adamw,
         accelerator=SimpleNamespace(clip_grad_norm_=torch.nn.utils.clip_grad_norm_),
-        loss=torch.tensor(loss), counts={"targets": 1, "real_tokens": 1},
+        sums=torch.tensor([loss, 1.0]), counts={"targets": 1, "real_tokens": 1},
     )  # fmt: skip
     callback = _StepCallback(
         trainer,
@@ -80,7 +80,8 @@ def decide(recipe, gradient, *, loss=1.0, skip_above=math.inf):
     clipped = None if weight.grad is None else weight.grad.tolist()
     adamw.step()
     callback.on_step_end(None, state, control)
-    assert trainer.loss.item() == 0 and outcomes[0].plan.step == 7 and control.should_training_stop
+    assert not trainer.sums.any() and outcomes[0].correct == 1
+    assert outcomes[0].plan.step == 7 and control.should_training_stop
     return outcomes[0], clipped, weight.detach()
 
 

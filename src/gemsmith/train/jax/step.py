@@ -71,9 +71,10 @@ class Step:
     """`update(trained, moments, frozen, inputs) -> (trained, moments, metrics)`, and the state to begin with.
 
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
-    clipping), float32; `targets` and `real_tokens`, the step's over all hosts; `stop`, whether any host was told to;
-    and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss is above `loss_limit`, leaves the
-    state as it was. Of rows with images also `images` and `soft_tokens`, the step's over all hosts.
+    clipping), float32; `targets`, those of them that are `correct`, and `real_tokens`, the step's over all hosts;
+    `stop`, whether any host was told to; and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss
+    is above `loss_limit`, leaves the state as it was. Of rows with images also `images` and `soft_tokens`, the step's
+    over all hosts.
     """
 
     update: Any
@@ -96,13 +97,14 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
 
     def loss_of(
         trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, keys: jax.Array
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, jax.Array]:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
             set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
         images = _embed_images(model, rows) if "patches" in rows else None
         hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
-        return token_nll(model, hidden, rows["tokens"], rows["loss_mask"])[0] / count
+        nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
+        return nll / count, correct
 
     def update(
         trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]
@@ -112,12 +114,14 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
         places = np.arange(len(rows["tokens"]))  # (B,)
         if micro_batches == 1:
-            loss, grads = jax.value_and_grad(loss_of)(trained, frozen, rows, count, _row_keys(key, places))
+            sums, grads = jax.value_and_grad(loss_of, has_aux=True)(
+                trained, frozen, rows, count, _row_keys(key, places)
+            )
         else:
             split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}  # (count, B/count, L)
             keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)
-            loss, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
-        grad_norm = optax.tree.norm(nnx.as_pure(grads))
+            sums, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
+        (loss, correct), grad_norm = sums, optax.tree.norm(nnx.as_pure(grads))
         keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
         # Copied first: merging shares the variables, and the update writes into them.
         before = jax.tree.map(lambda leaf: leaf, (trained, moments))
@@ -126,7 +130,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         after = (nnx.state(model, nnx.LoRAParam), nnx.state(optimizer))
         trained, moments = jax.tree.map(lambda new, old: jnp.where(keep, new, old), after, before)
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
-        return trained, moments, metrics | _count_tokens(rows, count)
+        return trained, moments, metrics | {"correct": correct.astype(jnp.int32)} | _count_tokens(rows, count)
 
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
@@ -208,26 +212,26 @@ def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
 
 
 def _accumulate(
-    loss_of: Callable[..., jax.Array],
+    loss_of: Callable[..., tuple[jax.Array, jax.Array]],
     trained: nnx.State,
     frozen: nnx.State,
     split: dict[str, jax.Array],
     count: jax.Array,
     keys: jax.Array,
     shardings: nnx.State,
-) -> tuple[jax.Array, nnx.State]:
-    """Loss and gradient summed over micro-batches, float32 and sharded as the adapters are."""
+) -> tuple[tuple[jax.Array, jax.Array], nnx.State]:
+    """Loss, correct tokens and gradient summed over micro-batches, float32 and sharded as the adapters are."""
 
     def add(total: Any, piece: Any) -> tuple[Any, None]:
         rows, keys = piece
-        one = jax.value_and_grad(loss_of)(trained, frozen, rows, count, keys)
+        one = jax.value_and_grad(loss_of, has_aux=True)(trained, frozen, rows, count, keys)
         return jax.tree.map(jnp.add, total, one), None
 
     # zeros_like alone would leave it to XLA how the sums lie, and they lie so for the whole loop.
     zeros = jax.tree.map(
         lambda leaf, sharding: jax.lax.with_sharding_constraint(jnp.zeros_like(leaf), sharding), trained, shardings
     )
-    return jax.lax.scan(add, (jnp.zeros(()), zeros), (split, keys))[0]
+    return jax.lax.scan(add, ((jnp.zeros(()), jnp.zeros(())), zeros), (split, keys))[0]
 
 
 def _in_micro_batches(x: jax.Array, mesh: Mesh, count: int) -> jax.Array:

@@ -32,8 +32,9 @@ from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_read
 
 def token_nll(
     hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
-) -> torch.Tensor:
-    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E), and
+    how many targets have the highest logit.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
@@ -64,23 +65,27 @@ class _Nll(torch.autograd.Function):
         predicting: torch.Tensor,
         targets: torch.Tensor,
         softcap: float,
-    ) -> torch.Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total, correct = (torch.zeros((), dtype=torch.float32, device=hidden.device) for _ in range(2))
         gradient = torch.zeros_like(hidden)
         for places, some in zip(predicting.split(LOGIT_TOKENS), targets.split(LOGIT_TOKENS), strict=True):
             logits = _logits(hidden[places].to(embedding.dtype), embedding)
             slope = torch.tanh_(logits.div_(softcap)) if softcap else None
             if slope is not None:
                 logits = slope * softcap
-            log_total = torch.logsumexp(logits, dim=-1)
-            total += (log_total - logits.gather(1, some[:, None])[:, 0]).sum()
-            surplus = logits.sub_(log_total[:, None]).exp_()
+            chosen, highest = logits.gather(1, some[:, None]), logits.amax(dim=-1, keepdim=True)
+            correct += (chosen >= highest).sum()
+            surplus = logits.sub_(highest).exp_()  # a softmax whose maximum is at hand
+            weight = surplus.sum(dim=-1, keepdim=True)
+            total += (highest + weight.log() - chosen).sum()
+            surplus.div_(weight)
             surplus[torch.arange(len(some), device=some.device), some] -= 1.0
             if slope is not None:
                 surplus.mul_(slope.square_().neg_().add_(1.0))
             gradient.index_copy_(0, places, (surplus.to(embedding.dtype) @ embedding).to(hidden.dtype))
         context.save_for_backward(gradient)
-        return total
+        context.mark_non_differentiable(correct)
+        return total, correct
 
     @staticmethod
     def backward(context: Any, *above: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
@@ -268,7 +273,7 @@ def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
 
 def _sum_nll(
     self: Any, tokens: torch.Tensor, positions: torch.Tensor, loss_mask: torch.Tensor, attention_mask: Mapping[str, Any]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What the base's forward pass is replaced by: text only, and no logits."""
     inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": attention_mask}
     hidden = self.model.language_model(**inputs, use_cache=False).last_hidden_state
@@ -284,7 +289,7 @@ def _sum_nll_of_images(
     attention_mask: Mapping[str, Any],
     pixel_values: torch.Tensor | None = None,
     image_position_ids: torch.Tensor | None = None,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
     assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
         "upstream would make masks of its own"

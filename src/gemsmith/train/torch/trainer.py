@@ -69,8 +69,8 @@ class TrlTrainer(SFTTrainer):
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
         """See images.count_patches: of this attempt's steps."""
-        self.loss, self.counts = torch.zeros((), device=group.device), dict[str, int]()
-        """Of the step under way, this process's part of the loss and what the whole of it holds."""
+        self.sums, self.counts = torch.zeros(2, device=group.device), dict[str, int]()
+        """Of the step under way, this process's part of loss and correct tokens, and what the whole of it holds."""
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = recipe.optimizer
         self.adamw = torch.optim.AdamW(
@@ -106,9 +106,9 @@ class TrlTrainer(SFTTrainer):
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         assert not return_outputs and num_items_in_batch is None, "there are no logits, and no labels"
-        nll, self.counts = model(**inputs["rows"]), inputs["counts"]
+        (nll, correct), self.counts = model(**inputs["rows"]), inputs["counts"]
         count = max(1, self.counts["targets"])
-        self.loss += nll.detach() / count
+        self.sums += torch.stack([nll.detach() / count, correct])
         # Gradients are averaged over processes, and the count is that of all of them.
         return nll / (count / self.group.size)
 
@@ -163,14 +163,20 @@ class _StepCallback(transformers.TrainerCallback):
         norm = trainer.accelerator.clip_grad_norm_(trainer.trained, math.inf if highest is None else highest)
         grad_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         stops = self._hooks.should_stop() or bool(trainer.feed and trainer.feed.fault)
-        loss, told = trainer.group.total([trainer.loss.item(), float(stops)])
-        trainer.loss.zero_()
+        loss, correct, told = trainer.group.total([*trainer.sums.tolist(), float(stops)])
+        trainer.sums.zero_()
         plan = self._hooks.plan(self._step)
         skipped = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
         if skipped:
             trainer.adamw.zero_grad()
         self._outcome = StepOutcome(
-            plan=plan, loss=loss, grad_norm=grad_norm, **trainer.counts, skipped=skipped, should_stop=told > 0
+            plan=plan,
+            loss=loss,
+            grad_norm=grad_norm,
+            **trainer.counts,
+            correct=round(correct),
+            skipped=skipped,
+            should_stop=told > 0,
         )
 
     def on_step_end(self, args: Any, state: Any, control: transformers.TrainerControl, **_: Any) -> None:  # noqa: ARG002
