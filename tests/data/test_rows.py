@@ -118,7 +118,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
             "has the columns message (did you mean messages?); allowed: messages, or prompt and response",
         ),
         ({"prompt": "a"}, "has the columns prompt"),
-        ({"prompt": "a", "completion": "b"}, "has the columns prompt, completion; allowed: messages"),
+        ({"prompt": "a", "complete": "b"}, "has the columns prompt, complete (did you mean completion?); allowed"),
         (
             {"id": 1, "prompt": "a", "respnse": "b"},
             "has the columns id, prompt, respnse (did you mean response?); allowed: messages",

@@ -14,10 +14,10 @@ from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
+from gemsmith.data.dataset import Dataset, describe_columns, read_eval, read_held_out, read_train, source_sha256
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
-from gemsmith.data.image_folder import FORMAT, recipe_classes
+from gemsmith.data.image_folder import FORMAT
 from gemsmith.data.images import ValidatedRows, validate_images, write_images
 from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
@@ -120,12 +120,10 @@ def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
 
 def _read_held_out(recipe: Recipe) -> list[Document]:
     """The rows of data.eval: those that eval cannot read are better found now than after training."""
-    data = recipe.data
-    if data.eval is None:
+    if recipe.data.eval is None:
         return []
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        classes = recipe_classes(data, "held-out")
-        return read_dataset(data.eval, format=data.format, seed=recipe.seed, classes=classes).documents
+        return read_eval(recipe).documents
     return read_held_out(recipe).documents
 
 

@@ -215,9 +215,18 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
     own: prompt with channel, answer.
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
+
+    Raw text has no template around it, and its end is trained as well:
+
+        [("<bos>", False), ("Once upon a time …", True), ("<eos>", True)]
     """
-    messages = plain_messages(document.messages)
-    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
+    messages, answers = plain_messages(document.messages), document.answers
+    if answers[0] == 0:  # text that nothing asks for
+        return [
+            SplitText(
+                (Piece("<bos>", False), Piece(text_of(document.messages[0]), True), Piece("<eos>", True)), (0,), 1
+            )
+        ]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -374,7 +383,7 @@ def _check_ids(rendered: Rendered) -> None:
         )
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
-    assert ids[trained][-1] == SPECIAL_IDS[TURN_END]
+    assert ids[trained][-1] in (SPECIAL_IDS[TURN_END], SPECIAL_IDS["<eos>"])
 
 
 def _tail(text: str) -> str:

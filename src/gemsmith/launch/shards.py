@@ -144,13 +144,14 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.reader import ImageSource
+    from gemsmith.data.parts import ImageSource
 
-    if not any(map(_may_name_images, find_source_files(str(source)))):
+    renamed = not {"image", "images"}.isdisjoint(data.columns)
+    if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
     images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), format=data.format, images=images).documents:
+    for document in read_dataset(str(source), format=data.format, names=data.columns, images=images).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

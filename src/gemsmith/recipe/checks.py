@@ -45,6 +45,8 @@ def _check_image_folder(data: Data) -> None:
                     f"data.{key}: is for data.format image-folder, and {data.format} was given; leave it out"
                 )
         return
+    if data.columns:
+        raise RecipeError("data.columns: was given, and data.format image-folder has files for rows; leave it out")
     if data.prompt is None:
         raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
     if isinstance(data.train, GeneratedData) or isinstance(data.eval, GeneratedData):

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
     MadeTask: TypeAlias = str
     ScorerName: TypeAlias = str
     TaskName: TypeAlias = str
+    RowFormat: TypeAlias = str
+    RowColumn: TypeAlias = str
 else:  # the names of the tasks that there are, or a Python file of the user's own
     _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
     MadeTask, ScorerName = Literal[GENERATORS] | _OwnFile, Literal[SCORERS] | _OwnFile
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
+    _FORMS = "messages prompt-response prompt-completion alpaca sharegpt question-answer text image-folder"
+    _COLUMNS = "messages prompt response completion instruction input output system conversations question answer text"
+    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images")]
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1 takes a bare off for false.
@@ -48,13 +53,16 @@ class Data(Section):
     stages = "plan data train"
 
     train: InputPath[str | GeneratedData] = Field(
-        description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make."
+        description="A JSONL, JSON, CSV or parquet file, a Hugging Face dataset folder, or rows to make."
     )
     eval: Annotated[str | GeneratedData | None, Says("plan questions", path=True)] = Field(
         None, description="Held-out rows, in the same forms; null: no evaluation."
     )
-    format: OfQuestions[Literal["auto", "messages", "prompt-response", "image-folder"]] = Field(
+    format: OfQuestions[RowFormat] = Field(
         "auto", description="`auto` looks at the columns; image-folder: a sub-folder of images for each class."
+    )
+    columns: OfQuestions[dict[RowColumn, str]] = Field(
+        {}, description="What the rows call a form's columns, such as {prompt: task, response: solution}."
     )
     labels: OfQuestions[dict[str, str]] = Field(
         {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
