@@ -15,6 +15,7 @@ from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
     find_image_files,
+    find_label_file,
     folder_labels,
     folder_notices,
     folder_rows,
@@ -181,7 +182,8 @@ def read_dataset(
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
     """The files that the rows are read from, in reading order. Raises DataError where there are none."""
     if format == FORMAT:
-        return tuple(file for files in find_image_files(source).values() for file in files)
+        labels = find_label_file(source)
+        return (*([labels] if labels else []), *(file for files in find_image_files(source).values() for file in files))
     return find_files(source)
 
 
@@ -296,6 +298,8 @@ def _unfitting(
     hints = "".join(suggest(column, near) for column in row if column not in COLUMNS)
     if missing := next((f"{ours}: {theirs}" for ours, theirs in names.items() if ours not in row), None):
         hints += f", and none that data.columns has as {{{missing}}}"
+    if "file_name" in row:
+        hints += " (images with a label each are of data.format image-folder)"
     if form is not None:
         why = f"data.format is {form}, of {_describe([form])}" if chosen else f"the rows before it are {form}"
         return RowError("another form", f"{has}{hints}, but {why}; all rows must have one form")
