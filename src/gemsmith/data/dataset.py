@@ -1,14 +1,17 @@
 """Rows of a dataset as checked documents, read from files or made from a seed."""
 
 import hashlib
+import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from gemsmith.data.bad_rows import BadRows, OnBadRow
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import COLUMNS, FORMS, RawText, read_messages
 from gemsmith.data.image_folder import (
@@ -46,6 +49,8 @@ class Dataset:
     documents: list[Document]
     ignored_columns: Mapping[str, int]
     """Columns that were not read: name -> rows that have a value there."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Why -> rows that were left out."""
     warnings: tuple[str, ...] = ()
     """What a reader must know of the source."""
 
@@ -85,14 +90,22 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes."""
     data = recipe.data
     images = ImageSource(folder=_folder_of(data.train), keep=keep)
-    return read_dataset(
+    found = read_dataset(
         data.train,
         format=data.format,
         names=data.columns,
         seed=recipe.seed,
         classes=recipe_classes(data, "train"),
         images=images,
+        on_bad_row=data.on_bad_row,
+        held_out=data.held_out,
     )
+    left = len(found.documents) - (data.limit or len(found.documents))
+    if left <= 0:
+        return found
+    drawn = sorted(random.Random(recipe.seed).sample(range(len(found.documents)), len(found.documents) - left))
+    documents = [found.documents[place] for place in drawn]
+    return replace(found, documents=documents, dropped={**found.dropped, "limit": left})
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
@@ -135,6 +148,9 @@ def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS) -> Dataset:
         seed=recipe.seed,
         columns=columns,
         classes=recipe_classes(data, "held-out"),
+        on_bad_row=data.on_bad_row if data.held_out else None,
+        held_out=data.held_out,
+        part="held-out",
     )
 
 
@@ -148,35 +164,59 @@ def read_dataset(
     classes: Classes | None = None,
     images: ImageSource | None = None,
     asked: bool = False,
+    on_bad_row: OnBadRow = None,
+    held_out: float = 0.0,
+    part: Literal["train", "held-out"] = "train",
 ) -> Dataset:
     """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
 
     `names`: a column of a form -> what the rows call it. `classes` are those of a folder of images; by default `images`
     count from the folder that holds the rows. `asked`: a row that ends with its question gets an answer.
-    Raises DataError naming the file and the line for whatever cannot be used.
+    `held_out`: the share that `part` "train" leaves out; a folder's classes say that themselves.
+    Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
     images = images or ImageSource(folder=_folder_of(source))
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
+    bad = BadRows()
     chosen = None if format in ("auto", FORMAT) else format
-    form = chosen
-    for origin, row in _source_rows(source, seed, columns, classes, names):
-        if names:
-            row = _renamed(row, names)  # noqa: PLW2901
-        if asked:
-            row = _with_answer(row)  # noqa: PLW2901
-        form = _check_form(row, origin, form, chosen=chosen is not None, names=names)
-        others = _other_columns(row, origin, form, columns)
-        messages, called, context = read_messages(row, origin, FORMS[form], images)
+    form, count, left_out = chosen, 0, 0
+    for count, (origin, row) in enumerate(_source_rows(source, seed, columns, classes, names), start=1):  # noqa: B007
+        try:
+            if names:
+                row = _renamed(row, names)  # noqa: PLW2901
+            if asked:
+                row = _with_answer(row)  # noqa: PLW2901
+            fits = _check_form(row, origin, form, chosen=chosen is not None, names=names)
+            if held_out and not classes and _is_held_out(row, fits, held_out) != (part == "held-out"):
+                left_out += 1
+                continue
+            others = _other_columns(row, origin, fits, columns)
+            messages, called, context = read_messages(row, origin, FORMS[fits], images)
+        except RowError as error:
+            bad.add(origin, error)
+            continue
+        form = fits
         if others:
             ignored.update(others)
         kept = _read_columns(row, origin, columns)
         documents.append(Document(messages=messages, origin=origin, names=called, context=context, columns=kept))
+    warnings = bad.settle(count - left_out, on_bad_row)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source
+        if left_out:
+            what = "held out" if part == "held-out" else "trained on"
+            raise DataError(
+                f"data.held_out: with {held_out:g} none of the {count:,} rows of {name} is {what}, by a hash of each; "
+                "give another share, or a dataset of its own"
+            )
         raise DataError(f"{name}: holds no rows; give a dataset with at least one")
-    warnings = folder_notices(str(source), classes) if classes else ()
-    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()), warnings=warnings)
+    return Dataset(
+        documents=documents,
+        ignored_columns=dict(ignored.most_common()),
+        dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
+        warnings=(*warnings, *(folder_notices(str(source), classes) if classes else ())),
+    )
 
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
@@ -214,7 +254,11 @@ def _source_rows(
     if classes:
         return folder_rows(source, classes)
     read = {*COLUMNS, *IMAGE_COLUMNS, *names.values()}
-    return stored_rows(source, lambda name: name in read or name in columns or _changes_row(name) is not None)
+    return stored_rows(
+        source,
+        lambda name: name in read or name in columns or _changes_row(name) is not None,
+        on_bad=lambda error: error,
+    )
 
 
 def _renamed(row: Any, names: Mapping[str, str]) -> Any:
@@ -223,6 +267,14 @@ def _renamed(row: Any, names: Mapping[str, str]) -> Any:
         return row
     ours = {name: row[theirs] for name, theirs in names.items() if theirs in row}
     return {name: value for name, value in row.items() if name not in ours and name not in names.values()} | ours
+
+
+def _is_held_out(row: Mapping[str, Any], form: str, share: float) -> bool:
+    """Whether a row is of the share, by a hash of what is read of it: a copy is on its side, wherever it stands."""
+    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    content = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def _with_answer(row: Any) -> Any:
@@ -261,6 +313,8 @@ def _fitting_forms(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool, names: Mapping[str, str]) -> str:
     """The form of the row: `form` where it is set, or else what the columns say."""
+    if isinstance(row, RowError):  # which could not be read
+        raise row
     if not isinstance(row, Mapping):
         raise RowError(
             "not an object",

@@ -37,7 +37,7 @@ from gemsmith.data.chat_template import (
     refuse_control_tokens,
 )
 from gemsmith.data.documents import Document
-from gemsmith.errors import CheckpointError, DataError
+from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
@@ -175,31 +175,50 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
+def raise_row_error(_origin: str, error: RowError) -> None:
+    """Raises the error."""
+    raise error
+
+
+def render_documents(
+    renderer: Renderer, documents: Sequence[Document], on_bad: Callable[[str, RowError], object] = raise_row_error
+) -> list[Rendered]:
     """Every document in tokens, in order; where its turns cannot stand in one sequence, one for each assistant turn.
 
-    Raises DataError naming the row where the mask cannot be decided, or its text holds or makes a control token.
+    Raises RowError naming the row where the mask cannot be decided, or its text holds or makes a control token; where
+    `on_bad` returns, that row is left out.
     """
     sequences: list[tuple[SplitText, Document, int]] = []
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
         for document in documents:
-            refuse_control_tokens(renderer.control, document)
-            splits = split_document(renderer.template, document)
+            try:
+                refuse_control_tokens(renderer.control, document)
+                splits = split_document(renderer.template, document)
+            except RowError as error:
+                on_bad(document.origin, error)
+                continue
             sequences += [(split, document, number) for number, split in enumerate(splits)]
     # The line feed after an answer, and whatever else is the same in many rows, once.
     texts = list(dict.fromkeys(piece.text for split, *_ in sequences for piece in split.pieces))
     encodings = renderer.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     ids = {text: np.array(encoding.ids, np.int32) for text, encoding in zip(texts, encodings, strict=True)}
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
-    rendered = []
+    rendered, bad = [], set()
     for split, document, number in sequences:
+        if document.origin in bad:
+            continue
         joined = _join_ids(split.pieces, [ids[piece.text] for piece in split.pieces], document.origin)
-        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        try:
+            borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        except RowError as error:
+            bad.add(document.origin)
+            on_bad(document.origin, error)
+            continue
         if images_of(document.messages):
             joined = _place_images(joined, split, document, renderer.image_tokens())
         _check_ids(joined)
         rendered.append(joined)
-    return rendered
+    return [one for one in rendered if one.origin not in bad] if bad else rendered
 
 
 def _text_bytes(document: Document) -> int:
@@ -235,7 +254,7 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
         if not any(turn.apart for turn in turns):
             return [SplitText(_join_turns(full, turns, document), tuple(answers), len(messages))]
     except TemplateFailure as error:
-        raise DataError(f"{document.origin}: {error}") from None
+        raise RowError("chat template", f"{document.origin}: {error}") from None
     except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
         raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
     return [
@@ -263,10 +282,11 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
-        raise DataError(
+        raise RowError(
+            "mask",
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
             f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
-            "set data.template"
+            "set data.template",
         )
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
@@ -274,13 +294,15 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
         answer = answer.removeprefix(EMPTY_THOUGHT)
     body, end, rest = answer.rpartition(TURN_END)
     if not end or rest.strip():
-        raise DataError(
-            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
+        raise RowError(
+            "mask",
+            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template",
         )
     if body.strip() != content.strip():
-        raise DataError(
+        raise RowError(
+            "mask",
             f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
-            "for one); write the answer as it is to be trained"
+            "for one); write the answer as it is to be trained",
         )
     return _Turn(prompt, body + end, rest, apart)
 
@@ -291,10 +313,11 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     done = 0
     for turn in turns:
         if not full.startswith(turn.prompt + turn.answer):
-            raise DataError(
+            raise RowError(
+                "mask",
                 f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
                 f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
-                "answer a row"
+                "answer a row",
             )
         pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
         done = len(turn.prompt) + len(turn.answer)
