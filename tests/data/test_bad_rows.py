@@ -56,9 +56,10 @@ def test_a_row_left_out_does_not_decide_the_form_of_the_others(write_rows):
     assert (len(dataset.documents), dataset.dropped) == (2, {"row: not a list": 1})
 
 
-def test_where_every_row_is_bad_none_is_left(write_rows):
+@pytest.mark.parametrize("wanted", ["error", "drop"])
+def test_where_every_row_is_bad_none_is_left(wanted, write_rows):
     with pytest.raises(DataError, match=r"line 1: .* 2 of 2 rows cannot be used \(.*\); so none is left$"):
-        read_dataset(str(write_rows(EMPTY, EMPTY)), data=Data(train="-", on_bad_row="drop"))
+        read_dataset(str(write_rows(EMPTY, EMPTY)), data=Data(train="-", on_bad_row=wanted))
 
 
 def test_rows_that_cannot_be_rendered_are_counted_beside_those_that_cannot_be_read(make_run, write_rows):

@@ -80,8 +80,7 @@ def read_prompts(source: str) -> Dataset:
     Raises DataError as read_dataset does, and for raw text; an answer may be there and is not read.
     """
     found = read_dataset(source, asked=True)
-    if raw := next((row for row in found.documents if len(row.messages) == 1), None):
-        raise DataError(f"{raw.origin}: is raw text, which asks nothing; name the column prompt")
+    _refuse_raw_text(found, "name the column prompt")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
@@ -130,7 +129,14 @@ def read_held_out(recipe: Recipe) -> Dataset:
 def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS) -> Dataset:
     """The rows of data.eval with these columns. Raises DataError as read_dataset does."""
     assert recipe.data.eval is not None
-    return read_dataset(recipe.data.eval, data=recipe.data, part="held-out", seed=recipe.seed, columns=columns)
+    found = read_dataset(recipe.data.eval, data=recipe.data, part="held-out", seed=recipe.seed, columns=columns)
+    _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
+    return found
+
+
+def _refuse_raw_text(found: Dataset, remedy: str) -> None:
+    if raw := next((row for row in found.documents if len(row.messages) == 1), None):
+        raise DataError(f"{raw.origin}: is raw text, which asks nothing; {remedy}")
 
 
 def read_dataset(
