@@ -28,6 +28,17 @@ class DataError(InputError):
     """A dataset that cannot be used; names the file and the line."""
 
 
+class RowError(DataError):
+    """A row that cannot be used; `kind` is the reason in a few words, which such rows are counted by."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 class CheckpointError(InputError):
     """Weights, tokenizer or config that are missing, damaged, or contradict each other."""
 

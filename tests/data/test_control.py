@@ -60,7 +60,7 @@ def test_each_special_token_in_content_is_refused_with_row_place_and_token(place
 
 def test_a_pair_is_refused_by_the_name_of_its_column(renderer):
     messages = (text_message("user", "a"), text_message("assistant", "b<|tool_response>"))
-    forged = Document(messages=messages, origin="rows.jsonl line 1", form="prompt-response")
+    forged = Document(messages=messages, origin="rows.jsonl line 1", names=("prompt", "response"))
     assert "line 1: response holds <|tool_response>" in refused(renderer, forged)
 
 

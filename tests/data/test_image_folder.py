@@ -6,6 +6,7 @@ from gemsmith.data.dataset import find_source_files, read_dataset, source_sha256
 from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe
+from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import ImagePart, TextPart, text_of
 
 
@@ -20,8 +21,9 @@ def pets(tmp_path):
 
 
 def read(folder, **options):
-    classes = Classes(prompt="Which of {labels}?", **options)
-    return read_dataset(str(folder), format="image-folder", classes=classes)
+    part = options.pop("part", "train")
+    data = Data(train=str(folder), eval=str(folder), format="image-folder", prompt="Which of {labels}?", **options)
+    return read_dataset(str(folder), data=data, part=part)
 
 
 def test_each_photo_is_a_row_its_class_the_answer(pets):
@@ -140,3 +142,58 @@ def test_labels_of_any_name_survive_the_recipes_file(tmp_path):
     recipe = build_recipe({"checkpoint": "x", "data": data})
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.fixture
+def labeled(tmp_path):
+    folder = tmp_path / "labeled"
+    (folder / "b").mkdir(parents=True)
+    for name in ("1.png", "2.png", "b/1.png", "b/unlabeled.png"):
+        (folder / name).write_bytes(name.encode())
+    (folder / "metadata.csv").write_text("file_name,label,id\n2.png,sphynx,7\n1.png,great_dane,8\nb/1.png,sphynx,9\n")
+    return folder
+
+
+def test_a_file_may_say_of_which_class_each_image_is(labeled):
+    dataset = read(labeled)
+    assert [(row.origin, text_of(row.messages[1])) for row in dataset.documents] == [
+        ("1.png", "great dane"), ("2.png", "sphynx"), ("b/1.png", "sphynx"),
+    ]  # fmt: skip
+    assert text_of(dataset.documents[0].messages[0]) == "Which of great dane, sphynx?"
+    assert [warning.rpartition(": ")[2] for warning in dataset.warnings] == ["1 (b/unlabeled.png)"]
+
+
+def test_another_label_in_the_file_is_another_source(labeled):
+    def digest():
+        return source_sha256(str(labeled), "image-folder")
+
+    first = digest()
+    file = labeled / "metadata.csv"
+    file.write_text(file.read_text().replace("great_dane", "sphynx"))
+    assert digest() != first
+
+
+def test_labels_are_read_from_lines_as_well_and_may_be_numbers(labeled):
+    (labeled / "metadata.csv").unlink()
+    (labeled / "metadata.jsonl").write_text('{"file_name": "1.png", "label": 3}')
+    assert [text_of(row.messages[1]) for row in read(labeled).documents] == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("file_name,text\n1.png,a\n", "metadata.csv line 2: must have an image's file_name and its label; "),
+        ("file_name,label\n../1.png,a\n", r"metadata.csv line 2: names \.\./1.png; must be a file below "),
+        ("file_name,label\n1.png,a\n1.png,b\n", "1.png is of two classes, a and b; keep one"),
+        ("file_name,label\n", "metadata.csv: names no image"),
+    ],
+)
+def test_a_file_of_labels_that_says_none_is_refused(text, message, labeled):
+    (labeled / "metadata.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read(labeled)
+
+
+def test_images_with_labels_that_are_read_as_rows_are_told_their_format(labeled):
+    with pytest.raises(DataError, match=r"has the columns file_name, label, id \(images with a label each are of data"):
+        read_dataset(str(labeled))

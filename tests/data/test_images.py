@@ -44,7 +44,9 @@ def _in_this_process(request, monkeypatch):
         monkeypatch.setattr(
             stage,
             "render_in_processes",
-            lambda folder, template, documents, _: render_documents(open_renderer(folder, template), [*documents]),
+            lambda folder, template, documents, _, on_bad: render_documents(
+                open_renderer(folder, template), [*documents], on_bad
+            ),
         )
 
 

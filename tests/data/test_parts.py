@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.data.dataset import Document, read_documents, read_held_out
-from gemsmith.data.reader import ImageSource, read_image
+from gemsmith.data.parts import ImageSource, read_image
 from gemsmith.errors import DataError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.tasks.messages import ImagePart, TextPart, images_of

@@ -57,8 +57,11 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_an_unknown_kind_of_file_is_refused(tmp_path):
-    (tmp_path / "rows.csv").write_text("prompt,response")
-    assert "is a .csv file; allowed: .jsonl, .parquet" in refused(tmp_path / "rows.csv")
+    for name in ("rows.xlsx", "rows.txt.gz", "rows.parquet.gz"):
+        (tmp_path / name).write_text("prompt,response")
+        assert "file; allowed: .jsonl, .json, .csv, .tsv (each as .gz or .zst, too), .parquet, or" in refused(
+            tmp_path / name
+        )
 
 
 def test_broken_json_is_refused_with_its_line(tmp_path):

@@ -50,7 +50,9 @@ def test_rows_come_back_end_to_end_as_rendering_them_here_gives(ask, renderer, d
 def test_a_row_that_is_refused_is_the_answer_and_the_next_request_is_answered(ask, document):
     good, forged = document("user=a", "assistant=b"), document("user=a", "assistant=b<turn|>")
     refused, packed, (ids,), refused_prompt = ask([forged], [good], Prompts(((good, 1),)), Prompts(((forged, 2),)))
-    assert isinstance(refused, DataError) and "holds <turn|>, a control token" in str(refused)
+    ((origin, error),) = refused.bad
+    assert (refused.origins, origin, error.kind) == ([], "rows.jsonl line 1", "control token")
+    assert "holds <turn|>, a control token" in str(error)
     assert len(packed.lengths) == 1 and 0 < len(ids) < packed.lengths[0], "a prompt lacks the answer"
     assert isinstance(refused_prompt, DataError)
 

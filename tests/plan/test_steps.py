@@ -47,6 +47,16 @@ def test_then_the_lines_of_a_file_whose_rows_stay_apart(tmp_path):
     assert "estimated: rows.jsonl has 9 documents" in counted.reason
 
 
+def test_rows_that_the_recipe_leaves_out_make_no_steps(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(("z" * 349 + "\n") * 80)
+    values = {"train": str(file), "eval": str(file), "held_out": 0.25, "max_length": 100, "packing": False}
+    for packing, limit, steps in ((False, None, 15), (False, 8, 2), (True, 8, 2)):
+        data = values | {"limit": limit, "packing": packing}
+        counted = count_steps(build_recipe({"checkpoint": "x", "data": data, "train": {"global_batch_size": 4}}))
+        assert counted.steps == steps and f"of which {steps * 4} are trained on" in counted.reason
+
+
 def test_packed_rows_are_judged_by_bytes_and_never_more_than_documents(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("x" * 34 + "\n" + "y" * 34 + "\n" * 20)

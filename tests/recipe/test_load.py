@@ -79,6 +79,11 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
         ("bench.input_tokens", [], "bench.input_tokens: [] was given, it must name at least one"),
         ("bench.request_rates", [], "bench.request_rates: [] was given, it must name at least one"),
         ("hardware.machines", [], "hardware.machines: [] was given, it must name at least one"),
+        (
+            "data.columns",
+            {"promt": "task"},
+            "data.columns.promt: 'promt' was given, input should be 'messages', 'prompt'",
+        ),
         ("data.train", "a\0b", "was given, it must hold no NUL"),
         ("serve.arguments", ["a", "b\0"], "was given, it must hold no NUL"),
         ("model", "gemma4-31", "model: 'gemma4-31' is not known (did you mean gemma4-31b?)"),

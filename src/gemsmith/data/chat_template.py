@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from gemsmith.data.documents import Document
-from gemsmith.errors import CheckpointError, DataError
+from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
@@ -300,10 +300,12 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
 
 
 def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
-    """Raises DataError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
+    """Raises RowError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
     for index, message in enumerate(document.messages):
         if found := control.pattern.search(_words(message)):
-            raise DataError(f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}")
+            raise RowError(
+                "control token", f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -319,7 +321,7 @@ class BorderCheck:
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises DataError where `ids` hold any that are not the template's; `again` makes a guarded document's ids."""
+        """Raises RowError where `ids` hold any that are not the template's; `again` makes a guarded document's ids."""
         found = self.control.among(ids)
         shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
         if shape in self._known:
@@ -329,16 +331,18 @@ class BorderCheck:
                 np.array(self.tokenizer.encode(_words(message), add_special_tokens=False).ids, np.int32)
             )
             if len(alone):
-                raise DataError(
+                raise RowError(
+                    "control token",
                     f"{document.origin}: {document.name(index)} is tokenized to {self.control.texts[int(alone[0])]}, "
-                    f"{_REMEDY}"
+                    f"{_REMEDY}",
                 )
         own = self.control.among(again(_guard(document)))
         odd = next((one if one is not None else other for one, other in zip_longest(found, own) if one != other), None)
         if odd is not None:
-            raise DataError(
+            raise RowError(
+                "control token",
                 f"{document.origin}: a text in it and what the chat template writes next to it make "
-                f"{self.control.texts[int(odd)]}, a control token; change how that text begins or ends"
+                f"{self.control.texts[int(odd)]}, a control token; change how that text begins or ends",
             )
         self._known.add(shape)
 

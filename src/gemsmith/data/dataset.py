@@ -1,31 +1,35 @@
 """Rows of a dataset as checked documents, read from files or made from a seed."""
 
 import hashlib
+import json
+import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from gemsmith.data.documents import FORMS, Document
+from gemsmith.data.bad_rows import BadRows
+from gemsmith.data.documents import Document
+from gemsmith.data.forms import COLUMNS, FORMS, RawText, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
     find_image_files,
+    find_label_file,
     folder_labels,
     folder_notices,
     folder_rows,
     recipe_classes,
 )
-from gemsmith.data.reader import IMAGE_COLUMNS, ImageSource, find_files, kind, read_column, read_parts, stored_rows
-from gemsmith.errors import DataError, RecipeError, some, suggest
-from gemsmith.recipe.schema import GeneratedData, Recipe, eval_tasks
+from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
+from gemsmith.data.reader import find_files, stored_rows
+from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
-from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
 
-_COLUMNS = tuple(column for columns in FORMS.values() for column in columns)
-_FIELDS = ("role", "content")
 _NAMED = 8
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
 _MEANINGFUL = {
@@ -44,6 +48,8 @@ class Dataset:
     documents: list[Document]
     ignored_columns: Mapping[str, int]
     """Columns that were not read: name -> rows that have a value there."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Why -> rows that were left out."""
     warnings: tuple[str, ...] = ()
     """What a reader must know of the source."""
 
@@ -63,26 +69,32 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
-def read_documents(source: str | GeneratedData, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
+def read_documents(source: str | GeneratedData, *, data: Data | None = None, seed: int = 0) -> list[Document]:
     """The documents of read_dataset."""
-    return read_dataset(source, format=format, seed=seed).documents
+    return read_dataset(source, data=data, seed=seed).documents
 
 
 def read_prompts(source: str) -> Dataset:
     """What each row of the source asks: its messages but for a last assistant turn, or its prompt.
 
-    Raises DataError as read_dataset does; an answer may be there and is not read.
+    Raises DataError as read_dataset does, and for raw text; an answer may be there and is not read.
     """
     found = read_dataset(source, asked=True)
+    _refuse_raw_text(found, "name the column prompt")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
 def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes."""
     data = recipe.data
-    classes = recipe_classes(data, "train")
     images = ImageSource(folder=_folder_of(data.train), keep=keep)
-    return read_dataset(data.train, format=data.format, seed=recipe.seed, classes=classes, images=images)
+    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=images)
+    left = len(found.documents) - (data.limit or len(found.documents))
+    if left <= 0:
+        return found
+    drawn = sorted(random.Random(recipe.seed).sample(range(len(found.documents)), len(found.documents) - left))
+    documents = [found.documents[place] for place in drawn]
+    return replace(found, documents=documents, dropped={**found.dropped, "limit": left})
 
 
 def read_held_out(recipe: Recipe) -> Dataset:
@@ -90,8 +102,6 @@ def read_held_out(recipe: Recipe) -> Dataset:
 
     Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.
     """
-    data = recipe.data
-    assert data.eval is not None
     names = [task.task for task in eval_tasks(recipe) if task.task not in SOURCES]
     scorers = [find_scorer(name) for name in names]
     optional = tuple(
@@ -99,9 +109,9 @@ def read_held_out(recipe: Recipe) -> Dataset:
             column for scorer in scorers if isinstance(scorer, SupportsOptions) for column in scorer.OPTIONAL_COLUMNS
         )
     )
-    classes = recipe_classes(data, "held-out")
+    classes = recipe_classes(recipe.data, "held-out")
     # A folder of images gives all its rows the same labels.
-    known = {"labels": folder_labels(str(data.eval), classes)} if classes and "labels" in optional else {}
+    known = {"labels": folder_labels(str(recipe.data.eval), classes)} if classes and "labels" in optional else {}
     columns = Columns(
         needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
         optional=optional,
@@ -113,48 +123,83 @@ def read_held_out(recipe: Recipe) -> Dataset:
             f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         )
-    return read_dataset(data.eval, format=data.format, seed=recipe.seed, columns=columns, classes=classes)
+    return read_eval(recipe, columns)
+
+
+def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS) -> Dataset:
+    """The rows of data.eval with these columns. Raises DataError as read_dataset does."""
+    assert recipe.data.eval is not None
+    found = read_dataset(recipe.data.eval, data=recipe.data, part="held-out", seed=recipe.seed, columns=columns)
+    _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
+    return found
+
+
+def _refuse_raw_text(found: Dataset, remedy: str) -> None:
+    if raw := next((row for row in found.documents if len(row.messages) == 1), None):
+        raise DataError(f"{raw.origin}: is raw text, which asks nothing; {remedy}")
 
 
 def read_dataset(
     source: str | GeneratedData,
     *,
-    format: str = "auto",  # noqa: A002 (the recipe's word)
+    data: Data | None = None,
+    part: Literal["train", "held-out"] | None = None,
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
-    classes: Classes | None = None,
     images: ImageSource | None = None,
     asked: bool = False,
 ) -> Dataset:
-    """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
+    """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `classes` are those of a folder of images; by default `images` count from the folder that holds the rows.
-    `asked`: a row that ends with its question gets an answer.
-    Raises DataError naming the file and the line for whatever cannot be used.
+    `seed` is for rows that are made, `columns` are read beside the messages; by default `images` count from the folder
+    that holds the rows. `asked`: a row that ends with its question gets an answer.
+    Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
-    name = "data" if isinstance(source, GeneratedData) else source
-    rows = _source_rows(source, seed, columns, classes)
+    given, data = data, data or Data(train="-")
+    classes = recipe_classes(data, part or "train")
     images = images or ImageSource(folder=_folder_of(source))
+    share = 0.0 if classes or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
-    form = None if format in ("auto", FORMAT) else format
-    for origin, row in rows:
-        if asked:
-            row = _with_answer(row)  # noqa: PLW2901
-        form = _check_form(row, origin, form, chosen=format not in ("auto", FORMAT))
-        ignored.update(_other_columns(row, origin, form, columns))
-        messages, kept = read_messages(row, origin, form, images), _read_columns(row, origin, columns)
-        documents.append(Document(messages=messages, origin=origin, form=form, columns=kept))
+    bad, form, rows, left_out = BadRows(), None, 0, 0
+    for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, classes, data), start=1):  # noqa: B007
+        try:
+            named = _with_answer(row) if asked else _renamed(row, data.columns)
+            fits = _check_form(named, origin, form, data)
+            if share and _is_held_out(named, fits, share) != (part == "held-out"):
+                left_out += 1
+                continue
+            others, kept = _other_columns(named, origin, fits, columns), _read_columns(named, origin, columns)
+            documents.append(read_document(named, origin, FORMS[fits], images, kept))
+        except RowError as error:
+            bad.add(origin, error)
+            continue
+        form = fits
+        if others:
+            ignored.update(others)
+    # Held-out rows of their own are all scored.
+    wanted = None if given is None or (part == "held-out" and not data.held_out) else data.on_bad_row
+    warnings = bad.settle(rows - left_out, wanted)
     if not documents:
-        raise DataError(f"{name}: holds no rows; give a dataset with at least one")
-    warnings = folder_notices(str(source), classes) if classes else ()
-    return Dataset(documents=documents, ignored_columns=dict(ignored.most_common()), warnings=warnings)
+        name = "data" if isinstance(source, GeneratedData) else source
+        raise DataError(
+            f"data.held_out: with {share:g}, {name} has no row that is {part}, of {rows:,}; give another share"
+            if left_out
+            else f"{name}: holds no rows; give a dataset with at least one"
+        )
+    return Dataset(
+        documents=documents,
+        ignored_columns=dict(ignored.most_common()),
+        dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
+        warnings=(*warnings, *(folder_notices(str(source), classes) if classes else ())),
+    )
 
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
     """The files that the rows are read from, in reading order. Raises DataError where there are none."""
     if format == FORMAT:
-        return tuple(file for files in find_image_files(source).values() for file in files)
+        labels = find_label_file(source)
+        return (*([labels] if labels else []), *(file for files in find_image_files(source).values() for file in files))
     return find_files(source)
 
 
@@ -177,24 +222,53 @@ def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # 
 
 
 def _source_rows(
-    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None
+    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None, data: Data
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(source, GeneratedData):
         name, rows = Path(source.task).name, find_generator(source.task).generate_rows(source.rows, source.split, seed)
         return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
     if classes:
         return folder_rows(source, classes)
-    read = (*_COLUMNS, *IMAGE_COLUMNS)
-    return stored_rows(source, lambda name: name in read or name in columns or _changes_row(name) is not None)
+    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
+    return stored_rows(
+        source,
+        lambda name: name in read or name in columns or _changes_row(name) is not None,
+        on_bad=lambda error: error,
+    )
+
+
+def _renamed(row: Any, names: Mapping[str, str]) -> Any:
+    """The row with the names that forms have for its columns."""
+    if not names or not isinstance(row, Mapping):
+        return row
+    ours = {name: row[theirs] for name, theirs in names.items() if theirs in row}
+    return {name: value for name, value in row.items() if name not in ours and name not in names.values()} | ours
+
+
+def _is_held_out(row: Mapping[str, Any], form: str, share: float) -> bool:
+    """Whether a row is of the share, by a hash of what is read of it: a copy is on its side, wherever it stands."""
+    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    content = {name: row[name] for name in names if row.get(name) not in (None, "")}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def _with_answer(row: Any) -> Any:
-    answer = {"role": "assistant", "content": "-"}
+    """The row with an answer, where it ends with its question or is a pair's first part."""
+    if not isinstance(row, Mapping) or any(
+        row.get(form.answer) is not None for form in FORMS.values() if form.answer and set(form.needed) <= set(row)
+    ):
+        return row
     match row:
         case {"messages": [*_, {"role": str(role)}] as turns} if role != "assistant":
-            return {**row, "messages": [*turns, answer]}
-        case {"prompt": _} if row.get("messages") is None and row.get("response") is None:
-            return {**row, "response": answer["content"]}
+            return {**row, "messages": [*turns, {"role": "assistant", "content": "-"}]}
+        case {"conversations": [*_, {"from": str(speaker)}] as turns} if speaker != "gpt":
+            return {**row, "conversations": [*turns, {"from": "gpt", "value": "-"}]}
+        case {"messages": list()} | {"conversations": list()}:
+            return row
+    for form in FORMS.values():
+        if form.answer and all(row.get(name) is not None for name in form.needed if name != form.answer):
+            return {**row, form.answer: "-"}
     return row
 
 
@@ -206,47 +280,79 @@ def _folder_of(source: str | GeneratedData) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool) -> str:
-    """The form of the row: `form` where it is set, or else what the columns say."""
+@lru_cache(1024)
+def _fitting_forms(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The forms that a row of these columns may have; text beside others is often what they were rendered to."""
+    found = tuple(name for name, form in FORMS.items() if set(form.needed) <= set(names))
+    return tuple(name for name in found if not isinstance(FORMS[name], RawText)) or found
+
+
+def _check_form(row: Any, origin: str, form: str | None, data: Data) -> str:
+    """The form of the row: what data.format says, or else the columns. `form` is that of the rows before it."""
+    if isinstance(row, RowError):  # which could not be read
+        raise row
     if not isinstance(row, Mapping):
-        raise DataError(
-            f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}'
+        raise RowError(
+            "not an object",
+            f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}',
         )
-    fitting = [name for name, columns in FORMS.items() if set(columns) <= set(row)]
-    if len(fitting) > 1 and not chosen:
-        # Tables of both forms fill the columns of the other one with null.
-        fitting = [name for name in fitting if all(row[column] is not None for column in FORMS[name])] or fitting[:1]
-    if len(fitting) > 1 and not chosen:
-        raise DataError(
-            f"{origin}: has messages, prompt and response; keep messages, or prompt and response, or set data.format "
-            "to messages or prompt-response"
+    if data.format in FORMS:
+        form = data.format
+        fitting: tuple[str, ...] = (form,) if set(FORMS[form].needed) <= set(row) else ()
+    elif len(fitting := _fitting_forms(tuple(row))) > 1:
+        # Tables of several forms fill the columns of the others with null.
+        filled = [name for name in fitting if all(row[column] is not None for column in FORMS[name].needed)]
+        fitting = tuple(filled) or fitting[:1]
+    if len(fitting) > 1:
+        there = list(dict.fromkeys(column for name in fitting for column in FORMS[name].needed))
+        raise RowError(
+            "several forms",
+            f"{origin}: has {', '.join(there[:-1])} and {there[-1]}; keep {_describe(fitting)}, or set data.format to "
+            f"{' or '.join(fitting)}",
         )
-    if form in fitting:
-        return str(form)
+    if fitting and form in (None, fitting[0]):
+        return fitting[0]
+    raise _unfitting(row, origin, form, data)
+
+
+def _describe(forms: Iterable[str]) -> str:
+    return ", or ".join(" and ".join(FORMS[name].needed) for name in forms)
+
+
+def _unfitting(row: Mapping[str, Any], origin: str, form: str | None, data: Data) -> RowError:
     has = f"{origin}: has the columns {some(map(_in_line, row), _NAMED) or 'none'}"
-    hints = "".join(
-        suggest(column, [known for known in _COLUMNS if known not in row]) for column in row if column not in _COLUMNS
-    )
-    if form is not None:
-        why = f"data.format is {form}" if chosen else f"the rows before it are {form}"
-        raise DataError(f"{has}{hints}, but {why}; all rows must have one form")
-    if not fitting:
-        raise DataError(f"{has}{hints}; allowed: messages, or prompt and response")
-    return fitting[0]
+    near = sorted(column for column in COLUMNS if column not in row)
+    has += "".join(suggest(column, near) for column in row if column not in COLUMNS)
+    if missing := next((f"{ours}: {theirs}" for ours, theirs in data.columns.items() if ours not in row), None):
+        has += f", and none that data.columns has as {{{missing}}}"
+    if "file_name" in row:
+        has += " (images with a label each are of data.format image-folder)"
+    if form is None:
+        return RowError("unknown columns", f"{has}; allowed: {_describe(FORMS)}; data.columns names others")
+    why = f"the rows before it are {form}"
+    if data.format in FORMS:
+        why = f"data.format is {form}, of {_describe([form])}"
+    return RowError("another form", f"{has}, but {why}; all rows must have one form")
 
 
 def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Columns) -> list[str]:
-    """The names of columns with a value that nothing reads. Raises DataError where one changes what the row says."""
-    known = (*FORMS[form], *IMAGE_COLUMNS)
-    others = [column for column, value in row.items() if value is not None and column not in known]
+    """The names of columns with a value that nothing reads. Raises RowError where one changes what the row says."""
+    others = [column for column in _unread(tuple(row), form) if row[column] is not None]
     for column in others:
         remedy = _changes_row(column)
         if remedy and row[column] not in ("", [], {}):
-            raise DataError(
+            raise RowError(
+                f"column {_in_line(column)}",
                 f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
-                f"Gemsmith does not read; {remedy}, or rename or drop the column to train without it"
+                f"Gemsmith does not read; {remedy}, or rename or drop the column to train without it",
             )
     return [_in_line(column) for column in others if column not in columns]
+
+
+@lru_cache(1024)
+def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
+    known = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    return tuple(name for name in names if name not in known)
 
 
 def _changes_row(column: str) -> str | None:
@@ -264,77 +370,6 @@ def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict
             "set eval.scorer to another"
         )
     return found
-
-
-def read_messages(row: Mapping[str, Any], origin: str, form: str, source: ImageSource) -> tuple[Message, ...]:
-    """A row's messages; `form` is one of FORMS. Raises DataError naming what in the row cannot be used."""
-    column = read_column(row, origin, source)
-    if form == "prompt-response":
-        prompt = row["prompt"]
-        if column and isinstance(prompt, str):
-            prompt = [*({"type": "image"} for _ in column), {"type": "text", "text": prompt}]
-        turns: Any = [{"role": "user", "content": prompt}, {"role": "assistant", "content": row["response"]}]
-        names: tuple[str, ...] = ("prompt", "response")
-    else:
-        turns = row["messages"]
-        if not isinstance(turns, list):
-            raise DataError(f"{origin}: messages is {kind(turns)}; must be a list of {{role, content}}")
-        names = tuple(f"messages[{index}]" for index in range(len(turns)))
-    left = iter(column)
-    messages = tuple(
-        _read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)
-    )
-    if more := len([*left]):
-        raise DataError(
-            f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
-            '{"type": "image"} where each belongs'
-        )
-    _check_turns(messages, names, origin)
-    return messages
-
-
-def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
-    roles = [message.role for message in messages]
-    if "assistant" not in roles:
-        raise DataError(f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out")
-    if roles[0] == "assistant":
-        raise DataError(f"{origin}: begins with an assistant turn; put what it answers before it")
-    if roles[-1] != "assistant":
-        raise DataError(
-            f"{origin}: ends with {names[-1]}, a turn of the role {roles[-1]} that nothing answers; add the answer, or "
-            "take the turn out"
-        )
-    for name, turn in zip(names, messages, strict=True):
-        text, takes_images = text_of(turn), turn.role == "user"
-        if turn.role != "system" and (not text or text.isspace()) and not (takes_images and images_of([turn])):
-            what = "prompt" if takes_images else "answer"
-            raise DataError(f"{origin}: {name} is an empty {what}; fill it, or take the row out")
-        if not takes_images and images_of([turn]):
-            raise DataError(f"{origin}: {name} is of the role {turn.role} and has an image; only user turns may")
-
-
-def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
-    if not isinstance(turn, Mapping):
-        raise DataError(f"{where} is {kind(turn)}; must be an object with role and content")
-    # Tables fill a field that only some messages have with null.
-    fields = [name for name, value in turn.items() if value is not None or name in _FIELDS]
-    unknown = next((name for name in fields if name not in _FIELDS), None)
-    if unknown is not None:
-        raise DataError(f"{where} has an unknown field {unknown}{suggest(unknown, _FIELDS)}; allowed: role, content")
-    missing = next((name for name in _FIELDS if name not in turn), None)
-    if missing:
-        raise DataError(f"{where} has no {missing}; must have role and content")
-    role = turn["role"]
-    if role not in ROLES:
-        raise DataError(f"{where} has the role {role!r}{suggest(str(role), ROLES)}; allowed: {', '.join(ROLES)}")
-    message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
-    try:
-        text_of(message).encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text"
-        ) from None
-    return message
 
 
 def _in_line(name: str) -> str:

@@ -99,10 +99,10 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
 
 
 def hash_turns(document: Document) -> bytes:
-    """Of each assistant turn a hash of all before it, and one with it; any white space counts as one space."""
+    """Of each trained turn a hash of all before it, and one with it; any white space counts as one space."""
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), bytearray()
     images = iter(document.images)
-    for message in document.messages:
+    for index, message in enumerate(document.messages):
         before = total.digest()
         # None of the separators can be in the text: they are white space.
         text = text_of(message).encode().translate(_SPACES)
@@ -112,7 +112,7 @@ def hash_turns(document: Document) -> bytes:
         for place, part in enumerate(message.parts):
             if isinstance(part, ImagePart):
                 total.update(b"%d\x1d%b\x1e" % (place, next(images).sha256.encode()))
-        if message.role == "assistant":
+        if message.role == "assistant" and index >= document.context:
             found += before + total.digest()
     return bytes(found)
 

@@ -7,9 +7,6 @@ from typing import Any
 from gemsmith.images.check import ImageInfo
 from gemsmith.tasks.messages import Message
 
-FORMS = {"messages": ("messages",), "prompt-response": ("prompt", "response")}
-"""The columns of each form that rows may have."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
@@ -17,7 +14,10 @@ class Document:
 
     messages: tuple[Message, ...]
     origin: str
-    form: str = "messages"
+    names: tuple[str, ...] = ()
+    """What the row calls its messages: prompt and response. Without any: messages[0], …."""
+    context: int = 0
+    """How many of the first messages are context alone: no answer among them is trained."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row, where they were asked for."""
     images: tuple[ImageInfo, ...] = ()
@@ -25,4 +25,9 @@ class Document:
 
     def name(self, index: int) -> str:
         """What the row calls its message of this index: messages[1], or response."""
-        return f"messages[{index}]" if self.form == "messages" else FORMS[self.form][index]
+        return self.names[index] if self.names else f"messages[{index}]"
+
+    @property
+    def answers(self) -> list[int]:
+        """The indices of the messages that are trained."""
+        return [n for n, message in enumerate(self.messages) if message.role == "assistant" and n >= self.context]

@@ -2,6 +2,8 @@
 
 pets/abyssinian/1.jpg   →  user: the image, then data.prompt    assistant: abyssinian
 pets/great_dane/7.jpg   →                                         assistant: great dane
+
+Or a file in it says of which class each image is: pets/metadata.csv, with the columns file_name and label.
 """
 
 import hashlib
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError, some, suggest
 from gemsmith.recipe.schema import Data
 from gemsmith.system.characters import is_utf_8
@@ -19,6 +22,7 @@ from gemsmith.system.files import expanduser
 FORMAT = "image-folder"
 SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
 _LABELS = "{labels}"
+_LABEL_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMED = 4
 
 
@@ -47,6 +51,8 @@ def find_image_files(source: str) -> dict[str, list[Path]]:
     folder = expanduser(source)
     if not folder.is_dir():
         raise DataError(f"{source}: is not a folder; data.format {FORMAT} needs one with a sub-folder for each class")
+    if labels := find_label_file(source):
+        return _labeled_files(folder, labels)
     found: dict[str, list[Path]] = {}
     for inner in sorted(_visible(folder)):
         if not inner.is_dir():
@@ -64,10 +70,35 @@ def find_image_files(source: str) -> dict[str, list[Path]]:
     return found
 
 
+def find_label_file(source: str) -> Path | None:
+    """The file that says of which class each image is, where there is one."""
+    return next((file for name in _LABEL_FILES if (file := expanduser(source) / name).exists()), None)
+
+
+def _labeled_files(folder: Path, labels: Path) -> dict[str, list[Path]]:
+    found: dict[str, set[Path]] = {}
+    for origin, row in stored_rows(str(labels), lambda _name: True):
+        name, label = (row.get(column) for column in ("file_name", "label")) if isinstance(row, Mapping) else ("", "")
+        if not isinstance(name, str) or not name or not isinstance(label, str | int) or not str(label).strip():
+            raise DataError(f"{origin}: must have an image's file_name and its label; {labels} needs both in each row")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{origin}: names {name}; must be a file below {folder}")
+        found.setdefault(str(label), set()).add(folder / name)
+    if not found:
+        raise DataError(f"{labels}: names no image; write a row with file_name and label for each")
+    classes: dict[Path, str] = {}
+    for label, files in found.items():
+        for file in files:
+            if (other := classes.setdefault(file, label)) != label:
+                raise DataError(f"{labels}: {file.name} is of two classes, {other} and {label}; keep one")
+    return {label: sorted(found[label]) for label in sorted(found)}
+
+
 def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each row and where it stands, class by class. Raises DataError as find_image_files, and for wrong labels."""
     images = find_image_files(source)
     labels = _label_texts(images, classes.labels)
+    folder = expanduser(source)
     prompt = classes.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
     for name, files in images.items():
         held_out = _held_out(files, classes.held_out)
@@ -75,7 +106,7 @@ def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, 
             if (file in held_out) != (classes.part == "held-out"):
                 continue
             content = [{"type": "image", "path": str(file.absolute())}, {"type": "text", "text": prompt}]
-            yield f"{name}/{file.name}", {"prompt": content, "response": labels[name]}
+            yield str(file.relative_to(folder)), {"prompt": content, "response": labels[name]}
 
 
 def folder_labels(source: str, classes: Classes) -> list[str]:
@@ -87,12 +118,13 @@ def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
     images, folder = find_image_files(source), expanduser(source)
     read = {file for files in images.values() for file in files}
-    others = [file for inner in (folder, *(folder / name for name in images)) for file in sorted(_visible(inner))]
-    others = [file for file in others if file.is_file() and file not in read]
+    folders = sorted({folder, *(file.parent for file in read if file.parent.is_dir())})
+    others = [file for inner in folders for file in sorted(_visible(inner))]
+    others = [file for file in others if file.is_file() and file not in read and file != find_label_file(source)]
     warnings = []
     if others:
         warnings.append(
-            "data.train: files that are no images by their names, or in no class's folder, are ignored: "
+            "data.train: files that are no images by their names, or of no class, are ignored: "
             f"{len(others):,} ({some((str(file.relative_to(folder)) for file in others), _NAMED)})"
         )
     if classes.held_out:

@@ -1,27 +1,26 @@
-"""Rows as files hold them: JSONL, parquet, a folder of either, or a dataset that Hugging Face's `datasets` saved.
+"""Rows as files hold them: JSONL, JSON, CSV, parquet, a folder of these, or what Hugging Face's `datasets` saved."""
 
-And what in a row is an image: by its path, a file URL or its bytes.
-"""
-
-import base64
+import codecs
+import csv
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-from gemsmith.errors import DataError, first_line
-from gemsmith.system.characters import is_utf_8
+from gemsmith.errors import DataError, RowError, first_line
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json, read_json
-from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-_SUFFIXES = (".jsonl", ".parquet")
+_ROW_FILES, _OTHER_FILES = (".jsonl", ".parquet"), (".json", ".csv", ".tsv")
+SUFFIXES = (*_ROW_FILES, *_OTHER_FILES)
+PACKINGS = {".gz": "gzip", ".zst": "zstd"}
+_ALLOWED = ".jsonl, .json, .csv, .tsv (each as .gz or .zst, too), .parquet"
+_BUFFER_BYTES = 2**20
 # Few, since a column may hold images of a megabyte each.
 _ROWS_AT_ONCE = 64
 # Text that is the same again and again is packed a hundredfold; beyond that a table is taken for a bomb.
@@ -41,36 +40,64 @@ def find_files(source: str) -> tuple[Path, ...]:
     if path.is_dir():
         return _files_of_folder(path)
     if not path.exists():
-        raise DataError(f"{source}: does not exist; name a JSONL or parquet file or a dataset folder")
-    if path.suffix not in _SUFFIXES:
-        raise DataError(
-            f"{source}: is a {path.suffix or 'nameless'} file; allowed: .jsonl, .parquet, or a folder of them"
-        )
+        raise DataError(f"{source}: does not exist; name a JSONL, JSON, CSV or parquet file or a dataset folder")
+    if not kind_of_file(path):
+        raise DataError(f"{source}: is a {path.suffix or 'nameless'} file; allowed: {_ALLOWED}, or a folder of them")
     return (path,)
 
 
-def stored_rows(source: str, is_read: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
+def kind_of_file(file: Path) -> str:
+    """What a file of rows is by its name, packed or not; empty where it is none.
+
+    >>> kind_of_file(Path("rows.csv.gz")), kind_of_file(Path("rows.parquet")), kind_of_file(Path("rows.txt"))
+    ('.csv', '.parquet', '')
+    """
+    if file.suffix not in PACKINGS:
+        return file.suffix if file.suffix in SUFFIXES else ""
+    inner = Path(file.stem).suffix
+    return inner if inner in SUFFIXES and inner != ".parquet" else ""
+
+
+def _raise(error: RowError) -> Any:
+    raise error
+
+
+def stored_rows(
+    source: str, is_read: Callable[[str], bool], on_bad: Callable[[RowError], Any] = _raise
+) -> Iterator[tuple[str, Any]]:
     """Each row and where it stands; a table's columns that are not read, by name, hold only True or None.
 
-    Raises DataError naming the file, and the line where there are lines, for what cannot be read.
+    What `on_bad` gives stands for a row that cannot be read. Raises DataError naming the file, and the line where there
+    are lines, for a file that cannot be read any further.
     """
     for file in find_files(source):
         try:
-            yield from jsonl_rows(file) if file.suffix == ".jsonl" else _table_rows(file, is_read)
+            match kind_of_file(file):
+                case ".jsonl":
+                    yield from jsonl_rows(file, on_bad)
+                case ".json":
+                    yield from _json_rows(file, on_bad)
+                case ".csv" | ".tsv":
+                    yield from _csv_rows(file, on_bad)
+                case _:
+                    yield from _table_rows(file, is_read)
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
 
 
 def _files_of_folder(folder: Path) -> tuple[Path, ...]:
-    files = tuple(sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES))
+    there = sorted(folder.iterdir())
+    # Beside rows, a .json or .csv is often about them.
+    readable = [file for file in there if kind_of_file(file)]
+    files = tuple([file for file in readable if kind_of_file(file) in _ROW_FILES] or readable)
     if not files:
-        inner = next((inner for inner in sorted(folder.iterdir()) if inner.is_dir()), None)
+        inner = next((inner for inner in there if inner.is_dir()), None)
         hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
         hint = f"did you mean {inner}?" if inner else hint
-        raise DataError(f"{folder}: holds no .jsonl, .parquet or saved Hugging Face dataset; {hint}")
+        raise DataError(f"{folder}: holds no {_ALLOWED} or saved Hugging Face dataset; {hint}")
     # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
     splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
-    if len(splits) > 1 or len({file.suffix for file in files}) > 1:
+    if len(splits) > 1 or len({(kind_of_file(file), file.suffix) for file in files}) > 1:
         raise DataError(
             f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
             "split"
@@ -98,25 +125,117 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
 
 
-def jsonl_rows(file: Path) -> Iterator[tuple[str, Any]]:
-    """Each line's value, and where it stands; empty lines are none. Raises DataError, and OSError for the file."""
-    with regular_file(file).open("rb") as lines:
+def jsonl_rows(file: Path, on_bad: Callable[[RowError], Any] = _raise) -> Iterator[tuple[str, Any]]:
+    """Each line's value, and where it stands; empty lines are none. Raises RowError, and OSError for the file.
+
+    Where `on_bad` returns, what it gives stands for a row that cannot be read.
+    """
+    with _open(file) as lines:
         for number, line in enumerate(lines, start=1):
             origin = f"{file.name} line {number}"
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if not text or text.isspace():
+                    continue
+                row = parse_json(text.rstrip())
             except UnicodeDecodeError as error:
-                raise DataError(f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8") from None
-            if not text or text.isspace():
-                continue
-            try:
-                yield origin, parse_json(text.rstrip())
-            except json.JSONDecodeError as error:
-                raise DataError(
-                    f"{origin}, column {error.colno}: is not JSON ({error.msg}); {file} needs one JSON object a line"
-                ) from None
+                row = on_bad(_not_utf_8(file, origin, error))
             except ValueError as error:
-                raise DataError(f"{origin}: is not JSON ({error}); {file} needs one JSON object a line") from None
+                where, why = origin, str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    where, why = f"{origin}, column {error.colno}", error.msg
+                row = on_bad(RowError("not JSON", f"{where}: is not JSON ({why}); {file} needs one JSON object a line"))
+            yield origin, row
+
+
+def _not_utf_8(file: Path, origin: str, error: UnicodeDecodeError) -> RowError:
+    return RowError("not UTF-8", f"{origin}, byte {error.start + 1}: is not UTF-8; convert {file} to UTF-8")
+
+
+class _Unpacked(io.RawIOBase):
+    """What a packed file holds. Raises DataError once that is more than any text packs to."""
+
+    def __init__(self, file: Path) -> None:
+        import pyarrow
+
+        self._stream = pyarrow.input_stream(str(regular_file(file)), compression=PACKINGS[file.suffix])
+        self._file, self._bytes = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._bytes += len(data)
+        _refuse_bomb(self._file, self._bytes)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _open(file: Path) -> io.BufferedReader:
+    """The file's bytes, unpacked. Raises OSError."""
+    if file.suffix in PACKINGS:
+        return io.BufferedReader(_Unpacked(file), _BUFFER_BYTES)
+    return regular_file(file).open("rb")
+
+
+def _json_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[str, Any]]:
+    """The rows of an array; a file of that name that begins with an object has one a line."""
+    with _open(file) as stream:
+        if not stream.peek(_BUFFER_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            yield from jsonl_rows(file, on_bad)
+            return
+        content = stream.read()
+    try:
+        rows = parse_json(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _not_utf_8(file, file.name, error) from None
+    except json.JSONDecodeError as error:
+        where = f"{file.name} line {error.lineno}, column {error.colno}"
+        raise DataError(f"{where}: is not JSON ({error.msg}); {file} needs an array of objects") from None
+    except ValueError as error:
+        raise DataError(f"{file}: is not JSON ({error}); it needs an array of objects") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"{file.name} row {number}", row
+
+
+def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[str, Any]]:
+    """Each row by the names of the first line; all values are text."""
+
+    def lines(stream: io.BufferedReader) -> Iterator[str]:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise _not_utf_8(file, f"{file.name} line {number}", error) from None
+
+    longest = csv.field_size_limit(2**31 - 1)
+    try:
+        with _open(file) as stream:
+            delimiter = "\t" if kind_of_file(file) == ".tsv" else ","
+            found = csv.reader(lines(stream), delimiter=delimiter, strict=True)
+            names = next(found, [])
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise DataError(f"{file.name} line 1: has the column {twice!r} twice; keep one")
+            begin = found.line_num + 1
+            for values in found:
+                origin, begin = f"{file.name} line {begin}", found.line_num + 1
+                if len(values) == len(names):
+                    yield origin, dict(zip(names, values, strict=True))
+                elif values:
+                    counts = f"{len(values)} values, the first line names {len(names)} columns"
+                    yield origin, on_bad(RowError("other columns", f"{origin}: has {counts}; quote those with commas"))
+    except csv.Error as error:
+        raise DataError(
+            f"{file.name} line {found.line_num}: is not CSV ({error}); put a value with quotes or line feeds in "
+            "quotes, and double those in it"
+        ) from None
+    finally:
+        csv.field_size_limit(longest)
 
 
 def _table_batches(file: Path) -> Iterator["pyarrow.RecordBatch"]:
@@ -183,103 +302,3 @@ def _refuse_bomb(file: Path, unpacked_bytes: int) -> None:
             f"{file}: unpacks its {size:,} bytes to {unpacked_bytes:,} or more; allowed are {_MOST_UNPACKED} times as "
             "many; write its rows as JSONL"
         )
-
-
-IMAGE_COLUMNS = ("image", "images")
-"""Columns of a row beside its texts: an image, or a list of them."""
-_KEYS = ("path", "bytes", "url", "image")
-_PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSource:
-    """Where images of rows come from and go to: relative paths count from `folder`, `keep` makes a file of bytes."""
-
-    folder: Path = field(default_factory=Path)
-    keep: Callable[[bytes], str] | None = None
-    """None: bytes stay in memory."""
-
-
-def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tuple[ImagePart, ...]:
-    """The images in the row's own columns of them, in order."""
-    given = {name: row[name] for name in IMAGE_COLUMNS if row.get(name) not in (None, "", [])}
-    if len(given) > 1:
-        raise DataError(f"{origin}: has image and images; keep one of them")
-    for name, value in given.items():
-        values = value if isinstance(value, list) else [value]
-        names = [f"{name}[{index}]" for index in range(len(values))] if isinstance(value, list) else [name]
-        return tuple(read_image(value, f"{origin}: {name}", source) for name, value in zip(names, values, strict=True))
-    return ()
-
-
-def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
-    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images."""
-    if isinstance(content, str):
-        return (TextPart(text=content),)
-    if not isinstance(content, list):
-        raise DataError(f"{where} is {kind(content)}; must be text, or a list of parts, each {_PARTS}")
-    return join_texts(_read_part(part, where, column, source) for part in content)
-
-
-def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
-    """The image of a path, a file URL, bytes, or {"bytes": ..., "path": ...} as Hugging Face's datasets hold it."""
-    if isinstance(value, Mapping):
-        data = value.get("bytes")
-        value = value.get("path") if data is None else data
-        if isinstance(data, str):
-            try:
-                value = base64.b64decode(data, validate=True)
-            except ValueError as error:
-                raise DataError(
-                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
-                ) from None
-    if isinstance(value, bytes):
-        return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
-    if isinstance(value, str) and value:
-        if not is_utf_8(value):
-            raise DataError(f"{where} has an image at {value[:80]!r}, a name that is not in UTF-8; rename the file")
-        if "://" not in value and not value.startswith("data:"):
-            return ImagePart(path=str(source.folder / expanduser(value)))
-        url = urlsplit(value)
-        if url.scheme != "file" or url.netloc not in ("", "localhost"):
-            raise DataError(f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first")
-        return ImagePart(path=str(source.folder / unquote(url.path)))
-    raise DataError(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
-
-
-def kind(value: Any) -> str:
-    """What a value of JSON is, as an error line says it."""
-    names = {
-        str: "text",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)
-
-
-def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Part:
-    # Tables fill a field that only some parts have with null.
-    given = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
-    match given:
-        case {"type": "text", "text": str(text)}:
-            return TextPart(text=text)
-        case {"type": "image"}:
-            keys = [name for name in _KEYS if name in given]
-        case _:
-            raise DataError(f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}")
-    if len(keys) > 1:
-        raise DataError(f"{where} has an image with {' and '.join(keys)}; keep one of them")
-    if not keys:
-        if (image := next(column, None)) is None:
-            raise DataError(
-                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
-            )
-        return image
-    value = given[keys[0]]
-    if keys == ["url"] and not str(value).startswith("file://"):
-        raise DataError(f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first")
-    return read_image({"bytes": value} if keys == ["bytes"] else value, where, source)

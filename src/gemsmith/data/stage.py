@@ -12,12 +12,13 @@ import numpy as np
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
+from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_dataset, read_held_out, read_train, source_sha256
+from gemsmith.data.dataset import Dataset, describe_columns, read_eval, read_held_out, read_train, source_sha256
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
-from gemsmith.data.image_folder import FORMAT, recipe_classes
+from gemsmith.data.image_folder import FORMAT
 from gemsmith.data.images import ValidatedRows, validate_images, write_images
 from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
@@ -66,7 +67,9 @@ def prepare_data(run: Run) -> DataRecord:
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
     held_out = _validate(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
-    rendered, hashes = _render(checkpoint.folder, template, seen.documents)
+    bad = BadRows()
+    rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
+    left_out = bad.settle(len(seen.documents), data.on_bad_row)
     kept, dropped = _keep_fitting(rendered, data, patching)
     patches = [patching.per_token * document.soft_tokens for document in kept]
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
@@ -84,13 +87,13 @@ def prepare_data(run: Run) -> DataRecord:
     overlap, notices = _compare(answers, [one for one in seen.documents if one.origin in trained], held_out)
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
-        dropped={**dropped, **seen.dropped},
+        dropped={**dataset.dropped, **bad.counts, **dropped, **seen.dropped},
         ignored_columns=dict(dataset.ignored_columns),
         packing_order=order if data.packing else None,
         template_sha256=template.sha256,
         rows_sha256=rows_sha256(files, run.data / IMAGES),
         files=files,
-        warnings=(*_notices(dataset), *seen.warnings, *notices),
+        warnings=(*_notices(dataset), *seen.warnings, *left_out, *notices),
         **_count(run.recipe, rendered, kept, rows, patches),
         **overlap,
     )
@@ -120,12 +123,10 @@ def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
 
 def _read_held_out(recipe: Recipe) -> list[Document]:
     """The rows of data.eval: those that eval cannot read are better found now than after training."""
-    data = recipe.data
-    if data.eval is None:
+    if recipe.data.eval is None:
         return []
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        classes = recipe_classes(data, "held-out")
-        return read_dataset(data.eval, format=data.format, seed=recipe.seed, classes=classes).documents
+        return read_eval(recipe).documents
     return read_held_out(recipe).documents
 
 
@@ -214,9 +215,12 @@ def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, wit
 
 
 def _render(
-    folder: Path, template: ChatTemplateSource, documents: Sequence[Document]
+    folder: Path, template: ChatTemplateSource, documents: Sequence[Document], bad: BadRows
 ) -> tuple[list[Rendered], dict[str, bytes]]:
-    """The documents in tokens, and by origin the hashes of each one's turns, which are made meanwhile."""
+    """The documents in tokens, and by origin the hashes of each one's turns, which are made meanwhile.
+
+    Rows that cannot be rendered are added to `bad`.
+    """
     hashes: dict[str, bytes] = {}
 
     def hashed() -> Iterator[Document]:
@@ -224,7 +228,8 @@ def _render(
             hashes[document.origin] = hash_turns(document)
             yield document
 
-    return list(render_in_processes(folder, template, hashed(), count_processes(documents))), hashes
+    processes = count_processes(documents)
+    return list(render_in_processes(folder, template, hashed(), processes, on_bad=bad.add)), hashes
 
 
 def _compare(
@@ -307,10 +312,13 @@ def _summary(record: DataRecord, run: Run) -> str:
     if record.images:
         text += f"; {record.images:,} images in {record.soft_tokens:,} soft tokens"
     for reason, count in record.dropped.items():
-        text += f"; dropped {count:,} " + {
-            "too_long": f"longer than {data.max_length} (longest {record.length_percentiles['p100']:,})",
-            "too_many_patches": f"with more than {data.max_patches:,} patches",
-        }.get(reason, f"({reason})")
+        text += {
+            "held_out": f"; held out {count:,}",
+            "limit": f"; left {count:,} beyond data.limit",
+            "too_long": f"; dropped {count:,} longer than {data.max_length} (longest "
+            f"{record.length_percentiles['p100']:,})",
+            "too_many_patches": f"; dropped {count:,} with more than {data.max_patches:,} patches",
+        }.get(reason, f"; dropped {count:,} ({reason})")
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if record.packed_rows < per_step:

@@ -38,11 +38,12 @@ from gemsmith.data.chat_template import (
 )
 from gemsmith.data.documents import Document
 from gemsmith.data.encode import WordEncoder
-from gemsmith.errors import CheckpointError, DataError
+from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
 
+_no_mask = partial(RowError, "no mask")
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
@@ -178,28 +179,48 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def render_documents(renderer: Renderer, documents: Sequence[Document]) -> list[Rendered]:
+def raise_row_error(_origin: str, error: RowError) -> None:
+    """Raises the error."""
+    raise error
+
+
+def render_documents(
+    renderer: Renderer, documents: Sequence[Document], on_bad: Callable[[str, RowError], object] = raise_row_error
+) -> list[Rendered]:
     """Every document in tokens, in order; where its turns cannot stand in one sequence, one for each assistant turn.
 
-    Raises DataError naming the row where the mask cannot be decided, or its text holds or makes a control token.
+    Raises RowError naming the row where the mask cannot be decided, or its text holds or makes a control token; where
+    `on_bad` returns, that row is left out.
     """
     sequences: list[tuple[SplitText, Document, int]] = []
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
         for document in documents:
-            refuse_control_tokens(renderer.control, document)
-            splits = split_document(renderer.template, document)
+            try:
+                refuse_control_tokens(renderer.control, document)
+                splits = split_document(renderer.template, document)
+            except RowError as error:
+                on_bad(document.origin, error)
+                continue
             sequences += [(split, document, number) for number, split in enumerate(splits)]
     ids = iter(renderer.encoder.encode([piece.text for split, *_ in sequences for piece in split.pieces]))
     borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
-    rendered = []
+    rendered, bad = [], set()
     for split, document, number in sequences:
-        joined = _join_ids(split.pieces, [*islice(ids, len(split.pieces))], document.origin)
-        borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        pieces = [*islice(ids, len(split.pieces))]
+        if document.origin in bad:
+            continue
+        joined = _join_ids(split.pieces, pieces, document.origin)
+        try:
+            borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+        except RowError as error:
+            bad.add(document.origin)
+            on_bad(document.origin, error)
+            continue
         if images_of(document.messages):
             joined = _place_images(joined, split, document, renderer.image_tokens())
         _check_ids(joined)
         rendered.append(joined)
-    return rendered
+    return [one for one in rendered if one.origin not in bad] if bad else rendered
 
 
 def _text_bytes(document: Document) -> int:
@@ -215,9 +236,18 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
     own: prompt with channel, answer.
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
+
+    Raw text has no template around it, and its end is trained as well:
+
+        [("<bos>", False), ("Once upon a time …", True), ("<eos>", True)]
     """
-    messages = plain_messages(document.messages)
-    answers = [index for index, message in enumerate(document.messages) if message.role == "assistant"]
+    messages, answers = plain_messages(document.messages), document.answers
+    if answers[0] == 0:  # text that nothing asks for
+        return [
+            SplitText(
+                (Piece("<bos>", False), Piece(text_of(document.messages[0]), True), Piece("<eos>", True)), (0,), 1
+            )
+        ]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -226,7 +256,7 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
         if not any(turn.apart for turn in turns):
             return [SplitText(_join_turns(full, turns, document), tuple(answers), len(messages))]
     except TemplateFailure as error:
-        raise DataError(f"{document.origin}: {error}") from None
+        raise RowError("chat template", f"{document.origin}: {error}") from None
     except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
         raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
     return [
@@ -254,10 +284,10 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
-        raise DataError(
+        raise _no_mask(
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
             f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
-            "set data.template"
+            "set data.template",
         )
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
@@ -265,11 +295,11 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
         answer = answer.removeprefix(EMPTY_THOUGHT)
     body, end, rest = answer.rpartition(TURN_END)
     if not end or rest.strip():
-        raise DataError(
+        raise _no_mask(
             f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
         )
     if body.strip() != content.strip():
-        raise DataError(
+        raise _no_mask(
             f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
             "for one); write the answer as it is to be trained"
         )
@@ -282,7 +312,7 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     done = 0
     for turn in turns:
         if not full.startswith(turn.prompt + turn.answer):
-            raise DataError(
+            raise _no_mask(
                 f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
                 f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
                 "answer a row"
@@ -374,7 +404,7 @@ def _check_ids(rendered: Rendered) -> None:
         )
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
-    assert ids[trained][-1] == SPECIAL_IDS[TURN_END]
+    assert ids[trained][-1] in (SPECIAL_IDS[TURN_END], SPECIAL_IDS["<eos>"])
 
 
 def _tail(text: str) -> str:

@@ -20,8 +20,15 @@ import numpy as np
 
 from gemsmith.data.chat_template import ChatTemplateSource
 from gemsmith.data.documents import Document
-from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, render_documents
-from gemsmith.errors import DataError, GemsmithError, MachineError
+from gemsmith.data.tokenize import (
+    Rendered,
+    Renderer,
+    check_prompts,
+    open_renderer,
+    raise_row_error,
+    render_documents,
+)
+from gemsmith.errors import DataError, GemsmithError, MachineError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import ProcessLimits, answer_requests, draw_ahead, open_pool, worker_command
 from gemsmith.tasks.messages import text_of
@@ -51,6 +58,8 @@ class Packed(NamedTuple):
     lengths: list[int]
     origins: list[str]
     images: list[tuple[ImageInfo, ...]]
+    bad: list[tuple[str, RowError]]
+    """Where rows stand that were left out, and why."""
 
 
 class Prompts(NamedTuple):
@@ -76,10 +85,12 @@ def main() -> None:
     def answer(request: Sequence[Document] | Prompts) -> Packed | list[np.ndarray]:
         if isinstance(request, Prompts):
             return check_prompts(renderer(), request.rows)
-        rendered = render_documents(renderer(), request)
-        ids, trained = (np.concatenate([getattr(each, name) for each in rendered]) for name in ("ids", "trained"))
+        bad: list[tuple[str, RowError]] = []
+        rendered = render_documents(renderer(), request, on_bad=lambda *one: bad.append(one))
+        ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
+        trained = np.concatenate([np.empty(0, bool), *(each.trained for each in rendered)])
         lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
-        return Packed(ids, trained, lengths, origins, [document.images for document in rendered])
+        return Packed(ids, trained, lengths, origins, [document.images for document in rendered], bad)
 
     answer_requests(answer, errors=(GemsmithError,))
 
@@ -97,6 +108,7 @@ def render_in_processes(
     processes: int,
     *,
     limits: ProcessLimits | None = None,
+    on_bad: Callable[[str, RowError], object] = raise_row_error,
 ) -> Iterator[Rendered]:
     """What render_documents gives, and raises for the first such document, made by so many processes.
 
@@ -106,7 +118,9 @@ def render_in_processes(
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
     with _open_workers(Opening(folder, template, limits or ProcessLimits()), processes) as ask:
         for reply in draw_ahead(map(ask, chunks), 2 * processes):
-            ids, trained, lengths, origins, images = reply.result()
+            ids, trained, lengths, origins, images, bad = reply.result()
+            for origin, error in bad:
+                on_bad(origin, error)
             ends = np.cumsum(lengths)
             for end, length, origin, seen in zip(ends, lengths, origins, images, strict=True):
                 part = slice(end - length, end)

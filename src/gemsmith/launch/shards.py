@@ -59,14 +59,14 @@ def find_images(data: Data, key: str, source: Path) -> ImageShards | None:
     for rows that cannot be read, images that do not exist, and those that are not named as below the rows' folder.
     """
     # Here, since it brings numpy, which a launch without rows of this machine does not need.
-    from gemsmith.data.image_folder import FORMAT, find_image_files
+    from gemsmith.data.dataset import find_source_files
+    from gemsmith.data.image_folder import FORMAT
 
     images = data.format == FORMAT
     folder = source if source.is_dir() and not images else source.parent
     names: dict[str, str] = {}
     if images:
-        found = (image for files in find_image_files(str(source)).values() for image in files)
-        names = {str(image.relative_to(folder)): str(source) for image in found}
+        names = {str(file.relative_to(folder)): str(source) for file in find_source_files(str(source), FORMAT)}
     else:
         for origin, name in _named(data, source):
             names.setdefault(name, origin)
@@ -144,13 +144,14 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.reader import ImageSource
+    from gemsmith.data.parts import ImageSource
 
-    if not any(map(_may_name_images, find_source_files(str(source)))):
+    renamed = not {"image", "images"}.isdisjoint(data.columns)
+    if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
     images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), format=data.format, images=images).documents:
+    for document in read_dataset(str(source), data=data, images=images).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

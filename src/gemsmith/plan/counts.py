@@ -101,9 +101,12 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
             f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of "
             f"{size >> 20}"
         )
+    trained = min(round(documents * (1 - recipe.data.held_out)), recipe.data.limit or documents)
+    if trained < documents:
+        how += f", of which {trained:,} are trained on"
     if not recipe.data.packing:
-        return _from_rows(recipe, documents, how)
-    return _packed(recipe, lines, size, documents, how)
+        return _from_rows(recipe, trained, how)
+    return _packed(recipe, lines, size * trained / documents, trained, how)
 
 
 def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int, how: str) -> StepCount:

@@ -1,6 +1,7 @@
 """Which keys of a recipe exclude each other."""
 
 import json
+import re
 
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.errors import RecipeError
@@ -11,6 +12,7 @@ from gemsmith.tasks import SOURCES, find_source
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
+    _check_held_out(recipe.data)
     _check_image_folder(recipe.data)
     _check_bench_images(recipe)
     steps, ratio = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio
@@ -36,24 +38,43 @@ def check_recipe(recipe: Recipe) -> None:
             lora_targets(find_variant(recipe.model), kinds)
 
 
+def eval_share(data: Data) -> float | None:
+    """The share of data.train that `eval: 5%` asks for; None where data.eval is no share."""
+    share = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", data.eval) if isinstance(data.eval, str) else None
+    return float(share[1]) / 100 if share else None
+
+
+def _check_held_out(data: Data) -> None:
+    """A share of the rows is held out of those of data.train alone."""
+    share = eval_share(data)
+    if share is not None and not 0 < share < 1:
+        raise RecipeError(f"data.eval: {data.eval} was given; a share of data.train must be above 0% and below 100%")
+    if data.held_out and data.eval != data.train:
+        raise RecipeError(
+            f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; set data.eval to the same "
+            f"rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
+        )
+    if (data.held_out or share) and isinstance(data.train, GeneratedData):
+        raise RecipeError(
+            "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
+        )
+
+
 def _check_image_folder(data: Data) -> None:
     """What only a folder of images has, and what it needs."""
     if data.format != "image-folder":
-        for key in ("labels", "prompt", "held_out"):
+        for key in ("labels", "prompt"):
             if getattr(data, key) != Data.model_fields[key].default:
                 raise RecipeError(
                     f"data.{key}: is for data.format image-folder, and {data.format} was given; leave it out"
                 )
         return
+    if data.columns:
+        raise RecipeError("data.columns: was given, and data.format image-folder has files for rows; leave it out")
     if data.prompt is None:
         raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
     if isinstance(data.train, GeneratedData) or isinstance(data.eval, GeneratedData):
         raise RecipeError("data.train: rows to make were given; data.format image-folder needs a folder")
-    if data.held_out and data.eval != data.train:
-        raise RecipeError(
-            f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; set data.eval to the same "
-            "folder, or leave held_out out"
-        )
     if data.eval == data.train and not data.held_out:
         raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
 

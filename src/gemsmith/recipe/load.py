@@ -203,7 +203,7 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(
         part
         for part in place
-        if part not in ("GeneratedData", "Mesh", "str", "constrained-str", "int", "float", "bool")
+        if part not in ("GeneratedData", "Mesh", "str", "constrained-str", "int", "float", "bool", "[key]")
         and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":

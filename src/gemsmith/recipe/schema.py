@@ -20,14 +20,20 @@ from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_made, describe
 
 Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+ErrorOrDrop = Literal["error", "drop"]
 if TYPE_CHECKING:
     MadeTask: TypeAlias = str
     ScorerName: TypeAlias = str
     TaskName: TypeAlias = str
+    RowFormat: TypeAlias = str
+    RowColumn: TypeAlias = str
 else:  # the names of the tasks that there are, or a Python file of the user's own
     _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
     MadeTask, ScorerName = Literal[GENERATORS] | _OwnFile, Literal[SCORERS] | _OwnFile
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
+    _FORMS = "messages prompt-response prompt-completion alpaca sharegpt question-answer text image-folder"
+    _COLUMNS = "messages prompt response completion instruction input output system conversations question answer text"
+    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images")]
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1 takes a bare off for false.
@@ -48,13 +54,16 @@ class Data(Section):
     stages = "plan data train"
 
     train: InputPath[str | GeneratedData] = Field(
-        description="JSONL or parquet file, a Hugging Face dataset folder, or rows to make."
+        description="A JSONL, JSON, CSV or parquet file, a Hugging Face dataset folder, or rows to make."
     )
     eval: Annotated[str | GeneratedData | None, Says("plan questions", path=True)] = Field(
-        None, description="Held-out rows, in the same forms; null: no evaluation."
+        None, description="Held-out rows, in the same forms, or a share of data.train: 5%; null: no evaluation."
     )
-    format: OfQuestions[Literal["auto", "messages", "prompt-response", "image-folder"]] = Field(
+    format: OfQuestions[RowFormat] = Field(
         "auto", description="`auto` looks at the columns; image-folder: a sub-folder of images for each class."
+    )
+    columns: OfQuestions[dict[RowColumn, str]] = Field(
+        {}, description="What the rows call a form's columns, such as {prompt: task, response: solution}."
     )
     labels: OfQuestions[dict[str, str]] = Field(
         {}, description="image-folder: sub-folder -> answer; default: its name, _ as spaces."
@@ -63,23 +72,21 @@ class Data(Section):
         None, description="image-folder: the text after each image; {labels}: all answers."
     )
     held_out: OfQuestions[Fraction] = Field(
-        0.0, description="image-folder: the share of each class for data.eval, the same folder."
+        0.0, description="The share of data.train that is data.eval, of a folder of images that of each class."
     )
     image_tokens: OfQuestions[Literal[70, 140, 280, 560, 1120]] = Field(
         280, description="Soft tokens of an image at most."
     )
     max_patches: Positive = Field(25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches.")
-    on_bad_image: Literal["error", "drop"] = Field(
-        "error", description="What happens to a row whose image is unusable."
-    )
+    on_bad_image: ErrorOrDrop = Field("error", description="What happens to a row whose image is unusable.")
+    on_bad_row: ErrorOrDrop = Field("error", description="What happens to a row that cannot be read or rendered.")
     template: InputPath[str | None] = Field(None, description="A chat template file; default: the checkpoint's own.")
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
     )
-    on_too_long: Literal["drop", "error"] = Field(
-        "drop", description="What happens to a document longer than max_length."
-    )
+    on_too_long: ErrorOrDrop = Field("drop", description="What happens to a document longer than max_length.")
+    limit: Positive | None = Field(None, description="Train on so many rows at most, drawn by the seed; null: on all.")
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:

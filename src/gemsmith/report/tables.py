@@ -126,7 +126,7 @@ def _lines(record: Any) -> _Lines:
             if cheapest and cheapest.usd:
                 yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
         case DataRecord():
-            yield "rows", f"{count(record.rows)}, {count(sum(record.dropped.values()))} dropped"
+            yield "rows", f"{count(record.rows)}, {count(sum(record.dropped.values()))} left out"
             if record.ignored_columns:
                 yield "columns ignored", ", ".join(record.ignored_columns)
             yield "packing efficiency", percent(record.packing_efficiency)

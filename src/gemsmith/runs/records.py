@@ -98,7 +98,7 @@ class DataRecord(Record):
     rows: int
     """Documents that are trained on."""
     dropped: dict[str, int]
-    """Why -> rows: too_long, too_many_patches, or `image` and what is wrong with it."""
+    """Why -> rows: too_long, too_many_patches, limit, held_out, or `row` or `image` and what is wrong with it."""
     ignored_columns: dict[str, int] = {}
     """Columns that were not read -> rows that have a value there."""
     packed_rows: int

@@ -12,7 +12,7 @@ from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
-from gemsmith.recipe.checks import check_served_adapter
+from gemsmith.recipe.checks import check_served_adapter, eval_share
 from gemsmith.recipe.keys import PATHS, value_at
 from gemsmith.recipe.load import default_values, load_recipe, plain_values, read_reasons, task_files, with_values
 from gemsmith.recipe.schema import TASK_KEYS, Recipe, ResolvedValue, eval_tasks, longest_answer
@@ -187,7 +187,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
     check_lengths(recipe, variant)
-    rest = list(_rows_per_step(recipe))
+    rest = [*_rows_per_step(recipe), *_held_out_share(recipe)]
     if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
         # The number is known once the data stage has counted the steps.
         reason = "a tenth of all steps, at most 100; training says how many"
@@ -201,7 +201,15 @@ def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, lis
         raise RecipeError(
             f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml"
         )
-    recipe, derived = resolve(load_recipe(path, overrides))
+    given = load_recipe(path, overrides)
+    for key in PATHS:
+        value = value_at(given, key)
+        if isinstance(value, str) and not expanduser(value).exists() and (beside := path.parent / value).exists():
+            raise RecipeError(
+                f"{key}: {value} does not exist in the folder that this was started in, from which paths count, but "
+                f"beside the recipe; write {os.path.abspath(beside)}, or start it in {os.path.abspath(path.parent)}"
+            )
+    recipe, derived = resolve(given)
     check_settings(recipe)
     return recipe, derived
 
@@ -293,6 +301,13 @@ def _absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
     )
     if datasets != recipe.eval.tasks:
         yield ResolvedValue("eval.tasks", datasets, "datasets seen from the folder the run was started in")
+
+
+def _held_out_share(recipe: Recipe) -> Iterator[ResolvedValue]:
+    if (share := eval_share(recipe.data)) is not None:
+        reason = f"{recipe.data.eval} of data.train, by a hash of each row"
+        yield ResolvedValue("data.eval", recipe.data.train, reason)
+        yield ResolvedValue("data.held_out", share, reason)
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:

@@ -146,5 +146,7 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(
         stage,
         "render_in_processes",
-        lambda folder, template, documents, _: render_documents(open_renderer(folder, template), [*documents]),
+        lambda folder, template, documents, _, on_bad: render_documents(
+            open_renderer(folder, template), [*documents], on_bad
+        ),
     )

@@ -1,0 +1,252 @@
+r"""One class for each form that rows may have: which columns it reads, and what turns it makes of them.
+
+{"instruction": "Add", "input": "1 and 2", "output": "3"}  →  user: Add\n1 and 2    assistant: 3
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+from gemsmith.data.documents import Document
+from gemsmith.data.parts import ImageSource, kind, read_column, read_parts
+from gemsmith.errors import RowError, suggest
+from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
+
+_FIELDS = ("role", "content")
+_FIELD_SET = {*_FIELDS}
+_SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+"""Who speaks in ShareGPT's `from` -> the role."""
+
+
+class Turns(NamedTuple):
+    """A row's turns as objects of role and content, and what the row calls each of them."""
+
+    turns: Sequence[Any]
+    names: tuple[str, ...]
+    context: int = 0
+    """How many of the first are context alone: no answer among them is trained."""
+
+
+class Form(Protocol):
+    """A form of row: the columns that tell it, those that it may have, and what turns it makes of a row.
+
+    `answer`: the column that is missing where a row only asks; None: its turns then end with the question.
+    """
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    answer: str | None = None
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
+        """The row's turns; `images` of its own column stand before its question. Raises RowError."""
+
+
+class Messages(Form):
+    """A list of turns with role and content."""
+
+    needed = ("messages",)
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
+        turns = _list_of(row["messages"], f"{origin}: messages", "{role, content}")
+        return Turns(turns, _numbered("messages", len(turns)))
+
+
+class ShareGPT(Form):
+    """A list of turns with from and value, or with role and content, and maybe a system turn beside it."""
+
+    needed, optional = ("conversations",), ("system",)
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
+        given = _list_of(row["conversations"], f"{origin}: conversations", "{from, value}")
+        names = _numbered("conversations", len(given))
+        turns = [_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)]
+        return _after_system(row, turns, names)
+
+
+class Pair(Form):
+    """A question and its answer, in two columns."""
+
+    def __init__(self, prompt: str, response: str) -> None:
+        self.needed, self.answer = (prompt, response), response
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
+        prompt, response = self.needed
+        return Turns([_asked(row[prompt], images), {"role": "assistant", "content": row[response]}], self.needed)
+
+
+class PromptCompletion(Form):
+    """TRL's: two texts, or two lists of messages, of which only the second is trained."""
+
+    needed, answer = ("prompt", "completion"), "completion"
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
+        asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
+        answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
+        if not any(isinstance(turn, Mapping) and turn.get("role") == "assistant" for turn in answered):
+            raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
+        return Turns([*asked, *answered], names + called, context=len(asked))
+
+
+class Alpaca(Form):
+    """An instruction, maybe its input and a system turn, and the output."""
+
+    needed, optional, answer = ("instruction", "output"), ("input", "system"), "output"
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
+        prompt, given = row["instruction"], row.get("input")
+        if given not in (None, ""):
+            if not isinstance(prompt, str) or not isinstance(given, str):
+                what = f"instruction is {kind(prompt)}, input {kind(given)}"
+                raise RowError("not text", f"{origin}: {what}; both must be text")
+            prompt = f"{prompt}\n{given}"
+        answer = {"role": "assistant", "content": row["output"]}
+        return _after_system(row, [_asked(prompt, images), answer], self.needed)
+
+
+class RawText(Form):
+    """Text without a question: all of it is trained, and no chat template is around it."""
+
+    needed, answer = ("text",), "text"
+
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
+        text = row["text"]
+        if not isinstance(text, str) or not text.strip():
+            what = "empty" if isinstance(text, str) else kind(text)
+            raise RowError("no text", f"{origin}: text is {what}; write some, or take the row out")
+        return Turns([{"role": "assistant", "content": text}], self.needed)
+
+
+FORMS: dict[str, Form] = {
+    "messages": Messages(),
+    "prompt-response": Pair("prompt", "response"),
+    "prompt-completion": PromptCompletion(),
+    "alpaca": Alpaca(),
+    "sharegpt": ShareGPT(),
+    "question-answer": Pair("question", "answer"),
+    "text": RawText(),
+}
+COLUMNS = frozenset(column for form in FORMS.values() for column in (*form.needed, *form.optional))
+
+
+def read_document(
+    row: Mapping[str, Any],
+    origin: str,
+    form: Form,
+    source: ImageSource,
+    columns: Mapping[str, Any] = MappingProxyType({}),
+) -> Document:
+    """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
+    column = read_column(row, origin, source)
+    turns, names, context = form.turns(row, origin, len(column))
+    left = iter(column)
+    messages = tuple(
+        [_read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)]
+    )
+    if column and (more := len([*left])):
+        raise RowError(
+            "misplaced image",
+            f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
+            '{"type": "image"} where each belongs',
+        )
+    if not isinstance(form, RawText):
+        _check_turns(messages, names, origin)
+    return Document(messages=messages, origin=origin, names=names, context=context, columns=columns)
+
+
+def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
+    roles = [message.role for message in messages]
+    if "assistant" not in roles:
+        raise RowError(
+            "no answer", f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out"
+        )
+    if roles[0] == "assistant":
+        raise RowError("no question", f"{origin}: begins with an assistant turn; put what it answers before it")
+    if roles[-1] != "assistant":
+        raise RowError(
+            "ends without an answer",
+            f"{origin}: ends with {names[-1]}, a turn of the role {roles[-1]} that nothing answers; add the answer, or "
+            "take the turn out",
+        )
+    for name, turn in zip(names, messages, strict=True):
+        text, takes_images = text_of(turn), turn.role == "user"
+        if turn.role != "system" and (not text or text.isspace()) and not (takes_images and images_of([turn])):
+            what = "prompt" if takes_images else "answer"
+            raise RowError(f"empty {what}", f"{origin}: {name} is an empty {what}; fill it, or take the row out")
+        if not takes_images and images_of([turn]):
+            what = f"of the role {turn.role} and has an image"
+            raise RowError("misplaced image", f"{origin}: {name} is {what}; only user turns may")
+
+
+def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
+    if not isinstance(turn, Mapping):
+        raise RowError("not a turn", f"{where} is {kind(turn)}; must be an object with role and content")
+    if turn.keys() != _FIELD_SET:
+        _check_fields(turn, where, _FIELDS)
+    role = turn["role"]
+    if role not in ROLES:
+        near = suggest(str(role), ROLES)
+        raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
+    message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
+    try:
+        text_of(message).encode()
+    except UnicodeEncodeError as error:
+        place = f"at character {error.start + 1}"
+        raise RowError("no Unicode", f"{where} holds half a surrogate pair {place}; it is no Unicode text") from None
+    return message
+
+
+def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, str]) -> None:
+    # Tables fill a field that only some messages have with null.
+    unknown = next((name for name, value in turn.items() if name not in fields and value is not None), None)
+    if unknown is not None:
+        near = f"{unknown}{suggest(unknown, fields)}"
+        raise RowError("unknown field", f"{where} has an unknown field {near}; allowed: {', '.join(fields)}")
+    missing = next((name for name in fields if name not in turn), None)
+    if missing:
+        raise RowError("not a turn", f"{where} has no {missing}; must have {' and '.join(fields)}")
+
+
+def _spoken(turn: Any, where: str) -> Any:
+    """A turn of ShareGPT's as one of role and content; what is none is left for whoever reads those."""
+    if not isinstance(turn, Mapping) or turn.get("from") is None:
+        return turn
+    _check_fields(turn, where, ("from", "value"))
+    speaker = turn["from"]
+    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+        raise RowError(
+            "unknown role", f"{where} is from {speaker!r}; allowed: {', '.join(_SPEAKERS)}; take such rows out"
+        )
+    return {"role": _SPEAKERS[speaker], "content": turn["value"]}
+
+
+def _asked(prompt: Any, images: int) -> dict[str, Any]:
+    if images and isinstance(prompt, str):
+        prompt = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]
+    return {"role": "user", "content": prompt}
+
+
+def _after_system(row: Mapping[str, Any], turns: list[Any], names: tuple[str, ...]) -> Turns:
+    if (system := row.get("system")) in (None, ""):
+        return Turns(turns, names)
+    return Turns([{"role": "system", "content": system}, *turns], ("system", *names))
+
+
+def _as_messages(row: Mapping[str, Any], column: str, turn: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """The messages in a column and their names; of a text, or of the parts of one message, that turn."""
+    value = row[column]
+    if isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value):
+        return value, _numbered(column, len(value))
+    return [turn], (column,)
+
+
+def _list_of(turns: Any, where: str, what: str) -> list[Any]:
+    if not isinstance(turns, list):
+        raise RowError("not a list", f"{where} is {kind(turns)}; must be a list of {what}")
+    return turns
+
+
+@cache
+def _numbered(column: str, count: int) -> tuple[str, ...]:
+    """messages[0], messages[1], …: one tuple for all rows of as many turns."""
+    return tuple(f"{column}[{index}]" for index in range(count))

@@ -1,0 +1,116 @@
+"""What in a row is an image, by its path, a file URL or its bytes, and what is text."""
+
+import base64
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from gemsmith.errors import RowError
+from gemsmith.system.characters import is_utf_8
+from gemsmith.system.files import expanduser
+from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
+
+IMAGE_COLUMNS = ("image", "images")
+"""Columns of a row beside its texts: an image, or a list of them."""
+_bad_image = partial(RowError, "unusable image")
+_KEYS = ("path", "bytes", "url", "image")
+_PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSource:
+    """Where images of rows come from and go to: relative paths count from `folder`, `keep` makes a file of bytes."""
+
+    folder: Path = field(default_factory=Path)
+    keep: Callable[[bytes], str] | None = None
+    """None: bytes stay in memory."""
+
+
+def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tuple[ImagePart, ...]:
+    """The images in the row's own columns of them, in order."""
+    given = {name: row[name] for name in IMAGE_COLUMNS if row.get(name) not in (None, "", [])}
+    if len(given) > 1:
+        raise _bad_image(f"{origin}: has image and images; keep one of them")
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        names = [f"{name}[{index}]" for index in range(len(values))] if isinstance(value, list) else [name]
+        return tuple(read_image(value, f"{origin}: {name}", source) for name, value in zip(names, values, strict=True))
+    return ()
+
+
+def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
+    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images."""
+    if isinstance(content, str):
+        return (TextPart(text=content),)
+    if not isinstance(content, list):
+        raise RowError("not text", f"{where} is {kind(content)}; must be text, or a list of parts, each {_PARTS}")
+    return join_texts(_read_part(part, where, column, source) for part in content)
+
+
+def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
+    """The image of a path, a file URL, bytes, or {"bytes": ..., "path": ...} as Hugging Face's datasets hold it."""
+    if isinstance(value, Mapping):
+        data = value.get("bytes")
+        value = value.get("path") if data is None else data
+        if isinstance(data, str):
+            try:
+                value = base64.b64decode(data, validate=True)
+            except ValueError as error:
+                raise _bad_image(
+                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
+                ) from None
+    if isinstance(value, bytes):
+        return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
+    if isinstance(value, str) and value:
+        if not is_utf_8(value):
+            raise _bad_image(f"{where} has an image at {value[:80]!r}, a name that is not in UTF-8; rename the file")
+        if "://" not in value and not value.startswith("data:"):
+            return ImagePart(path=str(source.folder / expanduser(value)))
+        url = urlsplit(value)
+        if url.scheme != "file" or url.netloc not in ("", "localhost"):
+            raise _bad_image(f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first")
+        return ImagePart(path=str(source.folder / unquote(url.path)))
+    raise _bad_image(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
+
+
+def kind(value: Any) -> str:
+    """What a value of JSON is, as an error line says it."""
+    names = {
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        type(None): "null",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Part:
+    # Tables fill a field that only some parts have with null.
+    given = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+    match given:
+        case {"type": "text", "text": str(text)}:
+            return TextPart(text=text)
+        case {"type": "image"}:
+            keys = [name for name in _KEYS if name in given]
+        case _:
+            raise RowError(
+                "unknown part", f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}"
+            )
+    if len(keys) > 1:
+        raise _bad_image(f"{where} has an image with {' and '.join(keys)}; keep one of them")
+    if not keys:
+        if (image := next(column, None)) is None:
+            raise _bad_image(
+                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
+            )
+        return image
+    value = given[keys[0]]
+    if keys == ["url"] and not str(value).startswith("file://"):
+        raise _bad_image(f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first")
+    return read_image({"bytes": value} if keys == ["bytes"] else value, where, source)
