@@ -58,6 +58,7 @@ RULES = (
     Rule("train.tokens_per_step", _TQ, "another batch: fuller matmuls, other updates"),
     Rule("train.init_adapter", _Q, "another start"),
     Rule("train.dtype", _TQ, "other precision"),
+    Rule("train.double_quant", _TQ, "other precision"),
     Rule("train.backend", _TQ, "another implementation"),
     Rule("train.on_*", _Q, "which updates are left out"),
     Rule("train.spike_factor", _Q, "which updates are left out"),

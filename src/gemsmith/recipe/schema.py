@@ -202,6 +202,7 @@ class Train(Section):
         "bfloat16",
         description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
     )
+    double_quant: NotCompiled[bool] = Field(False, description="trl, nf4: the scales are rounded to 8 bits, too.")
     compile: NotCompiled[bool] = Field(
         False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
     )
