@@ -83,7 +83,7 @@ RULES = (
     Rule("bench.images", _S, "requests with images are embedded too, and are chats"),
     Rule("bench.prompts", (), "each load says how many requests it had"),
     Rule("bench.*", (), "loads are compared one by one, each with its like"),
-    Rule("eval.limit", _Q, "other questions"),
+    Rule("eval.limit*", _Q, "other questions"),
     Rule("eval.concurrency", (), "how fast the questions are asked"),
     Rule("eval.*", _Q, "another way to score"),
     Rule("hardware.*", (), "what was planned for, not what it ran on"),

@@ -82,7 +82,12 @@ def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
             answers[role].append(answer_all(run, task, model, force=force))
             print_scores(task, role, answers[role][-1])
     scored = [
-        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned))
+        ScoredTask(
+            task=task,
+            base=base,
+            tuned=tuned,
+            result=make_result(task, base, tuned, limit_seed=run.recipe.eval.limit_seed),
+        )
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
     record = _make_record(run, servers, clock, scored, dataset, overlap)

@@ -364,7 +364,8 @@ class Eval(Section):
         {}, description="Values of the scorer's columns, such as `pattern`, for the rows that have none of their own."
     )
     max_tokens: Positive = Field(512, description="Tokens of the longest answer.")
-    limit: Positive | None = Field(None, description="Score only the first rows.")
+    limit: Positive | None = Field(None, description="Score so many rows or questions, drawn; of lm-eval's the first.")
+    limit_seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Which ones eval.limit draws.")
     concurrency: Positive = Field(16, description="Requests under way at once.")
 
 

@@ -177,6 +177,10 @@ class TaskResult(Part):
     prompt: str | None = None
     dataset: str | None = None
     questions_sha256: str
+    drawn_from: int | None = None
+    """How many questions there are, where eval.limit drew some of them."""
+    limit_seed: int | None = None
+    """What it drew them by."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Questions that no answer can be judged for here, which were not asked and do not count, and why."""
     judged_by: str | None = None
