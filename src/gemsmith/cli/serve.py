@@ -133,11 +133,17 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
 )
 @option("--lm-eval-tasks", metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it.")
+@option("--url", metavar="URL", help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY.")
+@option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@option("--base-url", metavar="URL", help="With --url: where the base is; default, with --base-model: there, too.")
+@option("--base-model", metavar="NAME", help="With --url: the base's name; without both the run's own base is asked.")
 @option("--answers", metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
 @option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
 @requires("lm_eval", "lm_eval_tasks")
-@requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval")
-@conflicts("lm_eval", *_OF_A_TASK, "table")
+@requires("url", "model", "base_url", "base_model")
+@requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval", "url")
+@conflicts("lm_eval", *_OF_A_TASK, "table", "url")
+@conflicts("url", "skip_verify_check")
 @conflicts("source", "answers")
 def evaluate(
     args: RunArgs, skip_verify_check: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
@@ -151,6 +157,7 @@ def evaluate(
     \b
     gemsmith eval runs/my --set eval.limit=50 --force
     gemsmith eval runs/my --task verilog --dataset verilog-eval/dataset_spec-to-rtl --table
+    gemsmith eval runs/my --url https://my-service --base-url http://127.0.0.1:8000
     gemsmith eval runs/my --lm-eval arc_easy,my_task --lm-eval-tasks my_tasks
     gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
     """
@@ -165,8 +172,9 @@ def evaluate(
         added = [add_task(args.source, args.overrides, given)] if given else []
         again = ("eval",) if args.force or added else ()
         opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
+        more = {"elsewhere": _find_servers(options)} if options["url"] else {}
         record = lazy_import("pipeline").run_stage(
-            opened, "eval", force=args.force, skip_verify_check=skip_verify_check
+            opened, "eval", force=args.force, skip_verify_check=skip_verify_check, **more
         )
         if again:
             lazy_import("runs.run").commit_recipe(opened)
@@ -175,6 +183,19 @@ def evaluate(
         args.print_record(record)
     else:
         show(record)
+
+
+def _find_servers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuned, and base where an option names it -> the server to ask. Raises InputError where both are one model."""
+    find = lazy_import("serve.client.endpoint").find_server
+    found = {"tuned": find(options["url"], options["model"])}
+    if options["base_url"] or options["base_model"]:
+        found["base"] = find(options["base_url"] or options["url"], options["base_model"], of="base-")
+        if found["base"] == found["tuned"]:
+            raise InputError(
+                f"--base-model: is {found['tuned'].model} at {found['tuned'].url}, the model of --url, too"
+            )
+    return found
 
 
 def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from gemsmith.checkpoints import open_checkpoint, read_config
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
@@ -31,38 +29,17 @@ from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import find_models, key_headers
+from gemsmith.serve.client.endpoint import RemoteServer, find_server
 from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
-from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
+from gemsmith.system.files import atomic_write, sha256_file, write_text
 from gemsmith.system.locks import locked
 from gemsmith.system.version import __version__
 
 CONCURRENCY = 16
 ROOM_STEP = 1024
-_CONNECT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteServer:
-    """A server that somebody else runs."""
-
-    url: str
-    model: str
-
-    def check(self) -> None:
-        """Raises EngineError where nobody listens at its address any more; asks it."""
-        try:
-            httpx.get(f"{self.url}/v1/models", headers=key_headers(), timeout=_CONNECT_S, trust_env=False)
-        except httpx.ConnectError as error:
-            raise EngineError(
-                f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
-                "asks for the others"
-            ) from None
-        except httpx.HTTPError:  # it is there, and busy
-            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +50,6 @@ class _Job:
     digest: str
     """SHA-256 of what makes the model's answers."""
     start: Callable[[], Server | RemoteServer]
-    headers: Mapping[str, str] | None = None
     patching: PatchConfig | None = None
     rows: Path
     prompts: Sequence[Document]
@@ -154,19 +130,16 @@ def predict_url(
     The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
     """
     prompts, warnings = _read_rows(str(rows), PatchConfig())
-    address, cards = find_models(url, () if model is None else (model,))
-    ((name, card),) = cards.items()
-    holds = card.get("max_model_len")
-    if isinstance(holds, int) and sampling.max_tokens >= holds:
+    server = find_server(url, model)
+    if server.max_model_len and sampling.max_tokens >= server.max_model_len:
         raise InputError(
-            f"--max-tokens {sampling.max_tokens}: {name} at {address} holds {holds} tokens, prompt and answer "
-            "together; lower it"
+            f"--max-tokens {sampling.max_tokens}: {server.model} at {server.url} holds {server.max_model_len} tokens, "
+            "prompt and answer together; lower it"
         )
     job = _Job(
-        model=f"{name} at {address}",
-        digest=sha256_json([address, name, card.get("root")]),
-        start=lambda: RemoteServer(url=address, model=name),
-        headers=key_headers(),
+        model=f"{server.model} at {server.url}",
+        digest=server.digest,
+        start=lambda: server,
         rows=rows,
         prompts=prompts,
         sampling=sampling,
@@ -279,7 +252,7 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
         )
         requests = (Request(path="/v1/chat/completions", body=body) for body in bodies)
         begin = start_clock()
-        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried, headers=job.headers)
+        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried)
         return begin.elapsed_s()
 
 

@@ -79,27 +79,35 @@ class OpenTask:
         return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
 
 
-def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
+def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Dataset | None]:
     """The run's tasks in the recipe's order, and the held-out rows where one of them reads these.
 
     What can be known to fail does so here, before a server starts: raises RecipeError, DataError, MachineError.
+    `elsewhere`: servers render the prompts and resize the images, and no checkpoint is needed here.
     """
     recipe = run.recipe
     entries = eval_tasks(recipe)
     if not entries:
         _refuse_no_rows()
-    dataset, total = _read_rows(run) if any(entry.task not in SOURCES for entry in entries) else (None, 0)
+    dataset, total = (
+        _read_rows(run, elsewhere=elsewhere) if any(entry.task not in SOURCES for entry in entries) else (None, 0)
+    )
     if dataset is not None and dataset.ignored_columns:
         open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
     rows = _questions_of(dataset.documents) if dataset is not None else []
     _check_rows(entries, rows)
     names = [entry.task for entry in entries]
+    patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
     tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
         name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
         tasks.append(
-            _open_rows(run, entry, name, rows, total) if entry.task not in SOURCES else _open_source(run, entry, name)
+            replace(_open_rows(run, entry, name, rows, total), patching=patching)
+            if entry.task not in SOURCES
+            else _open_source(run, entry, name)
         )
+    if elsewhere:
+        return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
     asked += [(as_document(question), question) for task in tasks if not task.held_out for question in task.questions]
     ids = tuple(_check_prompts(run, asked)[: len(rows)])
@@ -163,7 +171,6 @@ def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question], t
         seed=run.recipe.seed,
         max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
         drawn_from=total if len(rows) < total else None,
-        patching=_patching_of(run) if any(question.images for question in rows) else None,
     )
 
 
@@ -216,7 +223,7 @@ def _draw(found: Sequence[Item], settings: Eval) -> list[Item]:
     return [found[place] for place in sorted(drawn.tolist())]
 
 
-def _read_rows(run: Run) -> tuple[Dataset, int]:
+def _read_rows(run: Run, *, elsewhere: bool = False) -> tuple[Dataset, int]:
     """The held-out rows that are asked, and of how many they are."""
     if run.recipe.data.eval is None:
         _refuse_no_rows()
@@ -224,7 +231,8 @@ def _read_rows(run: Run) -> tuple[Dataset, int]:
     total, dataset = len(dataset.documents), replace(dataset, documents=_draw(dataset.documents, run.recipe.eval))
     if not any(images_of(document.messages) for document in dataset.documents):
         return dataset, total
-    seen = validate_images(dataset.documents, _patching_of(run), bad="error", key="data.eval")
+    patching = PatchConfig() if elsewhere else _patching_of(run)
+    seen = validate_images(dataset.documents, patching, bad="error", key="data.eval")
     return replace(dataset, documents=seen.documents, warnings=(*dataset.warnings, *seen.warnings)), total
 
 

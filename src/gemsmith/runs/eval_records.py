@@ -193,6 +193,15 @@ class TaskResult(Part):
     """Where answers are labels."""
 
 
+class Elsewhere(Part):
+    """A server that somebody else runs, by what it says of itself; Gemsmith cannot check its weights."""
+
+    url: str
+    model: str
+    root: str | None
+    """What it says its weights are."""
+
+
 class EvalRecord(Record):
     stage: ClassVar[str] = "eval"
     scorer: str
@@ -208,7 +217,9 @@ class EvalRecord(Record):
     tasks: tuple[TaskResult, ...]
     """All tasks, in the recipe's order."""
     server: ServerFacts | None = None
-    """Of the base model; the tuned one's has the same settings."""
+    """Of the base model; the tuned one's has the same settings. None where it ran elsewhere."""
+    elsewhere: dict[str, Elsewhere] = Field(default_factory=dict)
+    """Base or tuned -> the server that answered for it, where Gemsmith has not started it."""
 
 
 class AnswersRecord(Part):
