@@ -22,8 +22,9 @@ from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, InputError
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.evals.generate import describe_counts
+from gemsmith.evals.shards import record_file
 from gemsmith.images.patches import PatchConfig, read_patching
-from gemsmith.runs.eval_records import PredictRecord
+from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
@@ -52,6 +53,7 @@ class _Job:
     start: Callable[[], Server | RemoteServer]
     patching: PatchConfig | None = None
     rows: Path
+    shard: Shard | None
     prompts: Sequence[Document]
     sampling: SamplingParams
     concurrency: int
@@ -76,6 +78,7 @@ def predict_run(
     skip_verify_check: bool = False,
     sampling: SamplingParams,
     concurrency: int | None = None,
+    shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
     """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
@@ -87,7 +90,7 @@ def predict_run(
     """
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
     patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
-    prompts, warnings = _read_rows(key, patching)
+    prompts, warnings = _read_rows(key, patching, shard)
     template = find_template(checkpoint.folder, run.recipe.data.template)
     ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
     run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
@@ -108,6 +111,7 @@ def predict_run(
             start=servers.tuned if model == "tuned" else servers.base,
             patching=patching,
             rows=rows,
+            shard=shard,
             prompts=prompts,
             sampling=sampling,
             concurrency=concurrency or run.recipe.eval.concurrency,
@@ -123,13 +127,14 @@ def predict_url(
     model: str | None = None,
     sampling: SamplingParams,
     concurrency: int | None = None,
+    shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
     """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size.
 
     The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
     """
-    prompts, warnings = _read_rows(str(rows), PatchConfig())
+    prompts, warnings = _read_rows(str(rows), PatchConfig(), shard)
     server = find_server(url, model)
     if server.max_model_len and sampling.max_tokens >= server.max_model_len:
         raise InputError(
@@ -141,6 +146,7 @@ def predict_url(
         digest=server.digest,
         start=lambda: server,
         rows=rows,
+        shard=shard,
         prompts=prompts,
         sampling=sampling,
         concurrency=concurrency or CONCURRENCY,
@@ -148,10 +154,14 @@ def predict_url(
     return _predict(job, out, force=force, warnings=warnings)
 
 
-def _read_rows(source: str, patching: PatchConfig) -> tuple[Sequence[Document], tuple[str, ...]]:
-    """The prompts, their images looked at, and what a reader must know of them."""
+def _read_rows(source: str, patching: PatchConfig, shard: Shard | None) -> tuple[Sequence[Document], tuple[str, ...]]:
+    """The prompts of a shard, or all, their images looked at, and what a reader must know of them."""
     dataset = read_prompts(source)
-    seen = validate_images(dataset.documents, patching, bad="error", key=source)
+    count = len(dataset.documents)
+    if shard and shard.of > count:
+        raise InputError(f"--shard {shard.number}/{shard.of}: {source} has {count} rows; take no more shards than that")
+    documents = dataset.documents[shard.slice(count)] if shard else dataset.documents
+    seen = validate_images(documents, patching, bad="error", key=source)
     ignored = f"ignored the columns {describe_columns(dataset.ignored_columns)}"
     return seen.documents, (*([ignored] if dataset.ignored_columns else []), *seen.warnings)
 
@@ -209,6 +219,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             model=job.model,
             rows=len(found),
             rows_sha256=source_sha256(str(job.rows)),
+            shard=job.shard,
             sampling=asdict(job.sampling),
             failed=dict(failed),
             cut=sum(isinstance(reply, Reply) and reply.cut for reply in found),
@@ -221,7 +232,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
         with atomic_write(out) as file:
             for row, reply in zip(job.prompts, found, strict=True):
                 file.write(json.dumps({"row": row.origin, **_answer(reply)}, ensure_ascii=False) + "\n")
-        write_text(out.with_name(f"{out.name}.record.json"), record.model_dump_json(indent=1) + "\n")
+        write_text(record_file(out), record.model_dump_json(indent=1) + "\n")
         if not failed:
             shutil.rmtree(partial)
     print_warnings("predict", record.warnings)

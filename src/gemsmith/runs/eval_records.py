@@ -241,6 +241,21 @@ class AnswersRecord(Part):
     pass_at: tuple[PassAt, ...]
 
 
+class Shard(Part):
+    """Part `number`, from 1 on, of so many runs of rows whose lengths differ by one at most."""
+
+    number: int
+    of: int
+
+    def slice(self, rows: int) -> slice:
+        """Its rows, of so many.
+
+        >>> [Shard(number=number, of=3).slice(10) for number in (1, 2, 3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+        """
+        return slice((self.number - 1) * rows // self.of, self.number * rows // self.of)
+
+
 class PredictRecord(Part):
     """Answers to rows of a user's own, of `gemsmith predict`; no stage of a run."""
 
@@ -252,6 +267,8 @@ class PredictRecord(Part):
     model: str
     rows: int
     rows_sha256: str
+    shard: Shard | None = None
+    """Which part of the rows these are; None: all."""
     sampling: dict[str, Any]
     failed: dict[str, int]
     """Rows without an answer, by reason."""
@@ -260,7 +277,7 @@ class PredictRecord(Part):
     asked: int
     """Answers that this start asked for: the others were kept by earlier ones, or are those of equal rows."""
     asked_s: float
-    """From the first request to the last answer."""
+    """From the first request to the last answer; of shards that were joined, the sum."""
     asked_tokens: int | None
     """Tokens of those answers, where the server says so."""
     retries: dict[str, int]
