@@ -132,6 +132,7 @@ RULES = (
     Rule("bench:weights", _S, "base with adapter, or merged", ("serve.weights",)),
     Rule("bench:gemsmith", _S, "another Gemsmith"),
     Rule("eval:vllm", _Q, "another engine, or version of it", needed=True),
+    Rule("eval:elsewhere", _Q, "a server answered whose weights were not checked"),
     Rule("eval:dtype", _Q, "other precision", ("serve.dtype",)),
     Rule("eval:kv_cache_dtype", _Q, "KV cache of other precision", ("serve.kv_cache_dtype",), needed=True),
     Rule("eval:quantization", _Q, "weights of other precision", needed=True),
