@@ -22,7 +22,7 @@ from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, InputError
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.evals.generate import describe_counts
-from gemsmith.evals.shards import record_file
+from gemsmith.evals.shards import check_out, record_file
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.runs.provenance import host_info, start_clock
@@ -186,8 +186,7 @@ def _with_room(
 
 def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ()) -> PredictRecord:
     partial = out.with_name(f"{out.name}.partial")
-    if out.is_dir() or not out.parent.is_dir() or out.resolve() == job.rows.resolve():
-        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+    check_out(out, [job.rows])
     if out.exists() and not partial.exists() and not force:
         raise InputError(f"--out {out}: is there already; --force asks for all its answers again")
     clock = start_clock()

@@ -21,6 +21,12 @@ def record_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.record.json")
 
 
+def check_out(out: Path, inputs: Sequence[Path]) -> None:
+    """Raises InputError where no file can be written there, or it is one of the inputs."""
+    if out.is_dir() or not out.parent.is_dir() or out.resolve() in {file.resolve() for file in inputs}:
+        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+
+
 def read_shard(text: str) -> Shard:
     """The shard that I/N names. Raises InputError."""
     number, _, of = text.partition("/")
@@ -35,8 +41,7 @@ def join_shards(files: Sequence[Path], out: Path, *, force: bool = False) -> Pre
     Raises InputError where one is missing, there twice or not whole, or is of other rows, another model or sampling,
     RunError where one has no record beside it.
     """
-    if out.is_dir() or not out.parent.is_dir() or out.resolve() in {file.resolve() for file in files}:
-        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+    check_out(out, files)
     if out.exists() and not force:
         raise InputError(f"--out {out}: is there already; --force replaces it")
     found = sorted(map(_read, files), key=lambda each: each[1].number)

@@ -81,13 +81,9 @@ def evaluate(
         for task in tasks:
             answers[model.role].append(answer_all(run, task, model, force=force))
             print_scores(task, model.role, answers[model.role][-1])
+    seed = run.recipe.eval.limit_seed
     scored = [
-        ScoredTask(
-            task=task,
-            base=base,
-            tuned=tuned,
-            result=make_result(task, base, tuned, limit_seed=run.recipe.eval.limit_seed),
-        )
+        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned, limit_seed=seed))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
     record = _make_record(run, servers, elsewhere, clock, scored, dataset, overlap)

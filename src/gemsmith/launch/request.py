@@ -208,19 +208,7 @@ def _request_on(
     options: LaunchOptions,
 ) -> LaunchRequest:
     """The request for one machine. Raises InputError where it does not do, by the image, the plan or the catalog."""
-    stages = options.stages or ()
-    served = [stage for stage in stages if stage in SERVED]
-    if served and options.image is None and machine.chip.kind != "gpu":
-        raise InputError(
-            f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
-            "launch fetch, or name an image of your own with --image"
-        )
-    our_image = options.image is None and "train" in stages
-    if our_image and machine.chip.kind == "gpu" and recipe.train.backend == "tunix":
-        raise RecipeError(
-            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
-            "train.backend=trl, or name an image of your own with --image"
-        )
+    _check_image(machine, recipe, options)
     plan = plan_only(with_values(recipe, [ResolvedValue("hardware.machines", (machine.name,), "")]))
     if not plan.machines[0].fits:
         raise RecipeError(f"--machine {machine.name}: does not fit by the plan: {plan.machines[0].notes[0]}")
@@ -234,7 +222,7 @@ def _request_on(
         region=chosen.region,
         spot=options.spot,
         timeout_hours=options.timeout_hours,
-        evaluates="eval" in stages,
+        evaluates="eval" in (options.stages or ()),
         # A TPU VM is one attempt: its program starts again on the same node, within the same time.
         attempts=1 if provider == "tpu-vm" else options.retries + 1,
     )
@@ -251,6 +239,23 @@ def _request_on(
         image=image,
         max_model_len=None if "serve.max_model_len" in derived_keys else recipe.serve.max_model_len,
     )
+
+
+def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> None:
+    """Raises InputError for what Gemsmith's image for such a machine cannot do."""
+    if options.image is not None:
+        return
+    stages, gpu = options.stages or (), machine.chip.kind == "gpu"
+    if not gpu and (served := [stage for stage in stages if stage in SERVED]):
+        raise InputError(
+            f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
+            "launch fetch, or name an image of your own with --image"
+        )
+    if gpu and "train" in stages and recipe.train.backend == "tunix":
+        raise RecipeError(
+            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
+            "train.backend=trl, or name an image of your own with --image"
+        )
 
 
 def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
