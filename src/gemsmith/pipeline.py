@@ -150,12 +150,13 @@ def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> Non
         )
 
 
-def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False) -> Record:
+def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False, **more: Any) -> Record:
     """Runs one stage, unless its record is complete; `force` does it again.
 
     Where that fails, the earlier record and files stay.
 
-    `skip_verify_check`: a stage that serves the merged weights does so whatever verify says of them.
+    `skip_verify_check`: a stage that serves the merged weights does so whatever verify says of them. `more` is for the
+    stage's own function.
     """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)
@@ -171,17 +172,17 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
     check_stages(run, [stage])
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
-        record = _call(run, stage, servers, force=force)
+        record = _call(run, stage, servers, force=force, **more)
     if force:
         commit_recipe(run)
     return record
 
 
-def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = False) -> Record:
+def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = False, **more: Any) -> Record:
     module, name = STAGES[stage].function
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    record: Record = function(run, *([servers] if stage in SERVED else []), **options)
+    record: Record = function(run, *([servers] if stage in SERVED else []), **options, **more)
     print_warnings_of(record)
     return record
 

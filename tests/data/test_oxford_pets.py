@@ -50,12 +50,15 @@ def test_each_image_of_a_split_is_a_row_with_all_breeds_in_its_prompt(pets):
         record = prepare_oxford_pets(pets, pets / f"{split}.jsonl", split=split)
     rows = [json.loads(line) for line in (pets / "test.jsonl").read_text().splitlines()]
     assert [(row["image"], row["response"]) for row in rows] == [
-        ("images/Abyssinian_5.jpg", "Abyssinian"),
-        ("images/saint_bernard_10.jpg", "Saint Bernard"),
+        ("images/Abyssinian_5.jpg", "abyssinian"),
+        ("images/saint_bernard_10.jpg", "saint_bernard"),
     ]
-    breeds = "Abyssinian, American Bulldog, Saint Bernard, Siamese"
+    breeds = "abyssinian, american_bulldog, saint_bernard, siamese"
     assert all(row["labels"] == breeds.split(", ") for row in rows)
-    assert all(f"{breeds}. If it is none of them, answer Unknown." in row["prompt"] for row in rows)
+    assert all(
+        f"{breeds}. Answer with its name and nothing else; if none fits, answer Unknown." in row["prompt"]
+        for row in rows
+    )
     assert (record.rows_read, record.rows_written) == (2, 2)
     train = (pets / "trainval.jsonl").read_text()
     assert train.count(breeds) == 4 and "labels" not in train
@@ -68,9 +71,9 @@ def test_rows_elsewhere_find_the_images(pets, tmp_path):
     documents = read_documents(str(out))
     seen = validate_images(documents, PatchConfig(budget=70), bad="drop", key="data.train")
     assert [text_of(document.messages[-1]) for document in seen.documents] == [
-        "Abyssinian",
-        "Abyssinian",
-        "American Bulldog",
+        "abyssinian",
+        "abyssinian",
+        "american_bulldog",
     ]
     assert seen.dropped == {"image damaged": 1}
     with pytest.raises(DataError, match=r"Siamese_9\.jpg cannot be decoded"):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,16 @@ from gemsmith.tasks.messages import text_of
 from .conftest import EVAL, held_out
 
 
-def test_eval_limit_takes_the_first_rows(exported_run: Callable[..., Run]) -> None:
-    questions = read_questions(exported_run({"eval": EVAL | {"limit": 2}}))
-    assert [text_of(question.messages[0]) for question in questions] == list(held_out(4))[:2]
+def test_eval_limit_draws_rows_by_its_seed_in_their_order(exported_run: Callable[..., Run]) -> None:
+    def drawn(limit: int, seed: int) -> list[int]:
+        asked = replace(run, recipe=run.recipe.override({"eval.limit": limit, "eval.limit_seed": seed}))
+        return [rows.index(text_of(question.messages[0])) for question in read_questions(asked)]
+
+    run, rows = exported_run({"eval": EVAL}), list(held_out(4))
+    found = [drawn(2, seed) for seed in (0, 1, 2, 3)]
+    assert found == [sorted(each) for each in found] and drawn(2, 3) == found[3]
+    assert {place for each in found for place in each} == {0, 1, 2, 3} and {*found[3]} < {*drawn(3, 3)}
+    assert drawn(4, 1) == drawn(9, 1) == [0, 1, 2, 3]
 
 
 def test_no_held_out_rows_is_the_users_error(exported_run: Callable[..., Run]) -> None:
@@ -59,7 +67,7 @@ def test_a_held_out_row_with_a_control_token_is_refused_before_a_server_starts(
         {"prompt": "<eos>", "response": "not asked"},
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = exported_run({"data": {"eval": str(file)}, "eval": {"limit": 2}})
+    run = exported_run({"data": {"eval": str(file)}, "eval": {"limit": 2, "limit_seed": 1}})
 
     def start(*_: object, **__: object) -> AbstractContextManager[Server]:
         raise AssertionError("started a server")

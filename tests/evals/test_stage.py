@@ -71,15 +71,19 @@ def test_scored_rows_that_are_trained_on_are_counted_whatever_the_data_stage_was
     fake_vllm: Callable[..., Path], exported_run: Callable[..., Run]
 ) -> None:
     fake_vllm(answers={})
-    run = exported_run({"eval": EVAL | {"limit": 3}})
+    run = exported_run({"eval": EVAL | {"limit": 3, "limit_seed": 1}})
     run.data.mkdir()
     write_answers(run.data, map(hash_turns, read_documents(run.recipe.data.eval, seed=0)[1:]))
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert record.held_out_also_trained == 2
+    assert (record.tasks[0].drawn_from, record.tasks[0].limit_seed) == (4, 1)
+    assert record.warnings[0] == "verilog-exact: eval.limit: 3 of 4 rows were scored, drawn by eval.limit_seed 1."
     assert (
-        "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.warnings[1]
+        "2 of 3 (verilog held-out row 2, verilog held-out row 3), 2 of them with the same answer" in record.warnings[2]
     )
+    [first, *_] = map(json.loads, (run.logs / "eval_rows.jsonl").read_text().splitlines())
+    assert first["origin"] == "verilog held-out row 1"
 
 
 def test_data_of_an_earlier_version_leaves_it_open_what_was_trained_on(

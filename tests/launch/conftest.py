@@ -58,6 +58,13 @@ SHIPPED = {
 }
 """Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""
 FOR_GPU = ("train.backend=trl",)
+PETS_ON_TPU = (
+    "train.backend=tunix",
+    "train.dtype=bfloat16",
+    "train.double_quant=false",
+    "train.gradient_accumulation_steps=1",
+    "hardware.machines=[v6e-8]",
+)
 IN_BUCKET = ("checkpoint=gs://weights/gemma-4-31B-it",)
 
 
@@ -84,6 +91,8 @@ def shipped(launched, tmp_path):
             overrides += ("train.dtype=nf4", "train.global_batch_size=4", *IN_BUCKET)
         if (on, recipe) == ("cloud-run", "pets_31b"):
             overrides += IN_BUCKET
+        elif recipe == "pets_31b":
+            overrides += PETS_ON_TPU
         cluster = {"cluster": "c1"} if on == "gke" else {}
         return launched(on, str(RECIPES / f"{recipe}.yaml"), overrides=overrides, timeout_hours=12, **cluster | options)
 

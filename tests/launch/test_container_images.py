@@ -12,14 +12,16 @@ import pytest
 import yaml
 
 from gemsmith import __version__
+from gemsmith.serve.command import GPU_IMAGE
+from gemsmith.serve.settings import PYTHON_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
-STACKS = ("train-gpu", "train-tpu")
+STACKS = ("train-gpu", "train-gpu-vllm", "train-tpu")
 
 
 def test_the_dockerfiles_are_found():
-    assert [path.stem for path in DOCKERFILES] == list(STACKS)
+    assert {path.stem for path in DOCKERFILES} == {*STACKS}
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda path: path.stem)
@@ -45,7 +47,7 @@ def test_every_package_is_pinned_by_a_lock_or_here(file):
         assert all("==" in word for word in named), named
         assert "--no-deps" in words or "--constraint" in words or "$(grep" in words[-1]
     assert any("requirements/train.lock" in words for words in installs(text))
-    assert re.search(r"^FROM \S+:\d+\.\d+\.\d+\S*$", text, re.M)
+    assert re.search(r"^FROM \S+:v?\d+\.\d+\.\d+\S*$", text, re.M)
 
 
 @pytest.mark.install
@@ -105,3 +107,8 @@ def test_shellcheck_has_nothing_to_say_of_what_is_rendered():
     scripts = sorted((ROOT / "tests" / "launch" / "golden").rglob("*.sh"))
     assert {"startup.sh", "submit.sh", "serve.sh"} <= {script.name for script in scripts}
     subprocess.run([tool("shellcheck"), *map(str, scripts)], check=True)
+
+
+def test_the_image_with_vllm_is_made_of_the_one_that_serves():
+    text = (ROOT / "docker" / "train-gpu-vllm.Dockerfile").read_text()
+    assert f"FROM {GPU_IMAGE}\n" in text and PYTHON_VARIABLE in text

@@ -109,7 +109,7 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
         ({"project": "p\nq"}, "--project 'p.*q': must be letters"),
         ({"stages": "train,date"}, r"--stages date: is no stage \(did you mean data\?\)"),
         ({"stages": "train,data"}, "--stages train,data: must name stages in their order"),
-        ({"stages": "serve"}, "--stages serve: needs vLLM.*--image"),
+        ({"on": "tpu-vm", "stages": "serve"}, "--stages serve: needs vLLM, which Gemsmith's image for TPUs .*--image"),
         ({"machine": "v5p-8"}, "--machine v5p-8: --provider cloud-run does not have it; it has cloud-run-20"),
         ({"machine": "v5q-8"}, "'v5q-8' is not in the catalog"),
         ({"machine": "cloud-run-20"}, "--machine cloud-run-20: 80 GiB of memory do not hold 103 GB: merged weights 63"),
@@ -126,6 +126,29 @@ def test_what_cannot_be_launched_is_one_line(launched, options, message):
     with pytest.raises(InputError, match=message) as error:
         launched(**options)
     assert "\n" not in str(error.value)
+
+
+HELD_OUT = ("data.eval={task: verilog, rows: 20, split: held-out}",)
+OWN = ("eval.tasks=[{task: verilog, dataset: verilog-eval}]",)
+
+
+@pytest.mark.parametrize(
+    ("options", "stack"),
+    [
+        ({"overrides": HELD_OUT}, "train-gpu-vllm"),
+        ({}, "train-gpu"),
+        ({"overrides": (*HELD_OUT, *OWN)}, "train-gpu"),  # whose simulator is in no image
+        ({"overrides": HELD_OUT, "image": "me/own:1"}, None),
+        ({"overrides": HELD_OUT, "on": "tpu-vm"}, "train-tpu"),
+        ({"overrides": HELD_OUT, "stages": "data,train"}, "train-gpu"),
+    ],
+)
+def test_on_cloud_run_held_out_rows_are_scored_in_the_same_job_by_an_image_with_vllm(launched, options, stack):
+    request = launched(**options)
+    evaluates = stack == "train-gpu-vllm"
+    assert ("eval" in request.options.stages) is evaluates
+    assert stack is None or f"/{stack}:" in str(request.image.value)
+    assert ("4 h for weights, compilation, export, verify and eval" in request.bill.timeout_s.reason) is evaluates
 
 
 def test_a_zone_is_asked_for_with_the_command_that_lists_them(launched):

@@ -48,6 +48,21 @@ def test_what_a_backend_has_not_is_refused_before_any_stage(backend, key, expect
     assert build_recipe(MINIMAL, [f"train.backend={'trl' if backend == 'tunix' else 'tunix'}", f"train.{key}"])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], r"train\.double_quant: true was given, and train\.dtype bfloat16; set nf4"),
+        (["train.dtype=nf4"], r"export\.merge_into: trained was given, and train\.double_quant rounds .* to original$"),
+        (["train.backend=tunix"], r"train\.double_quant: true was given, but train\.backend tunix keeps .* to trl$"),
+    ],
+)
+def test_scales_are_rounded_only_where_that_is_known_to_all_stages(overrides, expected):
+    given = ["train.backend=trl", "train.double_quant=true"]
+    with pytest.raises(RecipeError, match=f"^{expected}"):
+        build_recipe(MINIMAL, [*given, *overrides])
+    assert build_recipe(MINIMAL, [*given, "train.dtype=nf4", "export.merge_into=original"]).train.double_quant
+
+
 def test_all_linear_is_for_the_backend_that_has_peft():
     with pytest.raises(
         RecipeError, match=r"^lora\.targets: all-linear was given, and train\.backend tunix adapts proj"

@@ -3,7 +3,7 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.tasks import Classifier, Question, find_scorer
+from gemsmith.tasks import Classifier, Question, contained_label, find_scorer
 from gemsmith.tasks.classification import NAMED, check, find_label, list_labels, normalize, score
 from gemsmith.tasks.messages import text_message
 
@@ -75,6 +75,31 @@ def test_rows_that_cannot_be_scored_by_are_refused_with_their_place(asked: Quest
     with pytest.raises(DataError) as error:
         check(asked)
     assert str(error.value).startswith("row 3: ") and message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("cat", "cat"),
+        ("It is a **Cat fish**, no cat.", "cat fish"),
+        ("cats", "cat"),
+        ("This is a st. bernard", "St. Bernard"),
+        ("a dog", None),
+        ("", None),
+    ],
+)
+def test_a_contained_label_is_the_longest_in_the_answer_with_the_exact_one_beside(
+    answer: str, label: str | None
+) -> None:
+    assert contained_label.find_label(answer, LABELS) == label
+    (verdict,) = contained_label.score(question(), [answer])
+    assert verdict.right == (label == "cat") and verdict.others == {contained_label.EXACT: answer == "cat"}
+    assert verdict.reason == (None if label == "cat" else "no label" if label is None else "another label")
+    assert isinstance(find_scorer("contained-label"), Classifier)
+    with pytest.raises(DataError, match="row 3: has no labels; give all of them"):
+        contained_label.check(question(labels=None))
+    with pytest.raises(DataError, match="is none of the labels"):
+        contained_label.check(question("dog"))
 
 
 def test_it_is_a_classifier_and_others_are_not() -> None:

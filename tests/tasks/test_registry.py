@@ -105,6 +105,7 @@ ANSWERS = {
     "regex": ("yes", {"pattern": "^yes$"}, "yes", "no"),
     "json-fields": ('{"a": 1}', {}, '{"a": 1.0}', "{}"),
     "labels": ("yes", {"labels": ["yes", "no"]}, "Yes.", "no"),
+    "contained-label": ("yes", {"labels": ["yes", "no"]}, "I say yes.", "no"),
     "multiple-choice": ("yes", {"choices": ["yes", "no"]}, LIKELIER, LESS_LIKELY),
 }
 

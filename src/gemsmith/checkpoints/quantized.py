@@ -21,7 +21,10 @@ _MIDPOINTS = ((np.array(LEVELS[1:]) + np.array(LEVELS[:-1])) / 2).astype(np.floa
 
 
 def as_trained(base: Checkpoint, train: Train) -> Checkpoint:
-    """The base whose places read what training held of it; the base itself where it was not quantized."""
+    """The base whose places read what training held of it; the base itself where it was not quantized.
+
+    Scales are those before train.double_quant rounds them, which only losses are then compared with.
+    """
     if train.dtype not in KINDS:
         return base
     places = dict(base.places)

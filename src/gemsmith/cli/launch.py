@@ -41,7 +41,7 @@ def launch() -> None:
 @option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
 @option("--project", required=True, metavar="ID", help="The Google Cloud project.")
 @option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
-@option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify.")
+@option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify; on cloud-run also eval.")
 @option("--name", metavar="NAME", help="Of the launch; default: the recipe's.")
 @option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows.")
 @option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")

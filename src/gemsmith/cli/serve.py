@@ -133,11 +133,17 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
 )
 @option("--lm-eval-tasks", metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it.")
+@option("--url", metavar="URL", help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY.")
+@option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@option("--base-url", metavar="URL", help="With --url: where the base is; default, with --base-model: there, too.")
+@option("--base-model", metavar="NAME", help="With --url: the base's name; without both the run's own base is asked.")
 @option("--answers", metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
 @option("--table", is_flag=True, help="Print every problem of such tasks, base and tuned side by side.")
 @requires("lm_eval", "lm_eval_tasks")
-@requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval")
-@conflicts("lm_eval", *_OF_A_TASK, "table")
+@requires("url", "model", "base_url", "base_model")
+@requires("source", "force", "skip_verify_check", "run_path", "overrides", "table", "lm_eval", "url")
+@conflicts("lm_eval", *_OF_A_TASK, "table", "url")
+@conflicts("url", "skip_verify_check")
 @conflicts("source", "answers")
 def evaluate(
     args: RunArgs, skip_verify_check: bool, lm_eval: str | None, lm_eval_tasks: Path | None, table: bool, **options: Any
@@ -151,6 +157,7 @@ def evaluate(
     \b
     gemsmith eval runs/my --set eval.limit=50 --force
     gemsmith eval runs/my --task verilog --dataset verilog-eval/dataset_spec-to-rtl --table
+    gemsmith eval runs/my --url https://my-service --base-url http://127.0.0.1:8000
     gemsmith eval runs/my --lm-eval arc_easy,my_task --lm-eval-tasks my_tasks
     gemsmith eval --task verilog --dataset verilog-eval/dataset_spec-to-rtl --answers completions.jsonl --json
     """
@@ -165,8 +172,9 @@ def evaluate(
         added = [add_task(args.source, args.overrides, given)] if given else []
         again = ("eval",) if args.force or added else ()
         opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
+        more = {"elsewhere": _find_servers(options)} if options["url"] else {}
         record = lazy_import("pipeline").run_stage(
-            opened, "eval", force=args.force, skip_verify_check=skip_verify_check
+            opened, "eval", force=args.force, skip_verify_check=skip_verify_check, **more
         )
         if again:
             lazy_import("runs.run").commit_recipe(opened)
@@ -175,6 +183,19 @@ def evaluate(
         args.print_record(record)
     else:
         show(record)
+
+
+def _find_servers(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Tuned, and base where an option names it -> the server to ask. Raises InputError where both are one model."""
+    find = lazy_import("serve.client.endpoint").find_server
+    found = {"tuned": find(options["url"], options["model"])}
+    if options["base_url"] or options["base_model"]:
+        found["base"] = find(options["base_url"] or options["url"], options["base_model"], of="base-")
+        if found["base"] == found["tuned"]:
+            raise InputError(
+                f"--base-model: is {found['tuned'].model} at {found['tuned'].url}, the model of --url, too"
+            )
+    return found
 
 
 def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:
@@ -202,6 +223,7 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_ch
 
 
 OF_A_RUN = ("base", "tuned")
+_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 
 temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
 top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
@@ -209,8 +231,10 @@ seed_option = option("--seed", type=int, help="Of sampling; default: none.")
 
 
 @cli.command(short_help="Answer a file of prompts.")
-@click.argument("paths", metavar="[RUN] ROWS", type=FOLDER, nargs=-1, required=True)
+@click.argument("paths", metavar="[RUN] ROWS | SHARD...", type=FOLDER, nargs=-1, required=True)
 @option("--out", required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
+@option("--shard", metavar="I/N", help="Answer part I of N alone, such as 1/4: the others on other machines.")
+@option("--join", is_flag=True, help="Ask nothing: put the files of all shards together.")
 @option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY.")
 @option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
 @temperature_option
@@ -223,7 +247,10 @@ seed_option = option("--seed", type=int, help="Of sampling; default: none.")
 @force_option
 @json_option
 @conflicts("url", "overrides", "skip_verify_check")
-def predict(paths: tuple[Path, ...], out: Path, url: str | None, as_json: bool, **options: Any) -> None:
+@conflicts("join", "url", "model", "shard", *_SAMPLING, "concurrency", "overrides", "skip_verify_check")
+def predict(
+    paths: tuple[Path, ...], out: Path, url: str | None, shard: str | None, join: bool, as_json: bool, **options: Any
+) -> None:
     """Answer each row of a file with the tuned model of a run, or with any OpenAI server.
 
     ROWS is what data.train takes; a row's last assistant turn, or its response, is not read. A row without an answer
@@ -232,16 +259,24 @@ def predict(paths: tuple[Path, ...], out: Path, url: str | None, as_json: bool, 
     \b
     gemsmith predict runs/my rows.jsonl --out answers.jsonl
     gemsmith predict rows.jsonl --url http://127.0.0.1:8000 --out answers.jsonl
+    gemsmith predict runs/my rows.jsonl --shard 2/4 --out 2.jsonl
+    gemsmith predict --join 1.jsonl 2.jsonl 3.jsonl 4.jsonl --out answers.jsonl
     """
+    if join:
+        record = lazy_import("evals.shards").join_shards(paths, out, force=options["force"])
+        if as_json:
+            print_json(record)
+        return
     if len(paths) != (1 if url else 2):
         raise InputError(f"{' '.join(map(str, paths))}: give {'ROWS alone with --url' if url else 'RUN and ROWS'}")
-    names = ("temperature", "top_p", "max_tokens", "seed")
-    given = {name: value for name, value in options.items() if name not in names and value is not None}
+    given = {name: value for name, value in options.items() if name not in _SAMPLING and value is not None}
     if not url and given.get("model", "tuned") not in OF_A_RUN:
         raise InputError(f"--model: {given['model']} was given; allowed for a run: {', '.join(OF_A_RUN)}")
     with require_extra():
         module = lazy_import("evals.predict")
-        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in names})
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in _SAMPLING})
+        if shard is not None:
+            given["shard"] = lazy_import("evals.shards").read_shard(shard)
         if url:
             del given["overrides"], given["skip_verify_check"]
             record = module.predict_url(url, *paths, out, sampling=sampling, **given)
@@ -296,10 +331,9 @@ def chat(
     gemsmith chat runs/my --web
     gemsmith chat --url http://127.0.0.1:8000
     """
-    names = ("temperature", "top_p", "max_tokens", "seed")
     with require_extra():
         command = lazy_import("serve.chat.command")
-        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in names})
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
         if url is not None:
             command.chat_with_url(url, models, sampling=sampling, **options)
             return

@@ -18,6 +18,7 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
+from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
@@ -82,7 +83,7 @@ class Model:
 
     role: str
     digest: Callable[[int], str]
-    start: Callable[[], Server]
+    start: Callable[[], Server | RemoteServer]
     stop: Callable[[], None]
 
 
@@ -161,7 +162,7 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
     return int.from_bytes(digest[:4]) >> 1  # vLLM's seeds are signed
 
 
-def make_request(server: Server, task: OpenTask, number: int) -> Request:
+def make_request(server: Server | RemoteServer, task: OpenTask, number: int) -> Request:
     """The chat that asks for the answer of this index."""
     question = task.question_of(number)
     messages = api_messages(question.messages, question.images, task.patching)
@@ -189,6 +190,8 @@ def _ask_missing(asking: _Asking) -> None:
         try:
             _ask_once(asking, server)
         except EngineError:
+            if isinstance(server, RemoteServer):
+                raise
             if (code := server.process.poll()) is not None:
                 died = f"vLLM died (exit code {code})"
             # Its guard outlives it while it clears up, so that what nobody listens at is asked for, too.
@@ -213,11 +216,12 @@ def _ask_missing(asking: _Asking) -> None:
             return
 
 
-def _ask_once(asking: _Asking, server: Server) -> None:
+def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
     """Asks for what is missing, eval.concurrency requests at a time, and keeps each answer under its key."""
     missing, keys, task = asking.missing(), asking.keys, asking.task
     concurrency = asking.run.recipe.eval.concurrency
-    asking.cache.add_server(asking.digest, server.facts)
+    if isinstance(server, Server):
+        asking.cache.add_server(asking.digest, server.facts)
     with open_progress(open_console()) as progress:
         bar = progress.add_task(f"eval {server.model}", total=len(keys), completed=len(asking.replies))
 
@@ -258,7 +262,7 @@ def _ask_once(asking: _Asking, server: Server) -> None:
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
 
 
-def compare_prompts(server: Server, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
+def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
     """How many of the requests the server reads as the ids beside them: soft tokens, their borders, white space.
 
     The others it did not answer, or does not tell. `asked` is by names for messages. Raises EngineError, with the first

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from gemsmith.checkpoints import open_checkpoint, read_config
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
@@ -24,45 +22,25 @@ from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, InputError
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.evals.generate import describe_counts
+from gemsmith.evals.shards import check_out, record_file
 from gemsmith.images.patches import PatchConfig, read_patching
-from gemsmith.runs.eval_records import PredictRecord
+from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import find_models, key_headers
+from gemsmith.serve.client.endpoint import RemoteServer, find_server
 from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
-from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
+from gemsmith.system.files import atomic_write, sha256_file, write_text
 from gemsmith.system.locks import locked
 from gemsmith.system.version import __version__
 
 CONCURRENCY = 16
 ROOM_STEP = 1024
-_CONNECT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemoteServer:
-    """A server that somebody else runs."""
-
-    url: str
-    model: str
-
-    def check(self) -> None:
-        """Raises EngineError where nobody listens at its address any more; asks it."""
-        try:
-            httpx.get(f"{self.url}/v1/models", headers=key_headers(), timeout=_CONNECT_S, trust_env=False)
-        except httpx.ConnectError as error:
-            raise EngineError(
-                f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
-                "asks for the others"
-            ) from None
-        except httpx.HTTPError:  # it is there, and busy
-            return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +51,9 @@ class _Job:
     digest: str
     """SHA-256 of what makes the model's answers."""
     start: Callable[[], Server | RemoteServer]
-    headers: Mapping[str, str] | None = None
     patching: PatchConfig | None = None
     rows: Path
+    shard: Shard | None
     prompts: Sequence[Document]
     sampling: SamplingParams
     concurrency: int
@@ -100,6 +78,7 @@ def predict_run(
     skip_verify_check: bool = False,
     sampling: SamplingParams,
     concurrency: int | None = None,
+    shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
     """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
@@ -111,7 +90,7 @@ def predict_run(
     """
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
     patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
-    prompts, warnings = _read_rows(key, patching)
+    prompts, warnings = _read_rows(key, patching, shard)
     template = find_template(checkpoint.folder, run.recipe.data.template)
     ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
     run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
@@ -132,6 +111,7 @@ def predict_run(
             start=servers.tuned if model == "tuned" else servers.base,
             patching=patching,
             rows=rows,
+            shard=shard,
             prompts=prompts,
             sampling=sampling,
             concurrency=concurrency or run.recipe.eval.concurrency,
@@ -147,27 +127,26 @@ def predict_url(
     model: str | None = None,
     sampling: SamplingParams,
     concurrency: int | None = None,
+    shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
     """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size.
 
     The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
     """
-    prompts, warnings = _read_rows(str(rows), PatchConfig())
-    address, cards = find_models(url, () if model is None else (model,))
-    ((name, card),) = cards.items()
-    holds = card.get("max_model_len")
-    if isinstance(holds, int) and sampling.max_tokens >= holds:
+    prompts, warnings = _read_rows(str(rows), PatchConfig(), shard)
+    server = find_server(url, model)
+    if server.max_model_len and sampling.max_tokens >= server.max_model_len:
         raise InputError(
-            f"--max-tokens {sampling.max_tokens}: {name} at {address} holds {holds} tokens, prompt and answer "
-            "together; lower it"
+            f"--max-tokens {sampling.max_tokens}: {server.model} at {server.url} holds {server.max_model_len} tokens, "
+            "prompt and answer together; lower it"
         )
     job = _Job(
-        model=f"{name} at {address}",
-        digest=sha256_json([address, name, card.get("root")]),
-        start=lambda: RemoteServer(url=address, model=name),
-        headers=key_headers(),
+        model=f"{server.model} at {server.url}",
+        digest=server.digest,
+        start=lambda: server,
         rows=rows,
+        shard=shard,
         prompts=prompts,
         sampling=sampling,
         concurrency=concurrency or CONCURRENCY,
@@ -175,10 +154,14 @@ def predict_url(
     return _predict(job, out, force=force, warnings=warnings)
 
 
-def _read_rows(source: str, patching: PatchConfig) -> tuple[Sequence[Document], tuple[str, ...]]:
-    """The prompts, their images looked at, and what a reader must know of them."""
+def _read_rows(source: str, patching: PatchConfig, shard: Shard | None) -> tuple[Sequence[Document], tuple[str, ...]]:
+    """The prompts of a shard, or all, their images looked at, and what a reader must know of them."""
     dataset = read_prompts(source)
-    seen = validate_images(dataset.documents, patching, bad="error", key=source)
+    count = len(dataset.documents)
+    if shard and shard.of > count:
+        raise InputError(f"--shard {shard.number}/{shard.of}: {source} has {count} rows; take no more shards than that")
+    documents = dataset.documents[shard.slice(count)] if shard else dataset.documents
+    seen = validate_images(documents, patching, bad="error", key=source)
     ignored = f"ignored the columns {describe_columns(dataset.ignored_columns)}"
     return seen.documents, (*([ignored] if dataset.ignored_columns else []), *seen.warnings)
 
@@ -203,8 +186,7 @@ def _with_room(
 
 def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ()) -> PredictRecord:
     partial = out.with_name(f"{out.name}.partial")
-    if out.is_dir() or not out.parent.is_dir() or out.resolve() == job.rows.resolve():
-        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+    check_out(out, [job.rows])
     if out.exists() and not partial.exists() and not force:
         raise InputError(f"--out {out}: is there already; --force asks for all its answers again")
     clock = start_clock()
@@ -236,6 +218,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             model=job.model,
             rows=len(found),
             rows_sha256=source_sha256(str(job.rows)),
+            shard=job.shard,
             sampling=asdict(job.sampling),
             failed=dict(failed),
             cut=sum(isinstance(reply, Reply) and reply.cut for reply in found),
@@ -248,7 +231,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
         with atomic_write(out) as file:
             for row, reply in zip(job.prompts, found, strict=True):
                 file.write(json.dumps({"row": row.origin, **_answer(reply)}, ensure_ascii=False) + "\n")
-        write_text(out.with_name(f"{out.name}.record.json"), record.model_dump_json(indent=1) + "\n")
+        write_text(record_file(out), record.model_dump_json(indent=1) + "\n")
         if not failed:
             shutil.rmtree(partial)
     print_warnings("predict", record.warnings)
@@ -279,7 +262,7 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
         )
         requests = (Request(path="/v1/chat/completions", body=body) for body in bodies)
         begin = start_clock()
-        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried, headers=job.headers)
+        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried)
         return begin.elapsed_s()
 
 

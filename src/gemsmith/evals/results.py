@@ -20,7 +20,7 @@ from gemsmith.tasks.messages import text_of
 EXAMPLES = 5
 
 
-def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
+def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
     """One task of the record: both models' scores, and whether they differ."""
     # Of questions that both models have answered and a scorer has judged at least once. Where there is none, all of
     # them count, as not right.
@@ -42,6 +42,8 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
         prompt=task.prompt,
         dataset=task.entry.dataset,
         questions_sha256=task.sha256,
+        drawn_from=task.drawn_from,
+        limit_seed=None if task.drawn_from is None else limit_seed,
         left_out=dict(task.left_out),
         judged_by=task.judged_by,
         sandbox=task.sandbox,
@@ -116,7 +118,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
         yield {
             "task": task.name,
             "row": number + 1,
-            **({} if task.held_out else named),
+            **({"origin": question.origin} if task.held_out else named),
             "prompt": "\n\n".join(text_of(message) for message in question.messages),
             **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
             "expected": question.expected,
@@ -164,6 +166,10 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]
 
 def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
     """What must be known of a task before its scores: what was left out, and that they tell nothing."""
+    if result.drawn_from:
+        asked = len(task.questions) + len(result.left_out)
+        drawn = f"{asked:,} of {result.drawn_from:,} {'rows' if task.held_out else 'questions'}"
+        yield f"{task.name}: eval.limit: {drawn} were scored, drawn by eval.limit_seed {result.limit_seed}."
     if result.left_out:
         total = len(result.left_out) + len(task.questions)
         yield (

@@ -2,8 +2,9 @@
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data.dataset import Dataset
@@ -23,14 +24,15 @@ from gemsmith.evals.results import (
 )
 from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
-from gemsmith.runs.eval_records import EvalRecord, TaskResult
+from gemsmith.runs.eval_records import Elsewhere, EvalRecord, TaskResult
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
-from gemsmith.runs.run import Run, is_up_to_date, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
+from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.system.console import print_warnings
-from gemsmith.system.files import atomic_write, sha256_file
+from gemsmith.system.files import atomic_write, sha256_file, sha256_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +45,23 @@ class ScoredTask:
     result: TaskResult
 
 
-def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
+def evaluate(
+    run: Run, servers: Servers, *, force: bool = False, elsewhere: Mapping[str, RemoteServer] = MappingProxyType({})
+) -> EvalRecord:
     """Scores tuned and base on the same questions and records both; each answer goes to logs/eval_rows.jsonl.
 
     Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only. So does one
     with other tasks. `force`, or where it is complete, it asks for all, and what is there is replaced at its end.
+    `elsewhere`: base or tuned -> a server to ask in place of the run's own.
 
     Raises RecipeError where there is nothing to score, DataError where a row has no answer to compare with, EngineError
     where a server dies again and again or too many requests fail, ScorerError where the scorer fails on as many.
     """
     clock = start_clock()
-    tasks, dataset = open_tasks(run)
+    own = {"tuned", "base"} - elsewhere.keys()
+    tasks, dataset = open_tasks(run, elsewhere=not own)
     seen = next((question for task in tasks for question in task.questions if question.images), None)
-    if seen and not servers.takes_images:
+    if seen and own and not servers.takes_images:
         raise RecipeError(
             f"serve.images: is false, no trained row has an image, and {seen.origin} of data.eval has one; set it "
             "to true"
@@ -66,26 +72,21 @@ def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
     if trained is not None and held_out is not None:
         overlap = find_overlap(trained, [as_document(question) for question in held_out.questions])
     read_record(run, ExportRecord)
-    servers.check_verified()  # also where all answers are there from an earlier start
+    if "tuned" in own:
+        servers.check_verified()  # also where all answers are there from an earlier start
     if force := force or is_up_to_date(run, "eval"):
         _print_replaced(run, tasks)
-    # Tuned first: its server is often still up from serve or bench, so that servers change once.
     answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
-    checkpoint, exported = open_checkpoint(run.recipe.checkpoint), sha256_file(run.record_file("export"))
-    for role, start, folder, sha256 in (
-        ("tuned", servers.tuned, run.merged, exported),
-        ("base", servers.base, checkpoint.folder, checkpoint.fingerprint()),
-    ):
-        digest = functools.partial(digest_model, run, folder, sha256)
-        model = Model(role=role, digest=digest, start=start, stop=servers.stop)
+    for model in _models(run, servers, elsewhere):
         for task in tasks:
-            answers[role].append(answer_all(run, task, model, force=force))
-            print_scores(task, role, answers[role][-1])
+            answers[model.role].append(answer_all(run, task, model, force=force))
+            print_scores(task, model.role, answers[model.role][-1])
+    seed = run.recipe.eval.limit_seed
     scored = [
-        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned))
+        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned, limit_seed=seed))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
-    record = _make_record(run, servers, clock, scored, dataset, overlap)
+    record = _make_record(run, servers, elsewhere, clock, scored, dataset, overlap)
     with atomic_write(run.logs / "eval_rows.jsonl") as file:
         for each in scored:
             for row in generate_rows(each.task, each.base, each.tuned):
@@ -93,6 +94,27 @@ def evaluate(run: Run, servers: Servers, *, force: bool = False) -> EvalRecord:
     keep_answers(run, force=force)
     write_record(run, record)
     return record
+
+
+def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -> Iterator[Model]:
+    """Tuned first: its server is often still up from serve or bench, so that servers change once."""
+    for role, start in (("tuned", servers.tuned), ("base", servers.base)):
+        if server := elsewhere.get(role):
+            digest = functools.partial(_digest_elsewhere, server.digest, run.recipe.data.image_tokens)
+            yield Model(
+                role=role, digest=digest, start=functools.partial(elsewhere.__getitem__, role), stop=lambda: None
+            )
+            continue
+        folder, sha256 = run.merged, sha256_file(run.record_file("export"))
+        if role == "base":
+            checkpoint = open_checkpoint(run.recipe.checkpoint)
+            folder, sha256 = checkpoint.folder, checkpoint.fingerprint()
+        digest = functools.partial(digest_model, run, folder, sha256)
+        yield Model(role=role, digest=digest, start=start, stop=servers.stop)
+
+
+def _digest_elsewhere(server: str, image_tokens: int, max_tokens: int) -> str:
+    return sha256_json([server, image_tokens, max_tokens])
 
 
 def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
@@ -113,18 +135,25 @@ def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
 def _make_record(
     run: Run,
     servers: Servers,
+    elsewhere: Mapping[str, RemoteServer],
     clock: Clock,
     scored: Sequence[ScoredTask],
     dataset: Dataset | None,
     overlap: Overlap | None,
 ) -> EvalRecord:
     first, rows = scored[0], [each for each in scored if each.task.held_out]
-    engine = find_vllm(run.recipe.serve.python)
     if len(scored) == 1:
         sources = {"questions": first.task.sha256}
     else:
         sources = {f"questions of {each.task.name}": each.task.sha256 for each in scored}
+    if {"tuned", "base"} <= elsewhere.keys():
+        provenance = make_provenance(run, "eval", clock, sources=sources)
+    else:
+        engine = find_vllm(run.recipe.serve.python)
+        provenance = provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources)
     warnings = [*servers.warnings]
+    for role, server in elsewhere.items():
+        warnings.append(f"The {role} model is {server.model} at {server.url}: Gemsmith has not checked its weights.")
     for each in scored:
         warnings += answer_notices(each.task, "base", each.base)
         warnings += answer_notices(each.task, "tuned", each.tuned)
@@ -135,8 +164,11 @@ def _make_record(
     if rows:
         warnings += overlap_notices(overlap)
     return EvalRecord(
-        provenance=provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources),
+        provenance=provenance,
         server=first.base.server,
+        elsewhere={
+            role: Elsewhere(url=server.url, model=server.model, root=server.root) for role, server in elsewhere.items()
+        },
         warnings=tuple(warnings),
         scorer=first.result.task,
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
 from gemsmith.images.patches import PatchConfig, read_patching
-from gemsmith.recipe.schema import EvalTask, eval_tasks
+from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
@@ -37,6 +37,7 @@ from gemsmith.tasks import (
 from gemsmith.tasks.messages import images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,8 @@ class OpenTask:
     seed: int
     max_tokens: int
     prompt: str | None = None
+    drawn_from: int | None = None
+    """How many there are, where eval.limit draws some of them."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     judged_by: str | None = None
     sandbox: bool | None = None
@@ -76,27 +79,35 @@ class OpenTask:
         return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
 
 
-def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
+def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Dataset | None]:
     """The run's tasks in the recipe's order, and the held-out rows where one of them reads these.
 
     What can be known to fail does so here, before a server starts: raises RecipeError, DataError, MachineError.
+    `elsewhere`: servers render the prompts and resize the images, and no checkpoint is needed here.
     """
     recipe = run.recipe
     entries = eval_tasks(recipe)
     if not entries:
         _refuse_no_rows()
-    dataset = _read_rows(run) if any(entry.task not in SOURCES for entry in entries) else None
+    dataset, total = (
+        _read_rows(run, elsewhere=elsewhere) if any(entry.task not in SOURCES for entry in entries) else (None, 0)
+    )
     if dataset is not None and dataset.ignored_columns:
         open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
-    rows = _questions_of(run, dataset.documents) if dataset is not None else []
+    rows = _questions_of(dataset.documents) if dataset is not None else []
     _check_rows(entries, rows)
     names = [entry.task for entry in entries]
+    patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
     tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
         name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
         tasks.append(
-            _open_rows(run, entry, name, rows) if entry.task not in SOURCES else _open_source(run, entry, name)
+            replace(_open_rows(run, entry, name, rows, total), patching=patching)
+            if entry.task not in SOURCES
+            else _open_source(run, entry, name)
         )
+    if elsewhere:
+        return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
     asked += [(as_document(question), question) for task in tasks if not task.held_out for question in task.questions]
     ids = tuple(_check_prompts(run, asked)[: len(rows)])
@@ -104,13 +115,13 @@ def open_tasks(run: Run) -> tuple[list[OpenTask], Dataset | None]:
 
 
 def read_questions(run: Run) -> list[Question]:
-    """The held-out rows, the first eval.limit of them.
+    """The held-out rows, those that eval.limit draws.
 
     Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text
     would forge turns.
     """
-    dataset = _read_rows(run)
-    rows = _questions_of(run, dataset.documents)
+    dataset, _ = _read_rows(run)
+    rows = _questions_of(dataset.documents)
     _check_rows(eval_tasks(run.recipe), rows)
     _check_prompts(run, list(zip(dataset.documents, rows, strict=False)))
     return rows
@@ -137,7 +148,7 @@ def check_tasks(run: Run) -> None:
     if not entries:
         _refuse_no_rows()
     if any(entry.task not in SOURCES for entry in entries):
-        _check_rows(entries, _questions_of(run, read_held_out(run.recipe).documents))
+        _check_rows(entries, _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval)))
     for entry in entries:
         if entry.task in SOURCES:
             source = find_source(entry.task)
@@ -145,7 +156,7 @@ def check_tasks(run: Run) -> None:
             source.open_judges((), unsafe=entry.unsafe)
 
 
-def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -> OpenTask:
+def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question], total: int) -> OpenTask:
     asked = [
         (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
         for row in rows
@@ -159,7 +170,7 @@ def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question]) -
         sampling=GREEDY,
         seed=run.recipe.seed,
         max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
-        patching=_patching_of(run) if any(question.images for question in rows) else None,
+        drawn_from=total if len(rows) < total else None,
     )
 
 
@@ -167,7 +178,7 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     source, recipe = find_source(entry.task), run.recipe
     prompt = entry.prompt or source.PROMPTS[0]
     found = source.read_questions(Path(str(entry.dataset)), prompt=prompt)
-    questions = found.questions[: recipe.eval.limit]
+    questions = _draw(found.questions, recipe.eval)
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
     if left := list(judges.ungraded):
@@ -194,21 +205,35 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         seed=recipe.seed if entry.seed is None else entry.seed,
         max_tokens=entry.max_tokens or recipe.eval.max_tokens,
         prompt=prompt,
+        drawn_from=len(found.questions) if len(questions) < len(found.questions) else None,
         left_out=dict(judges.ungraded),
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
 
 
-def _read_rows(run: Run) -> Dataset:
+def _draw(found: Sequence[Item], settings: Eval) -> list[Item]:
+    """As many as eval.limit says, in their order; all where there are no more.
+
+    They are the first of a permutation that NumPy draws by the seed: a larger limit adds some and takes none away.
+    """
+    if settings.limit is None or len(found) <= settings.limit:
+        return list(found)
+    drawn = np.random.default_rng(settings.limit_seed).permutation(len(found))[: settings.limit]
+    return [found[place] for place in sorted(drawn.tolist())]
+
+
+def _read_rows(run: Run, *, elsewhere: bool = False) -> tuple[Dataset, int]:
+    """The held-out rows that are asked, and of how many they are."""
     if run.recipe.data.eval is None:
         _refuse_no_rows()
     dataset = read_held_out(run.recipe)
-    documents = dataset.documents[: run.recipe.eval.limit]
-    if not any(images_of(document.messages) for document in documents):
-        return dataset
-    seen = validate_images(documents, _patching_of(run), bad="error", key="data.eval")
-    return replace(dataset, documents=seen.documents, warnings=(*dataset.warnings, *seen.warnings))
+    total, dataset = len(dataset.documents), replace(dataset, documents=_draw(dataset.documents, run.recipe.eval))
+    if not any(images_of(document.messages) for document in dataset.documents):
+        return dataset, total
+    patching = PatchConfig() if elsewhere else _patching_of(run)
+    seen = validate_images(dataset.documents, patching, bad="error", key="data.eval")
+    return replace(dataset, documents=seen.documents, warnings=(*dataset.warnings, *seen.warnings)), total
 
 
 def _patching_of(run: Run) -> PatchConfig:
@@ -222,11 +247,11 @@ def _refuse_no_rows() -> NoReturn:
     )
 
 
-def _questions_of(run: Run, documents: Sequence[Document]) -> list[Question]:
+def _questions_of(documents: Sequence[Document]) -> list[Question]:
     questions = [_question(document, number) for number, document in enumerate(documents, start=1)]
     if not questions:
         raise DataError("data.eval: holds no rows; name a dataset with at least one")
-    return questions[: run.recipe.eval.limit]
+    return questions
 
 
 def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:

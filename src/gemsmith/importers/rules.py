@@ -225,7 +225,10 @@ def four_bits_rule(kind: str, nested: str) -> Rule:
         if str(setting.config.value(kind) or "nf4").lower() != "nf4":
             return setting.differs("fp4; Gemsmith's 4 bits are nf4", sets)
         if setting.config.is_on(nested):
-            return setting.differs(f"nf4, but {nested} also rounds the scales, which Gemsmith's does not", sets)
+            told = (
+                f"nf4, but {nested} also rounds the scales, which here train.double_quant does, with train.backend trl"
+            )
+            return setting.differs(told, sets)
         return setting.mapped(sets, "nf4")
 
     return row_of

@@ -27,16 +27,14 @@ LABEL = "gemsmith-run"
 MOUNT = "/mnt/weights"
 """Where a machine sees the bucket with the base, if its target mounts it."""
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
-"""What the images can run; vLLM, which the others need, is in none of them."""
+"""What every image can run; vLLM, which the others need, is in that for GPUs alone that has it in its name."""
 WORD = re.compile(r"[\w.:/@-]+")
 """What stands in scripts, manifests and commands, whoever wrote it."""
 Command = tuple[str, ...]
 
 
 def _listed(stages: object) -> object:
-    """What --stages says, such as a,b -> (a, b); without it all that the images can run."""
-    if stages is None:
-        return STAGES_THERE
+    """What --stages says, such as a,b -> (a, b)."""
     return tuple(filter(None, stages.split(","))) if isinstance(stages, str) else stages
 
 
@@ -45,7 +43,7 @@ class LaunchOptions(Part):
 
     name: str | None = None
     machine: str | None = None
-    stages: Annotated[tuple[str, ...], BeforeValidator(_listed)] = STAGES_THERE
+    stages: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
     bucket: str
     """gs://bucket or a folder in it."""
     project: str
@@ -74,6 +72,7 @@ class ChosenOptions(LaunchOptions):
 
     name: str
     machine: str
+    stages: tuple[str, ...]
     region: str
     service_account: str
 
@@ -230,6 +229,9 @@ class Target(Protocol):
 
     SUPPORTS_ANY_MACHINE: bool
     """Whether it takes whichever it gets of several machines that fit."""
+
+    EVALUATES: bool
+    """Whether a launch there ends with eval, where it is not told what to do and rows are held out."""
 
     SUPPORTS_WHEEL: bool
     """Whether Gemsmith's wheel can be installed on it, in place of a container."""

@@ -13,6 +13,7 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (
     MOUNT,
+    STAGES_THERE,
     WORD,
     ChosenOptions,
     LaunchCost,
@@ -28,16 +29,19 @@ from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.load import dump_recipe, with_values
-from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.stages import SERVED, STAGES, check_stage_names
 from gemsmith.system.version import __version__
+from gemsmith.tasks import SOURCES
 
 FOLDER = "inputs"
 """Of what the recipe reads of this machine, below the folder that holds the launched recipe."""
 BEFORE_AND_AFTER_S = 2 * 3600
 """For the weights to arrive, compilation, export and verify; assumed, for the largest model."""
+EVAL_S = 2 * 3600
+"""For both models to load and answer; assumed, likewise."""
 SLACK = 1.5
 """On the plan's upper estimate."""
 GCP = "gcp"
@@ -94,6 +98,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     takes whichever it gets has the others of that kind beside it.
     """
     recipe, derived = resolve_file(source, options.overrides)
+    if options.stages is None:
+        options = options.model_copy(update={"stages": _default_stages(recipe, target, options)})
     name = options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-")
     _check_options(name, target, provider, options)
     catalog = load_catalog(recipe.hardware.catalog)
@@ -128,6 +134,13 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     raise problems[0]
 
 
+def _default_stages(recipe: Recipe, target: Target, options: LaunchOptions) -> tuple[str, ...]:
+    """What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own."""
+    tasks = [task.task for task in eval_tasks(recipe)]
+    scored = target.EVALUATES and options.image is None and tasks and not set(tasks) & set(SOURCES)
+    return (*STAGES_THERE, *(("eval",) if scored else ()))
+
+
 def _check_options(name: str, target: Target, provider: str, options: LaunchOptions) -> None:
     """What goes into scripts and manifests is a word, whoever wrote the command line."""
     for option in _WORDS:
@@ -148,13 +161,8 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
             "nodes and pods"
         )
-    stages = options.stages
+    stages = options.stages or ()
     check_stage_names(stages, "--stages")
-    if (served := [stage for stage in stages if stage in SERVED]) and options.image is None:
-        raise InputError(
-            f"--stages {served[0]}: needs vLLM, which Gemsmith's images do not have; run it after gemsmith launch "
-            "fetch, or name an image of your own with --image"
-        )
     if not stages or list(stages) != [stage for stage in STAGES if stage in stages]:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(STAGES)}")
     if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
@@ -200,12 +208,7 @@ def _request_on(
     options: LaunchOptions,
 ) -> LaunchRequest:
     """The request for one machine. Raises InputError where it does not do, by the image, the plan or the catalog."""
-    our_image = options.image is None and "train" in options.stages
-    if our_image and machine.chip.kind == "gpu" and recipe.train.backend == "tunix":
-        raise RecipeError(
-            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
-            "train.backend=trl, or name an image of your own with --image"
-        )
+    _check_image(machine, recipe, options)
     plan = plan_only(with_values(recipe, [ResolvedValue("hardware.machines", (machine.name,), "")]))
     if not plan.machines[0].fits:
         raise RecipeError(f"--machine {machine.name}: does not fit by the plan: {plan.machines[0].notes[0]}")
@@ -219,6 +222,7 @@ def _request_on(
         region=chosen.region,
         spot=options.spot,
         timeout_hours=options.timeout_hours,
+        evaluates="eval" in (options.stages or ()),
         # A TPU VM is one attempt: its program starts again on the same node, within the same time.
         attempts=1 if provider == "tpu-vm" else options.retries + 1,
     )
@@ -237,6 +241,23 @@ def _request_on(
     )
 
 
+def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> None:
+    """Raises InputError for what Gemsmith's image for such a machine cannot do."""
+    if options.image is not None:
+        return
+    stages, gpu = options.stages or (), machine.chip.kind == "gpu"
+    if not gpu and (served := [stage for stage in stages if stage in SERVED]):
+        raise InputError(
+            f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
+            "launch fetch, or name an image of your own with --image"
+        )
+    if gpu and "train" in stages and recipe.train.backend == "tunix":
+        raise RecipeError(
+            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
+            "train.backend=trl, or name an image of your own with --image"
+        )
+
+
 def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
     """The options with what was left to choose, and the image with its reason."""
     region, project = _region(machine, options), options.project
@@ -244,6 +265,7 @@ def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) 
         image = WithReason(options.image, "--image")
     else:
         stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
+        stack += "-vllm" * (not {*SERVED}.isdisjoint(options.stages or ()))
         where = f"{region}-docker.pkg.dev/{project}/gemsmith/{stack}:{__version__}"
         image = WithReason(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
     chosen = dict(options) | {
@@ -297,6 +319,7 @@ def estimate_cost(
     spot: bool,
     timeout_hours: float | None,
     attempts: int,
+    evaluates: bool = False,
 ) -> LaunchCost:
     """The bill of a launch. Raises InputError where the price, or how long it takes, is not known."""
     price = find_price(machine, region, spot=spot)
@@ -310,11 +333,12 @@ def estimate_cost(
             "give the hours after which an attempt is to be ended, or train.max_steps"
         )
     else:
-        most = plan.hours[1]
+        most, beside_s = plan.hours[1], BEFORE_AND_AFTER_S + (EVAL_S if evaluates else 0)
         timeout = WithReason(
-            math.ceil((SLACK * most * 3600 + BEFORE_AND_AFTER_S) / 600) * 600,
-            f"{SLACK:g} x the {most:.3g} h that the plan gives at most, and {BEFORE_AND_AFTER_S // 3600} h for "
-            "weights, compilation, export and verify; --timeout-hours sets another",
+            math.ceil((SLACK * most * 3600 + beside_s) / 600) * 600,
+            f"{SLACK:g} x the {most:.3g} h that the plan gives at most, and {beside_s // 3600} h for weights, "
+            f"compilation, {'export, verify and eval' if evaluates else 'export and verify'}; --timeout-hours sets "
+            "another",
         )
     return LaunchCost(
         usd_per_hour=rate,

@@ -149,6 +149,15 @@ def _check_backend(recipe: Recipe) -> None:
                 f"train.{key}: {given} was given, but train.backend {name} {reason}; leave it out, or set "
                 f"train.backend to {others}"
             )
+    if train.double_quant and train.dtype != "nf4":
+        raise RecipeError(
+            f"train.double_quant: true was given, and train.dtype {train.dtype}; set nf4, or leave it out"
+        )
+    if train.double_quant and recipe.export.merge_into == "trained":
+        raise RecipeError(
+            "export.merge_into: trained was given, and train.double_quant rounds the scales of the weights that are "
+            "trained on in a way that export does not know; set export.merge_into to original"
+        )
     if ALL_LINEAR in recipe.lora.targets and not backend.adapts_all_linear:
         others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
         raise RecipeError(

@@ -209,6 +209,7 @@ class Train(Section):
         "bfloat16",
         description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
     )
+    double_quant: NotCompiled[bool] = Field(False, description="trl, nf4: the scales are rounded to 8 bits, too.")
     compile: NotCompiled[bool] = Field(
         False, description="trl: fuses what lies between matmuls, with torch.compile; tunix always compiles."
     )
@@ -370,7 +371,8 @@ class Eval(Section):
         {}, description="Values of the scorer's columns, such as `pattern`, for the rows that have none of their own."
     )
     max_tokens: Positive = Field(512, description="Tokens of the longest answer.")
-    limit: Positive | None = Field(None, description="Score only the first rows.")
+    limit: Positive | None = Field(None, description="Score so many rows or questions, drawn; of lm-eval's the first.")
+    limit_seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Which ones eval.limit draws.")
     concurrency: Positive = Field(16, description="Requests under way at once.")
 
 

@@ -177,6 +177,10 @@ class TaskResult(Part):
     prompt: str | None = None
     dataset: str | None = None
     questions_sha256: str
+    drawn_from: int | None = None
+    """How many questions there are, where eval.limit drew some of them."""
+    limit_seed: int | None = None
+    """What it drew them by."""
     left_out: dict[str, str] = Field(default_factory=dict)
     """Questions that no answer can be judged for here, which were not asked and do not count, and why."""
     judged_by: str | None = None
@@ -187,6 +191,15 @@ class TaskResult(Part):
     difference: Difference
     labels: LabelsResult | None = None
     """Where answers are labels."""
+
+
+class Elsewhere(Part):
+    """A server that somebody else runs, by what it says of itself; Gemsmith cannot check its weights."""
+
+    url: str
+    model: str
+    root: str | None
+    """What it says its weights are."""
 
 
 class EvalRecord(Record):
@@ -204,7 +217,9 @@ class EvalRecord(Record):
     tasks: tuple[TaskResult, ...]
     """All tasks, in the recipe's order."""
     server: ServerFacts | None = None
-    """Of the base model; the tuned one's has the same settings."""
+    """Of the base model; the tuned one's has the same settings. None where it ran elsewhere."""
+    elsewhere: dict[str, Elsewhere] = Field(default_factory=dict)
+    """Base or tuned -> the server that answered for it, where Gemsmith has not started it."""
 
 
 class AnswersRecord(Part):
@@ -226,6 +241,21 @@ class AnswersRecord(Part):
     pass_at: tuple[PassAt, ...]
 
 
+class Shard(Part):
+    """Part `number`, from 1 on, of so many runs of rows whose lengths differ by one at most."""
+
+    number: int
+    of: int
+
+    def slice(self, rows: int) -> slice:
+        """Its rows, of so many.
+
+        >>> [Shard(number=number, of=3).slice(10) for number in (1, 2, 3)]
+        [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+        """
+        return slice((self.number - 1) * rows // self.of, self.number * rows // self.of)
+
+
 class PredictRecord(Part):
     """Answers to rows of a user's own, of `gemsmith predict`; no stage of a run."""
 
@@ -237,6 +267,8 @@ class PredictRecord(Part):
     model: str
     rows: int
     rows_sha256: str
+    shard: Shard | None = None
+    """Which part of the rows these are; None: all."""
     sampling: dict[str, Any]
     failed: dict[str, int]
     """Rows without an answer, by reason."""
@@ -245,7 +277,7 @@ class PredictRecord(Part):
     asked: int
     """Answers that this start asked for: the others were kept by earlier ones, or are those of equal rows."""
     asked_s: float
-    """From the first request to the last answer."""
+    """From the first request to the last answer; of shards that were joined, the sum."""
     asked_tokens: int | None
     """Tokens of those answers, where the server says so."""
     retries: dict[str, int]

@@ -362,9 +362,10 @@ class PreparedRecord(Part):
 
 
 RecordT = TypeVar("RecordT", bound=Record)
+PartT = TypeVar("PartT", bound=Part)
 
 
-def read_record_file(file: Path, kind: type[RecordT], *, missing: str, damaged: str) -> RecordT:
+def read_record_file(file: Path, kind: type[PartT], *, missing: str, damaged: str) -> PartT:
     """The record in a file. Raises RunError with what to do where it is missing or damaged; VersionError."""
     try:
         text = regular_file(file).read_bytes()

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,6 +51,10 @@ class Server:
     instance_id: str = field(repr=False, compare=False)
     facts: ServerFacts = field(default_factory=ServerFacts)
     """What it says of itself; of a server that is not asked, nothing."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return api_headers()
 
     def check(self) -> None:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""

@@ -31,6 +31,8 @@ TASKS = (
             scores="compares the log-likelihoods of the row's choices"),
     Listing(module="classification", scorer="labels",
             scores="compares the label that is written with the expected one"),
+    Listing(module="contained_label", scorer="contained-label",
+            scores="compares the longest label in what is written with the expected one"),
     Listing(module="verilog.demo", rows="verilog", makes="makes specs of small modules with canonical answers",
             scorer="verilog-exact", scores="normalizes white space and comments first"),
     Listing(module="verilog.task", questions="verilog",

@@ -253,6 +253,7 @@ def test_nf4_is_held_as_the_jax_backend_holds_it(monkeypatch):
     variant = find_variant("tiny-e2b")
     config = nf4_config(variant)
     assert config.load_in_4bit and config.bnb_4bit_quant_type == "nf4" and not config.bnb_4bit_use_double_quant
+    assert nf4_config(variant, double=True).bnb_4bit_use_double_quant
     converted = {
         tensor.role
         for tensor in text_tensors(variant)

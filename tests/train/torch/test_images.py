@@ -243,3 +243,7 @@ def test_a_base_in_nf4_keeps_what_embeds_images_as_it_is(learned):
     quantized = {name for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
     assert len(quantized) == 40 and all(".language_model.layers." in name for name in quantized)
     assert model.model.vision_tower.patch_embedder.input_proj.weight.dtype == torch.bfloat16
+    twice = run.recipe.override({"train.double_quant": True, "export.merge_into": "original"})
+    held = (model, load_base(twice, checkpoint, "documents", torch.device("cpu"), vision=True))
+    scales = [each.model.language_model.layers[0].mlp.up_proj.weight.quant_state for each in held]
+    assert [(scale.nested, scale.absmax.dtype) for scale in scales] == [(False, torch.float32), (True, torch.uint8)]

@@ -3,8 +3,8 @@
 FOLDER/images/american_bulldog_10.jpg
 FOLDER/annotations/trainval.txt, test.txt     american_bulldog_10 2 2 1     name, class, species, breed of the species
 
-Breeds are named as the files are, without the number: `American Bulldog`. Images stay where they are, and are not
-opened here: the data stage looks at each.
+Breeds are named as timm/oxford-iiit-pet names them, the files' names without the number: `american_bulldog`. Images
+stay where they are, and are not opened here: the data stage looks at each.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from gemsmith.system.files import atomic_write, regular_file, sha256_file
 SPLITS = ("trainval", "test")
 UNKNOWN = "Unknown"
 PROMPT = (
-    "Which breed is the cat or dog in this image? Answer with one of these, and nothing else: {labels}. If it is "
-    f"none of them, answer {UNKNOWN}."
+    f"Choose one breed of this list: {{labels}}. Answer with its name and nothing else; if none fits, answer {UNKNOWN}."
+    "\n\nWhich breed is the animal in this image?"
 )
 _NAMED = 3
 _LINE = re.compile(r"(?P<name>[^\s/]+_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
@@ -37,12 +37,12 @@ class ImageFile(NamedTuple):
 
     @property
     def breed(self) -> str:
-        """Its breed in words.
+        """Its breed.
 
-        >>> ImageFile("american_bulldog_10", 2).breed
-        'American Bulldog'
+        >>> ImageFile("Egyptian_Mau_10", 12).breed
+        'egyptian_mau'
         """
-        return self.name.rpartition("_")[0].replace("_", " ").title()
+        return self.name.rpartition("_")[0].lower()
 
 
 def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecord:

@@ -20,6 +20,7 @@ from gemsmith.serve.settings import ServeSettings
 
 MOUNTS_WEIGHTS = True
 SUPPORTS_ANY_MACHINE = False
+EVALUATES = True
 SUPPORTS_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"

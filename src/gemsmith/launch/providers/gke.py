@@ -21,6 +21,7 @@ from gemsmith.launch.upload import cost_lines, disk_bytes, format_footprint, tim
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = False
+EVALUATES = False
 SUPPORTS_WHEEL = False
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"

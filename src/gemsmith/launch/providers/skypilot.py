@@ -16,6 +16,7 @@ from gemsmith.serve.command import RUNTIMES
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = True
+EVALUATES = False
 SUPPORTS_WHEEL = False
 FOLDER = "/tmp/gemsmith"
 TPUS = ("v5p", "v6e")

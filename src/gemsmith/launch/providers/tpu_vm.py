@@ -15,6 +15,7 @@ from gemsmith.serve.command import RUNTIMES
 
 MOUNTS_WEIGHTS = False
 SUPPORTS_ANY_MACHINE = False
+EVALUATES = False
 SUPPORTS_WHEEL = True
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""

@@ -21,7 +21,6 @@ import httpx
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import api_headers
 from gemsmith.system.signals import handling
 
 CONNECT_S = 10.0
@@ -50,10 +49,13 @@ class Request:
 
 
 class AnyServer(Protocol):
-    """What is asked, at `url`; `check` raises EngineError where it is gone."""
+    """What is asked, at `url`, with its key in `headers`; `check` raises EngineError where it is gone."""
 
     @property
     def url(self) -> str: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
 
     def check(self) -> None: ...
 
@@ -69,20 +71,17 @@ def ask_all(
     *,
     concurrency: int,
     retried: Retried = lambda _number, _reason: None,
-    headers: Mapping[str, str] | None = None,
 ) -> None:
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
-    A request is taken when there is room for it, so that those of an iterator are made one by one. `headers` are those
-    of vLLM's key by default.
+    A request is taken when there is room for it, so that those of an iterator are made one by one.
 
     Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
     request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a
     call of `retried` with its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one
     that takes too long is not tried again.
     """
-    headers = api_headers() if headers is None else headers
-    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency, headers))
+    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency))
 
 
 def ask_each(
@@ -117,7 +116,6 @@ async def _ask_all(
     heard: Heard,
     retried: Retried,
     concurrency: int,
-    headers: Mapping[str, str],
 ) -> None:
     async def work() -> None:
         for number, request in requests:  # shared: each takes the next
@@ -126,8 +124,9 @@ async def _ask_all(
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     # The whole request's is kept in _post: a read's would not end a server that drips.
     timeout = httpx.Timeout(None, connect=CONNECT_S)
-    client = httpx.AsyncClient(base_url=server.url, headers=headers, timeout=timeout, limits=limits, trust_env=False)
-    async with client:
+    async with httpx.AsyncClient(
+        base_url=server.url, headers=server.headers, timeout=timeout, limits=limits, trust_env=False
+    ) as client:
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         try:
             await asyncio.gather(*workers)

@@ -14,10 +14,11 @@ from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE
-from gemsmith.system.files import sha256_file
+from gemsmith.system.files import sha256_file, sha256_json
 
 KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
 _TIMEOUT_S = 30.0
+_CONNECT_S = 10.0
 # Of what a server lists of a model, what makes its answers; vLLM gives each listing another time and id.
 _FACTS = ("root", "parent", "max_model_len")
 
@@ -38,6 +39,47 @@ class Endpoint:
     """Raises EngineError where the process behind it has ended; costs nothing."""
     prove: Callable[[], None] = lambda: None
     """Raises EngineError where it does not answer any more; asks it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteServer:
+    """A server that somebody else runs."""
+
+    url: str
+    model: str
+    root: str | None = None
+    """What it says its weights are."""
+    max_model_len: int | None = None
+    log: str = "the log of that server"
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return key_headers()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that is known of what makes its answers."""
+        return sha256_json([self.url, self.model, self.root])
+
+    def check(self) -> None:
+        """Raises EngineError where nobody listens at its address any more; asks it."""
+        try:
+            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, trust_env=False)
+        except httpx.ConnectError as error:
+            raise EngineError(
+                f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
+                "asks for the others"
+            ) from None
+        except httpx.HTTPError:  # it is there, and busy
+            return
+
+
+def find_server(url: str, model: str | None, *, of: str = "") -> RemoteServer:
+    """The model of this name at the address, or its only one. Raises InputError as find_models."""
+    address, cards = find_models(url, () if model is None else (model,), of=of)
+    ((name, card),) = cards.items()
+    holds, root = card.get("max_model_len"), card.get("root")
+    return RemoteServer(url=address, model=name, root=root, max_model_len=holds if isinstance(holds, int) else None)
 
 
 def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
@@ -84,24 +126,32 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
     )
 
 
-def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str, Any]]]:
+def find_models(url: str, names: Sequence[str], *, of: str = "") -> tuple[str, dict[str, dict[str, Any]]]:
     """The address without /v1, and what the server there lists of each of these models; without names of its only one.
 
-    Raises InputError where it does not answer, has no such model, or has several and none is named.
+    Raises InputError where it does not answer, has no such model, or has several and none is named, naming the options
+    --url and --model, with `of` before their names, such as "base-".
     """
     parsed = httpx.URL()
     with contextlib.suppress(httpx.InvalidURL):
         parsed = httpx.URL(url)
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InputError(f"--url {url}: must be http://host:port or https://host")
+        raise InputError(f"--{of}url {url}: must be http://host:port or https://host")
+    if parsed.userinfo or parsed.query:
+        raise InputError(
+            f"--{of}url: has a password or a query in it, which would be in records; put a key into "
+            f"${' or $'.join(KEY_VARIABLES)}"
+        )
     url = url.rstrip("/").removesuffix("/v1").rstrip("/")
     found = _ask(f"{url}/v1/models")
     if isinstance(found, Failure):
         key = f"; set ${' or $'.join(KEY_VARIABLES)}" if found.reason in ("http 401", "http 403") else ""
-        raise InputError(f"--url {url}: GET /v1/models: {found.reason} ({found.detail}){key or '; is the server up?'}")
+        raise InputError(
+            f"--{of}url {url}: GET /v1/models: {found.reason} ({found.detail}){key or '; is the server up?'}"
+        )
     models = found.get("data")
     if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
-        raise InputError(f"--url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
+        raise InputError(f"--{of}url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
     cards: dict[str, dict[str, Any]] = {str(card.get("id")): card for card in models}
     for card in cards.values():  # of an adapter vLLM gives no length
         if card.get("max_model_len") is None:
@@ -110,11 +160,13 @@ def find_models(url: str, names: Sequence[str]) -> tuple[str, dict[str, dict[str
     first = {json.dumps(card.get("root", name)): name for name, card in reversed(cards.items())}
     known = [name for name in cards if name in first.values()]
     if not names and len(known) > 1:
-        raise InputError(f"--model is missing; {url} has {', '.join(known)}")
+        raise InputError(f"--{of}model is missing; {url} has {', '.join(known)}")
     names = names or known
     for name in names:
         if name not in cards:
-            raise InputError(f"--model {name}: {url} has {', '.join(known)}{suggest(name, known)}; name one of them")
+            raise InputError(
+                f"--{of}model {name}: {url} has {', '.join(known)}{suggest(name, known)}; name one of them"
+            )
     return url, {name: cards[name] for name in names}
 
 

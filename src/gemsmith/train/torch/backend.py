@@ -6,6 +6,7 @@ stacks alone. Only the random bits of dropout differ.
 
 import contextlib
 import errno
+import gc
 import os
 import resource
 import time
@@ -73,7 +74,11 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
             # With experts, transformers asks for operations that have no deterministic form.
             torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
         backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
-        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+        record = train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+    del backend
+    gc.collect()
+    torch.cuda.empty_cache()  # vLLM, which this process may start next, wants nearly all of the memory
+    return record
 
 
 class TrlBackend:

@@ -156,7 +156,10 @@ def load_base(
     if vision:
         implementation = {"text_config": implementation, "vision_config": "sdpa"}
     if dtype == "nf4":
-        dtype, options = "bfloat16", {"quantization_config": nf4_config(checkpoint.variant)}
+        dtype, options = (
+            "bfloat16",
+            {"quantization_config": nf4_config(checkpoint.variant, double=recipe.train.double_quant)},
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -331,10 +334,10 @@ def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch
     return torch.zeros(1, side * side, 3 * patch * patch, device=device), positions
 
 
-def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
-    """How the base is held in nf4, as the JAX backend holds it.
+def nf4_config(variant: Variant, *, double: bool = False) -> transformers.BitsAndBytesConfig:
+    """How the base is held in nf4, as the JAX backend holds it but for scales that `double` rounds to 8 bits.
 
-    The text model's projections in nf4 with scales as they are, all else in bfloat16, also what embeds images. Raises
+    The text model's projections in nf4, all else in bfloat16, also what embeds images. Raises
     RecipeError for experts, which bitsandbytes leaves in bfloat16, and MachineError where it is not installed.
     """
     check_trl_quantized("nf4", variant)
@@ -350,7 +353,7 @@ def nf4_config(variant: Variant) -> transformers.BitsAndBytesConfig:
     return transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=False,
+        bnb_4bit_use_double_quant=double,
         bnb_4bit_compute_dtype=torch.bfloat16,
         llm_int8_skip_modules=["lm_head", *vision, *sorted(others)],  # of 4 bits, too
     )

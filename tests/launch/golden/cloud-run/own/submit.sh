@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# own: plan, data, train, export, verify of gemma4-e2b on cloud-run-20 in us-central1; 3.19 USD/h (public code: GPU 0.00036522, vCPU 0.000018, GiB 0.000002 a second, without zonal redundancy, 2026, autumn, not checked).
+# own: plan, data, train, export, verify, eval of gemma4-e2b on cloud-run-20 in us-central1; 3.19 USD/h (public code: GPU 0.00036522, vCPU 0.000018, GiB 0.000002 a second, without zonal redundancy, 2026, autumn, not checked).
 # Estimated: HOURS
 # At most 153.12 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# pets-31b: plan, data, train, export, verify of gemma4-31b on cloud-run-30 in us-central1; 4.12 USD/h (public code: GPU 0.00036522, vCPU 0.000018, GiB 0.000002 a second, without zonal redundancy, 2026, autumn, not checked).
+# pets-31b: plan, data, train, export, verify, eval of gemma4-31b on cloud-run-30 in us-central1; 4.12 USD/h (public code: GPU 0.00036522, vCPU 0.000018, GiB 0.000002 a second, without zonal redundancy, 2026, autumn, not checked).
 # Estimated: HOURS
 # At most 197.76 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
