@@ -34,6 +34,7 @@ from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import find_models, key_headers
 from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.server import Server
+from gemsmith.serve.settings import needs_certificates
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
@@ -55,7 +56,8 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            httpx.get(f"{self.url}/v1/models", headers=key_headers(), timeout=_CONNECT_S, trust_env=False)
+            secure, headers = needs_certificates(self.url), key_headers()
+            httpx.get(f"{self.url}/v1/models", headers=headers, timeout=_CONNECT_S, trust_env=False, verify=secure)
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "

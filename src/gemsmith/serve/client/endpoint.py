@@ -13,7 +13,7 @@ import httpx
 from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import KEY_VARIABLE
+from gemsmith.serve.settings import KEY_VARIABLE, needs_certificates
 from gemsmith.system.files import sha256_file
 
 KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
@@ -129,7 +129,8 @@ def key_headers() -> dict[str, str]:
 
 def _ask(url: str) -> dict[str, Any] | Failure:
     try:
-        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False)
+        secure = needs_certificates(url)
+        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
     except httpx.HTTPError as error:
         return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
     return read_object(response.status_code, response.content)
