@@ -31,7 +31,6 @@ def make_run(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[.
     def make(
         variant: str = "tiny-12b", dtype: str = "bfloat16", steps: Mapping[int, Adapter] | None = None, **lora: object
     ) -> Run:
-        steps = {20: make_adapter(variant)} if steps is None else steps
         return make_trained_run(tmp_path / "run", tiny_checkpoint(variant, dtype), steps=steps, **lora)
 
     return make

@@ -1,5 +1,6 @@
 """Runs whose training has ended: a tiny base and an Orbax checkpoint of a random adapter, laid out as Tunix does."""
 
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -67,8 +68,11 @@ def as_tree(adapter: Adapter, variant: str) -> dict:
     return tree
 
 
-def make_trained_run(folder: Path, checkpoint: Path, *, steps: Mapping[int, Adapter], **lora: object) -> Run:
-    """A run in `folder` of a checkpoint, with these adapters as its saved steps."""
+def make_trained_run(
+    folder: Path, checkpoint: Path, *, steps: Mapping[int, Adapter] | None = None, **lora: object
+) -> Run:
+    """A run in `folder` of a checkpoint, with these adapters as its saved steps, or a random one as step 20, which is
+    kept beside the checkpoint: to copy one takes a tenth of the time in which Orbax saves one."""
     values = {
         "checkpoint": str(checkpoint),
         "data": {"train": {"task": "verilog", "rows": 8}, "max_length": 256},
@@ -76,5 +80,11 @@ def make_trained_run(folder: Path, checkpoint: Path, *, steps: Mapping[int, Adap
     }
     recipe, derived = resolve(build_recipe(values))
     run = open_run(folder, recipe, derived)
-    save_steps(run.checkpoints, steps, str(recipe.model))
+    saved, variant = run.checkpoints, str(recipe.model)
+    if steps is None:
+        saved, steps = checkpoint.with_name(f"{checkpoint.name}-steps"), {20: make_adapter(variant)}
+    if not saved.exists():
+        save_steps(saved, steps, variant)
+    if saved != run.checkpoints:
+        shutil.copytree(saved, run.checkpoints, dirs_exist_ok=True)
     return run

@@ -1,6 +1,8 @@
 """Trained runs, and a server that does what a test wants; see tests/support."""
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,6 @@ def make_run(tiny_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[.
     def make(
         variant: str = "tiny-12b", dtype: str = "bfloat16", steps: Mapping[int, Adapter] | None = None, **lora: object
     ) -> Run:
-        steps = {20: make_adapter(variant)} if steps is None else steps
         return make_trained_run(tmp_path / "run", tiny_checkpoint(variant, dtype), steps=steps, **lora)
 
     return make
@@ -45,8 +46,15 @@ def hostile() -> Iterator[Hostile]:
         yield server
 
 
-@pytest.fixture
-def exported(make_run: Callable[..., Run]) -> Run:
-    run = make_run("tiny-12b")
+@pytest.fixture(scope="session")
+def exported_once(tiny_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = make_trained_run(tmp_path_factory.mktemp("exported") / "run", tiny_checkpoint("tiny-12b", "bfloat16"))
     export(run)
     return run
+
+
+@pytest.fixture
+def exported(exported_once: Run, tmp_path: Path) -> Run:
+    """A copy of an exported run."""
+    shutil.copytree(exported_once.path, tmp_path / "run")
+    return replace(exported_once, path=tmp_path / "run")

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemsmith.runs.bench_records import ServerLoad
 from gemsmith.serve.facts import TRUTH, read_cache_config
+from gemsmith.serve.settings import needs_certificates
 
 EVERY_S = 1.0
 _TIMEOUT_S = 2.0
@@ -64,7 +65,7 @@ def read_prefix_caching(text: str) -> bool | None:
 
 def open_metrics(url: str, headers: Mapping[str, str]) -> httpx.Client:
     """A client for a server's /metrics: one for all samples, since to make one takes longer than to ask."""
-    secure = url.startswith("https:")  # to load certificates that are not needed takes 50 ms
+    secure = needs_certificates(url)
     return httpx.Client(base_url=url, headers=dict(headers), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
 
 

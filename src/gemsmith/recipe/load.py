@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -238,6 +239,7 @@ def _yaml_lines(
         yield f"{indent}{_yaml_key(key)}: {text}{comment}"
 
 
+@cache
 def _yaml_key(key: str) -> str:
     """The key in quotes where YAML would else take it for something: yes, 1, a: b."""
     return key if re.fullmatch(r"[A-Za-z]\w*", key) and parse_yaml(key, key) == key else yaml_line(key)

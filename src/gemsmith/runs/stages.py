@@ -5,6 +5,7 @@ Which keys of the recipe it reads, the recipe's schema says.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from gemsmith.errors import InputError, suggest
 from gemsmith.recipe.keys import KEYS
@@ -62,6 +63,7 @@ def depends_on(stage: str, other: str) -> bool:
     return stage == other or any(depends_on(upstream, other) for upstream in STAGES[stage].upstream)
 
 
+@cache
 def reads(stage: str, key: str, *, image_requests: bool = False) -> bool:
     """Whether a stage reads a dotted key of the recipe, or one below it; `image_requests`: bench.images.
 

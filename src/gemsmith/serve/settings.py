@@ -110,6 +110,15 @@ def api_headers() -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+def needs_certificates(url: str) -> bool:
+    """Whether a client of this address must load them, which takes 50 ms: more than to ask a server of this machine.
+
+    >>> needs_certificates("http://127.0.0.1:8000"), needs_certificates("HTTPS://a.example")
+    (False, True)
+    """
+    return not url.lower().startswith("http:")
+
+
 def refuse_without_template(folder: Path, settings: ServeSettings) -> None:
     """Raises CheckpointError where neither the settings nor the checkpoint has a chat template."""
     if settings.chat_template or any((folder / f"chat_template.{kind}").is_file() for kind in ("jinja", "json")):

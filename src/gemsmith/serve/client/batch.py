@@ -21,6 +21,7 @@ import httpx
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
+from gemsmith.serve.settings import needs_certificates
 from gemsmith.system.signals import handling
 
 CONNECT_S = 10.0
@@ -124,8 +125,9 @@ async def _ask_all(
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     # The whole request's is kept in _post: a read's would not end a server that drips.
     timeout = httpx.Timeout(None, connect=CONNECT_S)
+    secure = needs_certificates(server.url)
     async with httpx.AsyncClient(
-        base_url=server.url, headers=server.headers, timeout=timeout, limits=limits, trust_env=False
+        base_url=server.url, headers=server.headers, timeout=timeout, limits=limits, trust_env=False, verify=secure
     ) as client:
         workers = [asyncio.create_task(work()) for _ in range(concurrency)]
         try:

@@ -13,7 +13,7 @@ import httpx
 from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import KEY_VARIABLE
+from gemsmith.serve.settings import KEY_VARIABLE, needs_certificates
 from gemsmith.system.files import sha256_file, sha256_json
 
 KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
@@ -64,7 +64,8 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, trust_env=False)
+            secure = needs_certificates(self.url)
+            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, trust_env=False, verify=secure)
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
@@ -181,7 +182,8 @@ def key_headers() -> dict[str, str]:
 
 def _ask(url: str) -> dict[str, Any] | Failure:
     try:
-        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False)
+        secure = needs_certificates(url)
+        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
     except httpx.HTTPError as error:
         return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
     return read_object(response.status_code, response.content)
