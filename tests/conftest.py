@@ -98,6 +98,21 @@ def no_own_catalog(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, for the other processes
+    of pytest-xdist, and for those that tests start; out of the developer's own cache. Only one of a limited size has
+    a lock."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
+    keys = {"compilation_cache_dir": str(folder), "compilation_cache_max_size": 2**30}
+    keys["persistent_cache_min_compile_time_secs"] = 0.5
+    os.environ |= {f"JAX_{name.upper()}": str(value) for name, value in keys.items()}
+    if "jax" in sys.modules:
+        for name, value in keys.items():
+            sys.modules["jax"].config.update(f"jax_{name}", value)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write

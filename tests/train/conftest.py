@@ -1,13 +1,11 @@
 """Runs whose data stage has ended: a base of two layers, so that a step compiles in seconds, and a few packed rows."""
 
-import os
 import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
@@ -16,16 +14,6 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord, TrainStep
 from gemsmith.runs.run import Run, open_run
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, and for processes that
-    tests start."""
-    folder, seconds = str(tmp_path_factory.mktemp("compiled")), 0.5
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(seconds)}
 
 
 def make_recipe(checkpoint: Path, **sections: Any) -> Recipe:
