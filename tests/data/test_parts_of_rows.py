@@ -104,7 +104,7 @@ def test_raw_text_is_not_held_out(resolved):
 @pytest.mark.parametrize(("share", "which"), [("1%", "held-out"), ("99%", "train")])
 def test_a_share_that_comes_to_no_row_or_to_all_is_refused(share, which, resolved):
     with pytest.raises(
-        DataError, match=rf"^data.held_out: with 0\.\d+, .*rows.jsonl has no row that is {which}, of 2; give"
+        DataError, match=rf"^data.held_out: of 2 rows of .*rows.jsonl none is {which} with 0\.\d+; give another"
     ):
         sides(resolved(ROWS[:2], eval=share))
 

@@ -155,7 +155,8 @@ def read_dataset(
     that holds the rows. `asked`: a row that ends with its question gets an answer.
     Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
-    given, data = data, data or Data(train="-")
+    wanted = None if data is None or (part == "held-out" and not data.held_out) else data.on_bad_row
+    data = data or Data(train="-")
     classes = recipe_classes(data, part or "train")
     images = images or ImageSource(folder=_folder_of(source))
     share = 0.0 if classes or part is None else data.held_out
@@ -177,16 +178,12 @@ def read_dataset(
         form = fits
         if others:
             ignored.update(others)
-    # Held-out rows of their own are all scored.
-    wanted = None if given is None or (part == "held-out" and not data.held_out) else data.on_bad_row
     warnings = bad.settle(rows - left_out, wanted)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source
-        raise DataError(
-            f"data.held_out: with {share:g}, {name} has no row that is {part}, of {rows:,}; give another share"
-            if left_out
-            else f"{name}: holds no rows; give a dataset with at least one"
-        )
+        if left_out:
+            raise DataError(f"data.held_out: of {rows:,} rows of {name} none is {part} with {share:g}; give another")
+        raise DataError(f"{name}: holds no rows; give a dataset with at least one")
     return Dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),

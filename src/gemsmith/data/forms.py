@@ -64,7 +64,7 @@ class ShareGPT(Form):
         return _after_system(row, turns, names)
 
 
-class Pair(Form):
+class TwoColumns(Form):
     """A question and its answer, in two columns."""
 
     def __init__(self, prompt: str, response: str) -> None:
@@ -119,11 +119,11 @@ class RawText(Form):
 
 FORMS: dict[str, Form] = {
     "messages": Messages(),
-    "prompt-response": Pair("prompt", "response"),
+    "prompt-response": TwoColumns("prompt", "response"),
     "prompt-completion": PromptCompletion(),
     "alpaca": Alpaca(),
     "sharegpt": ShareGPT(),
-    "question-answer": Pair("question", "answer"),
+    "question-answer": TwoColumns("question", "answer"),
     "text": RawText(),
 }
 COLUMNS = frozenset(column for form in FORMS.values() for column in (*form.needed, *form.optional))

@@ -98,14 +98,15 @@ def prepare_data(run: Run) -> DataRecord:
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
-    if before and (before.rows_sha256, before.provenance.inputs_sha256) == (
-        record.rows_sha256,
-        record.provenance.inputs_sha256,
-    ):
+    if before and _identity(before) == _identity(record):
         record = before
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
     return record
+
+
+def _identity(record: DataRecord) -> tuple[str, str]:
+    return record.rows_sha256, record.provenance.inputs_sha256
 
 
 def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:

@@ -200,13 +200,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             open_console().print(f"predict: {kept} of {kept + len(missing)} answers are there from an earlier start")
         asked_s = _ask(job, cache, missing, replies) if missing else 0.0
         found = [replies[digest] for digest in job.digests]
-        failed = Counter(reply.reason for reply in found if isinstance(reply, Failure))
-        if failed.total() == len(found):
-            first = next(reply for reply in found if isinstance(reply, Failure))
-            raise EngineError(
-                f"predict: {job.model} answered none of {len(found)} rows ({describe_counts(failed)}); the first: "
-                f"{first.reason}: {first.detail}"
-            )
+        failed = _count_failures(found, job.model)
         counts = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
         if failed:
             told = f"rows without an answer: {failed.total()} of {len(found)} ({describe_counts(failed)})"
@@ -238,6 +232,18 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
     rate = f", {record.asked_tokens / asked_s:,.0f} tokens/s" if record.asked_tokens and asked_s else ""
     open_console().print(f"predict: {len(found) - failed.total():,} of {len(found):,} rows answered{rate}: {out}")
     return record
+
+
+def _count_failures(found: Sequence[Reply | Failure], model: str) -> Counter[str]:
+    """Failures by their reason. Raises EngineError with the first where there is no answer."""
+    failures = [reply for reply in found if isinstance(reply, Failure)]
+    failed = Counter(failure.reason for failure in failures)
+    if len(failures) == len(found):
+        raise EngineError(
+            f"predict: {model} answered none of {len(found)} rows ({describe_counts(failed)}); the first: "
+            f"{failures[0].reason}: {failures[0].detail}"
+        )
+    return failed
 
 
 def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies: dict[str, Reply | Failure]) -> float:

@@ -301,11 +301,7 @@ def step_cost(
     sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
     met: dict[str, int] = {}
     for tensor in (tensor for group in layers.values() for tensor in group):
-        if tensor.role in _EXPERTS:
-            seen = tensor.size // variant.experts * variant.experts_per_token
-        else:
-            seen = tensor.size if tensor.role in _IN_LAYER else 0
-        met[tensor.role] = met.get(tensor.role, 0) + seen
+        met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
     return StepCost(
         variant=variant,
@@ -367,6 +363,12 @@ def most_keys(length: int, window: int | None, attention: Attention, *, block: i
         return length
     block = min(block, length)
     return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=window))
+
+
+def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
+    if tensor.role in _EXPERTS:
+        return tensor.size // variant.experts * variant.experts_per_token
+    return tensor.size if tensor.role in _IN_LAYER else 0
 
 
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:

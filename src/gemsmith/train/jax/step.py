@@ -62,6 +62,7 @@ _HASH = jax.extend.random.define_prng_impl(
     tag="gh",
 )
 
+_Arrays = dict[str, jax.Array]
 _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
 _IMAGE_ARRAYS = {"patches": jnp.float32, "patch_positions": jnp.int32, "places": jnp.int32}
 
@@ -95,9 +96,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
     assert mesh is not None, "the step runs on a mesh, be it of one device"
 
-    def loss_of(
-        trained: nnx.State, frozen: nnx.State, rows: dict[str, jax.Array], count: jax.Array, keys: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def loss_of(trained: nnx.State, frozen: nnx.State, rows: _Arrays, count: jax.Array, keys: jax.Array) -> Any:
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
             set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
@@ -106,9 +105,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
         return nll / count, correct
 
-    def update(
-        trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: dict[str, jax.Array]
-    ) -> tuple[Any, Any, Any]:
+    def update(trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: _Arrays) -> tuple[Any, Any, Any]:
         rows = {name: inputs[name] for name in (*_ROW_ARRAYS, *_IMAGE_ARRAYS) if name in inputs}
         count = jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.float32)
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
@@ -186,12 +183,12 @@ def input_shapes(
     }
 
 
-def _embed_images(model: Gemma4, rows: dict[str, jax.Array]) -> SoftTokens:
+def _embed_images(model: Gemma4, rows: _Arrays) -> SoftTokens:
     images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
     return model.embed_images(images, length=rows["tokens"].shape[1])
 
 
-def _count_tokens(rows: dict[str, jax.Array], targets: jax.Array) -> dict[str, jax.Array]:
+def _count_tokens(rows: _Arrays, targets: jax.Array) -> _Arrays:
     real_tokens = jnp.sum(rows["segments"] > 0, dtype=jnp.int32)
     counts = {"real_tokens": real_tokens, "targets": targets.astype(jnp.int32)}
     if "places" in rows:
@@ -215,7 +212,7 @@ def _accumulate(
     loss_of: Callable[..., tuple[jax.Array, jax.Array]],
     trained: nnx.State,
     frozen: nnx.State,
-    split: dict[str, jax.Array],
+    split: _Arrays,
     count: jax.Array,
     keys: jax.Array,
     shardings: nnx.State,
