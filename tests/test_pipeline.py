@@ -244,8 +244,8 @@ def test_a_run_that_is_told_to_stop_says_so_and_goes_on_later(recipe, number, co
     ("changes", "expected"),
     [
         (["data.train=gone.jsonl"], "gone.jsonl: does not exist"),
-        (["data.train=logs"], "logs: holds no .jsonl, .parquet or saved Hugging Face dataset"),
-        (["data.train=my.yaml"], "my.yaml: is a .yaml file; allowed: .jsonl, .parquet"),
+        (["data.train=logs"], "logs: holds no .jsonl, .json, .csv"),
+        (["data.train=my.yaml"], "my.yaml: is a .yaml file; allowed: .jsonl, .json, .csv"),
         (["data.eval=gone.jsonl"], "gone.jsonl: does not exist"),
         (["data.eval=odd.jsonl"], "odd.jsonl line 1: has the columns question"),
         (["data.template=gone.jinja"], "data.template: gone.jinja cannot be read"),
