@@ -176,8 +176,7 @@ def read_dataset(
             bad.add(origin, error)
             continue
         form = fits
-        if others:
-            ignored.update(others)
+        ignored.update(others)
     warnings = bad.settle(rows - left_out, wanted)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source

@@ -105,7 +105,7 @@ def prepare_data(run: Run) -> DataRecord:
     return record
 
 
-def _identity(record: DataRecord) -> tuple[str, str]:
+def _identity(record: DataRecord) -> tuple[object, ...]:
     return record.rows_sha256, record.provenance.inputs_sha256
 
 
