@@ -48,6 +48,7 @@ VARIANT = replace(
     sliding_window=512,
     vocabulary=32_768,
     context=4096,
+    vision=None,
 )
 ROWS, LENGTH, MEAN_DOCUMENT = (1, 512, 150) if SHORT else (1, 1024, 300)
 RANK, ALPHA, RATE = 16, 32, 1e-4
