@@ -80,6 +80,13 @@ def test_rows_in_memory_are_kept_and_others_need_another_run_directory(recipe, t
         gemsmith.run(loaded, tmp_path / "other", rows=[{"prompt": b"one"}])
 
 
+def test_rows_in_memory_have_any_form_and_a_share_of_them_is_held_out(recipe, tmp_path):
+    loaded = gemsmith.Recipe.load(recipe).override({"data.train": "mine.jsonl", "data.eval": "20%"})
+    rows = [{"instruction": "add", "input": str(number), "output": str(number)} for number in range(50)]
+    record = gemsmith.run(loaded, tmp_path / "run", rows=rows, stages=["data"])["data"]
+    assert record.held_out.rows == record.dropped["held_out"] == 50 - record.rows > 0
+
+
 def test_mistakes_are_one_line(recipe, tmp_path):
     with pytest.raises(InputError, match=r"stages: trian: is no stage \(did you mean train\?\); allowed: plan, data"):
         gemsmith.run(gemsmith.Recipe.load(recipe), tmp_path / "run", stages=["trian"])

@@ -8,6 +8,7 @@ import pytest
 from gemsmith.data import prepare_data
 from gemsmith.data.dataset import read_dataset
 from gemsmith.errors import DataError, RowError
+from gemsmith.recipe.schema import Data
 
 GOOD = {"prompt": "add", "response": "wire"}
 EMPTY = {"prompt": "add", "response": " "}
@@ -25,7 +26,7 @@ def mixed(tmp_path):
 
 def test_every_bad_row_is_counted_by_kind_in_one_line_that_begins_with_the_first(mixed):
     with pytest.raises(DataError) as error:
-        read_dataset(str(mixed), on_bad_row="error")
+        read_dataset(str(mixed), data=Data(train="-", on_bad_row="error"))
     assert str(error.value) == (
         "rows.jsonl line 2: response is an empty answer; fill it, or take the row out; 7 of 12 rows cannot be used "
         "(empty answer: 4 (rows.jsonl line 2, rows.jsonl line 4, rows.jsonl line 5 and 1 more); not JSON: 2 "
@@ -41,7 +42,7 @@ def test_one_bad_row_is_told_as_it_is_where_no_recipe_asks(write_rows):
 
 
 def test_bad_rows_are_left_out_and_counted_where_the_recipe_says_so(mixed):
-    dataset = read_dataset(str(mixed), on_bad_row="drop")
+    dataset = read_dataset(str(mixed), data=Data(train="-", on_bad_row="drop"))
     assert len(dataset.documents) == 5
     assert dataset.dropped == {"row: empty answer": 4, "row: not JSON": 2, "row: another form": 1}
     (warning,) = dataset.warnings
@@ -51,13 +52,14 @@ def test_bad_rows_are_left_out_and_counted_where_the_recipe_says_so(mixed):
 
 
 def test_a_row_left_out_does_not_decide_the_form_of_the_others(write_rows):
-    dataset = read_dataset(str(write_rows({"messages": "a"}, GOOD, GOOD)), on_bad_row="drop")
+    dataset = read_dataset(str(write_rows({"messages": "a"}, GOOD, GOOD)), data=Data(train="-", on_bad_row="drop"))
     assert (len(dataset.documents), dataset.dropped) == (2, {"row: not a list": 1})
 
 
-def test_where_every_row_is_bad_none_is_left(write_rows):
+@pytest.mark.parametrize("wanted", ["error", "drop"])
+def test_where_every_row_is_bad_none_is_left(wanted, write_rows):
     with pytest.raises(DataError, match=r"line 1: .* 2 of 2 rows cannot be used \(.*\); so none is left$"):
-        read_dataset(str(write_rows(EMPTY, EMPTY)), on_bad_row="drop")
+        read_dataset(str(write_rows(EMPTY, EMPTY)), data=Data(train="-", on_bad_row=wanted))
 
 
 def test_rows_that_cannot_be_rendered_are_counted_beside_those_that_cannot_be_read(make_run, write_rows):

@@ -45,7 +45,9 @@ def test_the_recipe_names_each_form_and_column():
 @pytest.mark.parametrize("form", [*ROWS])
 @pytest.mark.parametrize("chosen", [False, True])
 def test_every_form_comes_to_the_same_messages_by_its_columns_or_by_name(form, chosen, write_rows):
-    found = read_dataset(str(write_rows(ROWS[form] | {"id": 1})), format=form if chosen else "auto")
+    found = read_dataset(
+        str(write_rows(ROWS[form] | {"id": 1})), data=Data(train="-", format=form if chosen else "auto")
+    )
     assert found.documents[0].messages == (ADD, WIRE)
     assert found.ignored_columns == {"id": 1}
 
@@ -111,16 +113,18 @@ def test_images_of_a_column_stand_before_the_question(form, write_rows, tmp_path
 def test_other_names_of_columns_are_those_that_the_recipe_gives(write_rows):
     row = {"task": "add", "code": "wire", "prompt": "old", "picture": None, "id": 1}
     names = {"prompt": "task", "response": "code", "image": "picture"}
-    found = read_dataset(str(write_rows(row)), names=names)
+    found = read_dataset(str(write_rows(row)), data=Data(train="-", columns=names))
     assert (found.documents[0].messages, found.ignored_columns) == ((ADD, WIRE), {"id": 1})
-    text = refused(write_rows({"task": "add", "cod": "wire"}), names=names)
+    text = refused(write_rows({"task": "add", "cod": "wire"}), data=Data(train="-", columns=names))
     assert "has the columns cod, prompt, and none that data.columns has as {response: code}; allowed: messages" in text
 
 
 def test_other_names_of_columns_are_read_from_tables(tmp_path):
     table = pyarrow.Table.from_pylist([{"task": "add", "code": "wire", "when": "now"}])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
-    found = read_dataset(str(tmp_path / "rows.parquet"), names={"prompt": "task", "response": "code"})
+    found = read_dataset(
+        str(tmp_path / "rows.parquet"), data=Data(train="-", columns={"prompt": "task", "response": "code"})
+    )
     assert (found.documents[0].messages, found.ignored_columns) == ((ADD, WIRE), {"when": 1})
 
 
@@ -134,7 +138,10 @@ def test_other_names_of_columns_are_read_from_tables(tmp_path):
         ),
         (ROWS["alpaca"] | {"history": [["a", "b"]]}, "a value in the column history, which changes what a row says"),
         (ROWS["question-answer"] | {"system": "be brief"}, "has a value in the column system, which changes"),
-        ({"instruction": "a", "input": 3, "output": "b"}, "input is a number; must be text"),
+        (
+            {"instruction": "a", "input": 3, "output": "b"},
+            "instruction is text, input a number; both must be text",
+        ),
         ({"instruction": ["a"], "output": "b"}, "instruction has a part that is text; a part must be"),
         ({"conversations": "a"}, "conversations is text; must be a list of {from, value}"),
         ({"conversations": [{"from": "tool", "value": "a"}]}, "conversations[0] is from 'tool'; allowed: human, user,"),
@@ -144,8 +151,8 @@ def test_other_names_of_columns_are_read_from_tables(tmp_path):
         ({"conversations": ["a"]}, "conversations[0] is text; must be an object with role and content"),
         ({"prompt": [USER], "completion": [USER]}, "completion has no assistant turn; add one"),
         ({"prompt": "a", "completion": " "}, "completion is an empty answer"),
-        ({"text": " "}, "text is empty; fill it, or take the row out"),
-        ({"text": 3}, "text is a number; must be text"),
+        ({"text": " "}, "text is empty; write some, or take the row out"),
+        ({"text": 3}, "text is a number; write some, or take"),
         ({"text": "a", "image": "a.png"}, "1 of the 1 images in its column have no place"),
     ],
 )
@@ -156,11 +163,8 @@ def test_a_row_that_its_form_has_no_turns_for_is_refused_with_its_line(row, mess
 
 
 def test_rows_of_another_form_than_the_named_one_are_told_its_columns(write_rows):
-    text = refused(write_rows(ROWS["alpaca"]), format="question-answer")
-    assert text.endswith(
-        "has the columns instruction, output, but data.format is question-answer, of question and answer; all rows "
-        "must have one form"
-    )
+    text = refused(write_rows(ROWS["alpaca"]), data=Data(train="-", format="question-answer"))
+    assert "instruction, output, but data.format is question-answer, of question and answer; all rows must" in text
 
 
 @pytest.mark.parametrize("form", [*ROWS])

@@ -6,6 +6,7 @@ from gemsmith.data.dataset import find_source_files, read_dataset, source_sha256
 from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe
+from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import ImagePart, TextPart, text_of
 
 
@@ -20,8 +21,9 @@ def pets(tmp_path):
 
 
 def read(folder, **options):
-    classes = Classes(prompt="Which of {labels}?", **options)
-    return read_dataset(str(folder), format="image-folder", classes=classes)
+    part = options.pop("part", "train")
+    data = Data(train=str(folder), eval=str(folder), format="image-folder", prompt="Which of {labels}?", **options)
+    return read_dataset(str(folder), data=data, part=part)
 
 
 def test_each_photo_is_a_row_its_class_the_answer(pets):

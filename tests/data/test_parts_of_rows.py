@@ -93,10 +93,18 @@ def test_bad_rows_of_the_other_side_are_no_concern_of_this(resolved):
     assert sum(counts) == 50 and min(counts) > 0
 
 
-@pytest.mark.parametrize(("share", "which"), [("1%", "held out"), ("99%", "trained on")])
+def test_raw_text_is_not_held_out(resolved):
+    rows = [{"text": f"add {number}"} for number in range(50)]
+    with pytest.raises(
+        DataError, match=r"^rows.jsonl line \d+: is raw text, which asks nothing; leave data.eval out, or"
+    ):
+        read_held_out(resolved(rows, eval="20%"))
+
+
+@pytest.mark.parametrize(("share", "which"), [("1%", "held-out"), ("99%", "train")])
 def test_a_share_that_comes_to_no_row_or_to_all_is_refused(share, which, resolved):
     with pytest.raises(
-        DataError, match=rf"^data.held_out: with 0\.\d+ none of the 2 rows of .*rows.jsonl is {which}, by"
+        DataError, match=rf"^data.held_out: with 0\.\d+, .*rows.jsonl has no row that is {which}, of 2; give"
     ):
         sides(resolved(ROWS[:2], eval=share))
 

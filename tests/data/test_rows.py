@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.data.dataset import Columns, describe_columns, read_dataset, read_documents, source_sha256
 from gemsmith.errors import DataError
-from gemsmith.recipe.schema import GeneratedData
+from gemsmith.recipe.schema import Data, GeneratedData
 from gemsmith.tasks.messages import text_message
 
 PAIR = {"prompt": "add", "response": "wire"}
@@ -160,7 +160,7 @@ def test_a_prompt_beside_messages_is_another_column(write_rows):
     ("form", "ignored"), [("messages", {"prompt": 1, "response": 1}), ("prompt-response", {"messages": 1})]
 )
 def test_of_a_row_of_both_forms_the_one_that_the_recipe_names_is_read(form, ignored, write_rows):
-    dataset = read_dataset(str(write_rows(CHAT | PAIR)), format=form)
+    dataset = read_dataset(str(write_rows(CHAT | PAIR)), data=Data(train="-", format=form))
     assert (dataset.documents[0].messages, dataset.ignored_columns) == (AS_MESSAGES, ignored)
 
 
@@ -224,7 +224,7 @@ def test_mixed_forms_are_refused(write_rows):
 
 def test_another_form_than_the_recipe_names_is_refused(write_rows):
     assert "line 1: has the columns prompt, response, but data.format is messages" in refused(
-        write_rows(PAIR), format="messages"
+        write_rows(PAIR), data=Data(train="-", format="messages")
     )
 
 

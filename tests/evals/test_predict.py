@@ -191,7 +191,7 @@ def test_a_command_that_cannot_be_meant_is_one_line(arguments: list[str], told: 
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({"text": "a"}, "r.jsonl line 1: has the columns text"),
+        ({"text": "a"}, "r.jsonl line 1: is raw text, which asks nothing"),
         ({"prompt": " "}, "prompt is an empty prompt"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "begins with an assistant turn"),
         ({"prompt": "a", "image": "gone.png"}, "gone.png"),

@@ -102,7 +102,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
                    "warmup_steps": None,
                    "warmup_ratio": 0.1, "max_grad_norm": 0.1}, {"steps": 305},
         {"train.dtype": "nf4", "optimizer.warmup_steps": 30, "data.train": "chats.jsonl",
-         "data.eval": "chats-eval.jsonl",
+         "data.eval": "5%",
          "optimizer.max_grad_norm": 0.1}, {"optimizer"}),
     "Axolotl, all weights, on eight devices whose number it does not say": (
         {key: value for key, value in AXOLOTL.items() if not key.startswith(("lora", "adapter"))}
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
         AXOLOTL | {"base_model": "google/gemma-4-26B-A4B", "datasets": [{"path": "tatsu/alpaca", "type": "alpaca"}],
                    "lora_target_parameters": ["experts.gate_up_proj"], "warmup_steps": None, "warmup_ratio": 0.1,
                    "lr_scheduler": "rex", "default_system_message": "Be brief."}, {},
-        {"data.format": "prompt-response", "optimizer.warmup_ratio": 0.1},
+        {"data.format": "alpaca", "optimizer.warmup_ratio": 0.1},
         {"datasets[0].type", "lora_target_parameters", "lr_scheduler", "default_system_message"}),
     "LLaMA-Factory": (
         FACTORY, {}, {"lora.rank": 8, "lora.alpha": 16.0, "lora.dropout": 0.0, "lora.targets":
@@ -130,7 +130,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "LLaMA-Factory with several devices and all weights": (
         FACTORY | {"finetuning_type": "full", "deepspeed": "ds_z3.json", "neat_packing": True, "template": "llama3",
                    "val_size": 0.1},
-        {"devices": 8}, {"train.global_batch_size": 64, "data.packing": True, "data.eval": "identity-eval.jsonl"},
+        {"devices": 8}, {"train.global_batch_size": 64, "data.packing": True, "data.eval": "10%"},
         {"finetuning_type", "template"}),
     "a base that is a copy": (
         ADAPTER | {"base_model_name_or_path": "me/mine"}, {"overrides": ["model=gemma4-12b"]},

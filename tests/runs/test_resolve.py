@@ -203,3 +203,17 @@ def test_open_warmup_has_its_reason_beside_it(tiny_checkpoint):
 def test_an_address_that_cannot_be_fetched_is_refused_at_once(overrides):
     with pytest.raises(CheckpointError, match=r"checkpoint s3://b/f: s3:// is not known; allowed: gs://bucket/folder"):
         resolve(recipe("s3://b/f", *overrides))
+
+
+def test_rows_beside_a_recipe_elsewhere_are_named(tiny_checkpoint, tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "rows.jsonl").write_text("")
+    file = tmp_path / "inner" / "my.yaml"
+    file.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: rows.jsonl, max_length: 128}}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        RecipeError, match=rf"^data.train: rows.jsonl does not exist in .* write {tmp_path}/inner/rows.jsonl"
+    ):
+        resolve_file(file)
+    monkeypatch.chdir(tmp_path / "inner")
+    assert resolve_file(file)[0].data.train == str(tmp_path / "inner" / "rows.jsonl")

@@ -40,5 +40,5 @@ class BadRows:
         if wanted == "drop" and count < rows:
             return (f"data.train: rows left out that cannot be used: {count:,} of {rows:,} ({found})",)
         others = f"; {count:,} of {rows:,} rows cannot be used ({found})" if count > 1 else ""
-        remedy = {"error": "; or set data.on_bad_row to drop", "drop": "; so none is left"}.get(wanted or "", "")
+        remedy = "" if wanted is None else "; so none is left" if count == rows else "; or set data.on_bad_row to drop"
         raise DataError(f"{self.first}{others}{remedy}")

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
-from gemsmith.data.bad_rows import BadRows, OnBadRow
+from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, RawText, read_messages
+from gemsmith.data.forms import COLUMNS, FORMS, RawText, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
@@ -27,7 +26,7 @@ from gemsmith.data.image_folder import (
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
-from gemsmith.recipe.schema import GeneratedData, Recipe, eval_tasks
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
 
@@ -70,9 +69,9 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
-def read_documents(source: str | GeneratedData, *, format: str = "auto", seed: int = 0) -> list[Document]:  # noqa: A002 (the recipe's word)
+def read_documents(source: str | GeneratedData, *, data: Data | None = None, seed: int = 0) -> list[Document]:
     """The documents of read_dataset."""
-    return read_dataset(source, format=format, seed=seed).documents
+    return read_dataset(source, data=data, seed=seed).documents
 
 
 def read_prompts(source: str) -> Dataset:
@@ -81,8 +80,7 @@ def read_prompts(source: str) -> Dataset:
     Raises DataError as read_dataset does, and for raw text; an answer may be there and is not read.
     """
     found = read_dataset(source, asked=True)
-    if raw := next((row for row in found.documents if len(row.messages) == 1), None):
-        raise DataError(f"{raw.origin}: is raw text, which asks nothing; name the column prompt")
+    _refuse_raw_text(found, "name the column prompt")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
@@ -90,16 +88,7 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
     images = ImageSource(folder=_folder_of(data.train), keep=keep)
-    found = read_dataset(
-        data.train,
-        format=data.format,
-        names=data.columns,
-        seed=recipe.seed,
-        classes=recipe_classes(data, "train"),
-        images=images,
-        on_bad_row=data.on_bad_row,
-        held_out=data.held_out,
-    )
+    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=images)
     left = len(found.documents) - (data.limit or len(found.documents))
     if left <= 0:
         return found
@@ -139,78 +128,65 @@ def read_held_out(recipe: Recipe) -> Dataset:
 
 def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS) -> Dataset:
     """The rows of data.eval with these columns. Raises DataError as read_dataset does."""
-    data = recipe.data
-    assert data.eval is not None
-    return read_dataset(
-        data.eval,
-        format=data.format,
-        names=data.columns,
-        seed=recipe.seed,
-        columns=columns,
-        classes=recipe_classes(data, "held-out"),
-        on_bad_row=data.on_bad_row if data.held_out else None,
-        held_out=data.held_out,
-        part="held-out",
-    )
+    assert recipe.data.eval is not None
+    found = read_dataset(recipe.data.eval, data=recipe.data, part="held-out", seed=recipe.seed, columns=columns)
+    _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
+    return found
+
+
+def _refuse_raw_text(found: Dataset, remedy: str) -> None:
+    if raw := next((row for row in found.documents if len(row.messages) == 1), None):
+        raise DataError(f"{raw.origin}: is raw text, which asks nothing; {remedy}")
 
 
 def read_dataset(
     source: str | GeneratedData,
     *,
-    format: str = "auto",  # noqa: A002 (the recipe's word)
-    names: Mapping[str, str] = MappingProxyType({}),
+    data: Data | None = None,
+    part: Literal["train", "held-out"] | None = None,
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
-    classes: Classes | None = None,
     images: ImageSource | None = None,
     asked: bool = False,
-    on_bad_row: OnBadRow = None,
-    held_out: float = 0.0,
-    part: Literal["train", "held-out"] = "train",
 ) -> Dataset:
-    """Every row of the source; `seed` is for rows that are made, `columns` are read beside the messages.
+    """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `names`: a column of a form -> what the rows call it. `classes` are those of a folder of images; by default `images`
-    count from the folder that holds the rows. `asked`: a row that ends with its question gets an answer.
-    `held_out`: the share that `part` "train" leaves out; a folder's classes say that themselves.
+    `seed` is for rows that are made, `columns` are read beside the messages; by default `images` count from the folder
+    that holds the rows. `asked`: a row that ends with its question gets an answer.
     Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
+    given, data = data, data or Data(train="-")
+    classes = recipe_classes(data, part or "train")
     images = images or ImageSource(folder=_folder_of(source))
+    share = 0.0 if classes or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
-    bad = BadRows()
-    chosen = None if format in ("auto", FORMAT) else format
-    form, count, left_out = chosen, 0, 0
-    for count, (origin, row) in enumerate(_source_rows(source, seed, columns, classes, names), start=1):  # noqa: B007
+    bad, form, rows, left_out = BadRows(), None, 0, 0
+    for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, classes, data), start=1):  # noqa: B007
         try:
-            if names:
-                row = _renamed(row, names)  # noqa: PLW2901
-            if asked:
-                row = _with_answer(row)  # noqa: PLW2901
-            fits = _check_form(row, origin, form, chosen=chosen is not None, names=names)
-            if held_out and not classes and _is_held_out(row, fits, held_out) != (part == "held-out"):
+            named = _with_answer(row) if asked else _renamed(row, data.columns)
+            fits = _check_form(named, origin, form, data)
+            if share and _is_held_out(named, fits, share) != (part == "held-out"):
                 left_out += 1
                 continue
-            others = _other_columns(row, origin, fits, columns)
-            messages, called, context = read_messages(row, origin, FORMS[fits], images)
+            others, kept = _other_columns(named, origin, fits, columns), _read_columns(named, origin, columns)
+            documents.append(read_document(named, origin, FORMS[fits], images, kept))
         except RowError as error:
             bad.add(origin, error)
             continue
         form = fits
         if others:
             ignored.update(others)
-        kept = _read_columns(row, origin, columns)
-        documents.append(Document(messages=messages, origin=origin, names=called, context=context, columns=kept))
-    warnings = bad.settle(count - left_out, on_bad_row)
+    # Held-out rows of their own are all scored.
+    wanted = None if given is None or (part == "held-out" and not data.held_out) else data.on_bad_row
+    warnings = bad.settle(rows - left_out, wanted)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source
-        if left_out:
-            what = "held out" if part == "held-out" else "trained on"
-            raise DataError(
-                f"data.held_out: with {held_out:g} none of the {count:,} rows of {name} is {what}, by a hash of each; "
-                "give another share, or a dataset of its own"
-            )
-        raise DataError(f"{name}: holds no rows; give a dataset with at least one")
+        raise DataError(
+            f"data.held_out: with {share:g}, {name} has no row that is {part}, of {rows:,}; give another share"
+            if left_out
+            else f"{name}: holds no rows; give a dataset with at least one"
+        )
     return Dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
@@ -246,14 +222,14 @@ def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # 
 
 
 def _source_rows(
-    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None, names: Mapping[str, str]
+    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None, data: Data
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(source, GeneratedData):
         name, rows = Path(source.task).name, find_generator(source.task).generate_rows(source.rows, source.split, seed)
         return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
     if classes:
         return folder_rows(source, classes)
-    read = {*COLUMNS, *IMAGE_COLUMNS, *names.values()}
+    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
     return stored_rows(
         source,
         lambda name: name in read or name in columns or _changes_row(name) is not None,
@@ -263,7 +239,7 @@ def _source_rows(
 
 def _renamed(row: Any, names: Mapping[str, str]) -> Any:
     """The row with the names that forms have for its columns."""
-    if not isinstance(row, Mapping):
+    if not names or not isinstance(row, Mapping):
         return row
     ours = {name: row[theirs] for name, theirs in names.items() if theirs in row}
     return {name: value for name, value in row.items() if name not in ours and name not in names.values()} | ours
@@ -311,8 +287,8 @@ def _fitting_forms(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in found if not isinstance(FORMS[name], RawText)) or found
 
 
-def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool, names: Mapping[str, str]) -> str:
-    """The form of the row: `form` where it is set, or else what the columns say."""
+def _check_form(row: Any, origin: str, form: str | None, data: Data) -> str:
+    """The form of the row: what data.format says, or else the columns. `form` is that of the rows before it."""
     if isinstance(row, RowError):  # which could not be read
         raise row
     if not isinstance(row, Mapping):
@@ -320,8 +296,9 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool, names:
             "not an object",
             f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}',
         )
-    if chosen:
-        fitting: tuple[str, ...] = (str(form),) if set(FORMS[str(form)].needed) <= set(row) else ()
+    if data.format in FORMS:
+        form = data.format
+        fitting: tuple[str, ...] = (form,) if set(FORMS[form].needed) <= set(row) else ()
     elif len(fitting := _fitting_forms(tuple(row))) > 1:
         # Tables of several forms fill the columns of the others with null.
         filled = [name for name in fitting if all(row[column] is not None for column in FORMS[name].needed)]
@@ -333,31 +310,29 @@ def _check_form(row: Any, origin: str, form: str | None, *, chosen: bool, names:
             f"{origin}: has {', '.join(there[:-1])} and {there[-1]}; keep {_describe(fitting)}, or set data.format to "
             f"{' or '.join(fitting)}",
         )
-    if form in fitting:
-        return str(form)
-    if fitting and form is None:
+    if fitting and form in (None, fitting[0]):
         return fitting[0]
-    raise _unfitting(row, origin, form, chosen=chosen, names=names)
+    raise _unfitting(row, origin, form, data)
 
 
 def _describe(forms: Iterable[str]) -> str:
     return ", or ".join(" and ".join(FORMS[name].needed) for name in forms)
 
 
-def _unfitting(
-    row: Mapping[str, Any], origin: str, form: str | None, *, chosen: bool, names: Mapping[str, str]
-) -> RowError:
+def _unfitting(row: Mapping[str, Any], origin: str, form: str | None, data: Data) -> RowError:
     has = f"{origin}: has the columns {some(map(_in_line, row), _NAMED) or 'none'}"
     near = sorted(column for column in COLUMNS if column not in row)
-    hints = "".join(suggest(column, near) for column in row if column not in COLUMNS)
-    if missing := next((f"{ours}: {theirs}" for ours, theirs in names.items() if ours not in row), None):
-        hints += f", and none that data.columns has as {{{missing}}}"
+    has += "".join(suggest(column, near) for column in row if column not in COLUMNS)
+    if missing := next((f"{ours}: {theirs}" for ours, theirs in data.columns.items() if ours not in row), None):
+        has += f", and none that data.columns has as {{{missing}}}"
     if "file_name" in row:
-        hints += " (images with a label each are of data.format image-folder)"
-    if form is not None:
-        why = f"data.format is {form}, of {_describe([form])}" if chosen else f"the rows before it are {form}"
-        return RowError("another form", f"{has}{hints}, but {why}; all rows must have one form")
-    return RowError("unknown columns", f"{has}{hints}; allowed: {_describe(FORMS)}; data.columns names others")
+        has += " (images with a label each are of data.format image-folder)"
+    if form is None:
+        return RowError("unknown columns", f"{has}; allowed: {_describe(FORMS)}; data.columns names others")
+    why = f"the rows before it are {form}"
+    if data.format in FORMS:
+        why = f"data.format is {form}, of {_describe([form])}"
+    return RowError("another form", f"{has}, but {why}; all rows must have one form")
 
 
 def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Columns) -> list[str]:

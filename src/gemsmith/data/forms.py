@@ -4,10 +4,11 @@ r"""One class for each form that rows may have: which columns it reads, and what
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
+from gemsmith.data.documents import Document
 from gemsmith.data.parts import ImageSource, kind, read_column, read_parts
 from gemsmith.errors import RowError, suggest
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
@@ -28,154 +29,114 @@ class Turns(NamedTuple):
 
 
 class Form(Protocol):
-    """A form of row: the columns that such a row has, those that it may have, and the one with its answer."""
+    """A form of row: the columns that tell it, those that it may have, and what turns it makes of a row.
 
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Columns that tell the form."""
+    `answer`: the column that is missing where a row only asks; None: its turns then end with the question.
+    """
 
-    @property
-    def optional(self) -> tuple[str, ...]:
-        """Columns that are read where they are there."""
-
-    @property
-    def answer(self) -> str | None:
-        """The column that a row has not which only asks; None: it ends with the question."""
+    needed: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    answer: str | None = None
 
     def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
         """The row's turns; `images` of its own column stand before its question. Raises RowError."""
 
 
-@dataclass(frozen=True)
-class Messages:
+class Messages(Form):
     """A list of turns with role and content."""
 
-    needed: tuple[str, ...] = ("messages",)
-    optional: tuple[str, ...] = ()
-    answer: None = None
+    needed = ("messages",)
 
-    def turns(self, row: Mapping[str, Any], origin: str, _images: int) -> Turns:
-        """As they are."""
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
         turns = _list_of(row["messages"], f"{origin}: messages", "{role, content}")
         return Turns(turns, _numbered("messages", len(turns)))
 
 
-@dataclass(frozen=True)
-class ShareGPT:
+class ShareGPT(Form):
     """A list of turns with from and value, or with role and content, and maybe a system turn beside it."""
 
-    needed: tuple[str, ...] = ("conversations",)
-    optional: tuple[str, ...] = ("system",)
-    answer: None = None
+    needed, optional = ("conversations",), ("system",)
 
-    def turns(self, row: Mapping[str, Any], origin: str, _images: int) -> Turns:
-        """Those of human are the user's, those of gpt the assistant's."""
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
         given = _list_of(row["conversations"], f"{origin}: conversations", "{from, value}")
-        names, system = _numbered("conversations", len(given)), _system(row)
+        names = _numbered("conversations", len(given))
         turns = [_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)]
-        return Turns([*system, *turns], (*(["system"] if system else []), *names))
+        return _after_system(row, turns, names)
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(Form):
     """A question and its answer, in two columns."""
 
-    needed: tuple[str, str]
-    optional: tuple[str, ...] = ()
+    def __init__(self, prompt: str, response: str) -> None:
+        self.needed, self.answer = (prompt, response), response
 
-    @property
-    def answer(self) -> str:
-        """The second."""
-        return self.needed[1]
-
-    def turns(self, row: Mapping[str, Any], _origin: str, images: int) -> Turns:
-        """One of the user, and one of the assistant."""
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
         prompt, response = self.needed
         return Turns([_asked(row[prompt], images), {"role": "assistant", "content": row[response]}], self.needed)
 
 
-@dataclass(frozen=True)
-class PromptCompletion:
+class PromptCompletion(Form):
     """TRL's: two texts, or two lists of messages, of which only the second is trained."""
 
-    needed: tuple[str, ...] = ("prompt", "completion")
-    optional: tuple[str, ...] = ()
-    answer: str = "completion"
+    needed, answer = ("prompt", "completion"), "completion"
 
     def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
-        """Those of the prompt and those of the completion."""
-        prompt, completion = row["prompt"], row["completion"]
-        # A list of parts is one question, as of any other pair.
-        asked = prompt if _are_messages(prompt) else [_asked(prompt, images)]
-        answered = completion if _are_messages(completion) else [{"role": "assistant", "content": completion}]
+        asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
+        answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
         if not any(isinstance(turn, Mapping) and turn.get("role") == "assistant" for turn in answered):
             raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
-        names = (_numbered("prompt", len(asked)) if asked is prompt else ("prompt",)) + (
-            _numbered("completion", len(answered)) if answered is completion else ("completion",)
-        )
-        return Turns([*asked, *answered], names, context=len(asked))
+        return Turns([*asked, *answered], names + called, context=len(asked))
 
 
-@dataclass(frozen=True)
-class Alpaca:
+class Alpaca(Form):
     """An instruction, maybe its input and a system turn, and the output."""
 
-    needed: tuple[str, ...] = ("instruction", "output")
-    optional: tuple[str, ...] = ("input", "system")
-    answer: str = "output"
+    needed, optional, answer = ("instruction", "output"), ("input", "system"), "output"
 
     def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
-        """The input follows the instruction on a line of its own."""
-        instruction, given, system = row["instruction"], row.get("input"), _system(row)
+        prompt, given = row["instruction"], row.get("input")
         if given not in (None, ""):
-            for name, value in (("instruction", instruction), ("input", given)):
-                if not isinstance(value, str):
-                    raise RowError("not text", f"{origin}: {name} is {kind(value)}; must be text")
-            instruction = f"{instruction}\n{given}"
-        turns = [*system, _asked(instruction, images), {"role": "assistant", "content": row["output"]}]
-        return Turns(turns, (*(["system"] if system else []), *self.needed))
+            if not isinstance(prompt, str) or not isinstance(given, str):
+                what = f"instruction is {kind(prompt)}, input {kind(given)}"
+                raise RowError("not text", f"{origin}: {what}; both must be text")
+            prompt = f"{prompt}\n{given}"
+        answer = {"role": "assistant", "content": row["output"]}
+        return _after_system(row, [_asked(prompt, images), answer], self.needed)
 
 
-@dataclass(frozen=True)
-class RawText:
+class RawText(Form):
     """Text without a question: all of it is trained, and no chat template is around it."""
 
-    needed: tuple[str, ...] = ("text",)
-    optional: tuple[str, ...] = ()
-    answer: str = "text"
+    needed, answer = ("text",), "text"
 
-    def turns(self, row: Mapping[str, Any], origin: str, _images: int) -> Turns:
-        """An answer to nothing."""
+    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
         text = row["text"]
-        if not isinstance(text, str):
-            raise RowError("not text", f"{origin}: text is {kind(text)}; must be text")
-        if not text.strip():
-            raise RowError("empty text", f"{origin}: text is empty; fill it, or take the row out")
+        if not isinstance(text, str) or not text.strip():
+            what = "empty" if isinstance(text, str) else kind(text)
+            raise RowError("no text", f"{origin}: text is {what}; write some, or take the row out")
         return Turns([{"role": "assistant", "content": text}], self.needed)
 
 
 FORMS: dict[str, Form] = {
     "messages": Messages(),
-    "prompt-response": Pair(("prompt", "response")),
+    "prompt-response": Pair("prompt", "response"),
     "prompt-completion": PromptCompletion(),
     "alpaca": Alpaca(),
     "sharegpt": ShareGPT(),
-    "question-answer": Pair(("question", "answer")),
+    "question-answer": Pair("question", "answer"),
     "text": RawText(),
 }
 COLUMNS = frozenset(column for form in FORMS.values() for column in (*form.needed, *form.optional))
 
 
-class Conversation(NamedTuple):
-    """The checked messages of a row, and what Turns says of them."""
-
-    messages: tuple[Message, ...]
-    names: tuple[str, ...]
-    context: int
-
-
-def read_messages(row: Mapping[str, Any], origin: str, form: Form, source: ImageSource) -> Conversation:
-    """A row's messages. Raises RowError naming what in the row cannot be used."""
+def read_document(
+    row: Mapping[str, Any],
+    origin: str,
+    form: Form,
+    source: ImageSource,
+    columns: Mapping[str, Any] = MappingProxyType({}),
+) -> Document:
+    """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     turns, names, context = form.turns(row, origin, len(column))
     left = iter(column)
@@ -184,13 +145,13 @@ def read_messages(row: Mapping[str, Any], origin: str, form: Form, source: Image
     )
     if column and (more := len([*left])):
         raise RowError(
-            "image without a place",
+            "misplaced image",
             f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
             '{"type": "image"} where each belongs',
         )
     if not isinstance(form, RawText):
         _check_turns(messages, names, origin)
-    return Conversation(messages, names, context)
+    return Document(messages=messages, origin=origin, names=names, context=context, columns=columns)
 
 
 def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
@@ -200,9 +161,7 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             "no answer", f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out"
         )
     if roles[0] == "assistant":
-        raise RowError(
-            "begins with an answer", f"{origin}: begins with an assistant turn; put what it answers before it"
-        )
+        raise RowError("no question", f"{origin}: begins with an assistant turn; put what it answers before it")
     if roles[-1] != "assistant":
         raise RowError(
             "ends without an answer",
@@ -215,10 +174,8 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             what = "prompt" if takes_images else "answer"
             raise RowError(f"empty {what}", f"{origin}: {name} is an empty {what}; fill it, or take the row out")
         if not takes_images and images_of([turn]):
-            raise RowError(
-                "image outside a user turn",
-                f"{origin}: {name} is of the role {turn.role} and has an image; only user turns may",
-            )
+            what = f"of the role {turn.role} and has an image"
+            raise RowError("misplaced image", f"{origin}: {name} is {what}; only user turns may")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
@@ -228,18 +185,14 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
         _check_fields(turn, where, _FIELDS)
     role = turn["role"]
     if role not in ROLES:
-        raise RowError(
-            "unknown role",
-            f"{where} has the role {role!r}{suggest(str(role), ROLES)}; allowed: {', '.join(ROLES)}",
-        )
+        near = suggest(str(role), ROLES)
+        raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
     message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
     try:
         text_of(message).encode()
     except UnicodeEncodeError as error:
-        raise RowError(
-            "no Unicode",
-            f"{where} holds half a surrogate pair at character {error.start + 1}; it is no Unicode text",
-        ) from None
+        place = f"at character {error.start + 1}"
+        raise RowError("no Unicode", f"{where} holds half a surrogate pair {place}; it is no Unicode text") from None
     return message
 
 
@@ -247,10 +200,8 @@ def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, str]) 
     # Tables fill a field that only some messages have with null.
     unknown = next((name for name, value in turn.items() if name not in fields and value is not None), None)
     if unknown is not None:
-        raise RowError(
-            "unknown field",
-            f"{where} has an unknown field {unknown}{suggest(unknown, fields)}; allowed: {', '.join(fields)}",
-        )
+        near = f"{unknown}{suggest(unknown, fields)}"
+        raise RowError("unknown field", f"{where} has an unknown field {near}; allowed: {', '.join(fields)}")
     missing = next((name for name in fields if name not in turn), None)
     if missing:
         raise RowError("not a turn", f"{where} has no {missing}; must have {' and '.join(fields)}")
@@ -275,13 +226,18 @@ def _asked(prompt: Any, images: int) -> dict[str, Any]:
     return {"role": "user", "content": prompt}
 
 
-def _system(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    system = row.get("system")
-    return [] if system in (None, "") else [{"role": "system", "content": system}]
+def _after_system(row: Mapping[str, Any], turns: list[Any], names: tuple[str, ...]) -> Turns:
+    if (system := row.get("system")) in (None, ""):
+        return Turns(turns, names)
+    return Turns([{"role": "system", "content": system}, *turns], ("system", *names))
 
 
-def _are_messages(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value)
+def _as_messages(row: Mapping[str, Any], column: str, turn: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
+    """The messages in a column and their names; of a text, or of the parts of one message, that turn."""
+    value = row[column]
+    if isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value):
+        return value, _numbered(column, len(value))
+    return [turn], (column,)
 
 
 def _list_of(turns: Any, where: str, what: str) -> list[Any]:

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,6 +15,7 @@ from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 
 IMAGE_COLUMNS = ("image", "images")
 """Columns of a row beside its texts: an image, or a list of them."""
+_bad_image = partial(RowError, "unusable image")
 _KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 
@@ -31,7 +33,7 @@ def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tup
     """The images in the row's own columns of them, in order."""
     given = {name: row[name] for name in IMAGE_COLUMNS if row.get(name) not in (None, "", [])}
     if len(given) > 1:
-        raise RowError("unusable image", f"{origin}: has image and images; keep one of them")
+        raise _bad_image(f"{origin}: has image and images; keep one of them")
     for name, value in given.items():
         values = value if isinstance(value, list) else [value]
         names = [f"{name}[{index}]" for index in range(len(values))] if isinstance(value, list) else [name]
@@ -57,27 +59,21 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
             try:
                 value = base64.b64decode(data, validate=True)
             except ValueError as error:
-                raise RowError(
-                    "unusable image",
-                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path",
+                raise _bad_image(
+                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
                 ) from None
     if isinstance(value, bytes):
         return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
     if isinstance(value, str) and value:
         if not is_utf_8(value):
-            raise RowError(
-                "unusable image",
-                f"{where} has an image at {value[:80]!r}, a name that is not in UTF-8; rename the file",
-            )
+            raise _bad_image(f"{where} has an image at {value[:80]!r}, a name that is not in UTF-8; rename the file")
         if "://" not in value and not value.startswith("data:"):
             return ImagePart(path=str(source.folder / expanduser(value)))
         url = urlsplit(value)
         if url.scheme != "file" or url.netloc not in ("", "localhost"):
-            raise RowError(
-                "unusable image", f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first"
-            )
+            raise _bad_image(f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first")
         return ImagePart(path=str(source.folder / unquote(url.path)))
-    raise RowError("unusable image", f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
+    raise _bad_image(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
 
 
 def kind(value: Any) -> str:
@@ -107,17 +103,14 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: Image
                 "unknown part", f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}"
             )
     if len(keys) > 1:
-        raise RowError("unusable image", f"{where} has an image with {' and '.join(keys)}; keep one of them")
+        raise _bad_image(f"{where} has an image with {' and '.join(keys)}; keep one of them")
     if not keys:
         if (image := next(column, None)) is None:
-            raise RowError(
-                "unusable image",
-                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL",
+            raise _bad_image(
+                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
             )
         return image
     value = given[keys[0]]
     if keys == ["url"] and not str(value).startswith("file://"):
-        raise RowError(
-            "unusable image", f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first"
-        )
+        raise _bad_image(f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first")
     return read_image({"bytes": value} if keys == ["bytes"] else value, where, source)

@@ -88,9 +88,8 @@ def stored_rows(
 def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     there = sorted(folder.iterdir())
     # Beside rows, a .json or .csv is often about them.
-    files = tuple(file for file in there if kind_of_file(file) in _ROW_FILES) or tuple(
-        file for file in there if kind_of_file(file)
-    )
+    readable = [file for file in there if kind_of_file(file)]
+    files = tuple([file for file in readable if kind_of_file(file) in _ROW_FILES] or readable)
     if not files:
         inner = next((inner for inner in there if inner.is_dir()), None)
         hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
@@ -141,15 +140,11 @@ def jsonl_rows(file: Path, on_bad: Callable[[RowError], Any] = _raise) -> Iterat
                 row = parse_json(text.rstrip())
             except UnicodeDecodeError as error:
                 row = on_bad(_not_utf_8(file, origin, error))
-            except json.JSONDecodeError as error:
-                where = f"{origin}, column {error.colno}"
-                row = on_bad(
-                    RowError("not JSON", f"{where}: is not JSON ({error.msg}); {file} needs one JSON object a line")
-                )
             except ValueError as error:
-                row = on_bad(
-                    RowError("not JSON", f"{origin}: is not JSON ({error}); {file} needs one JSON object a line")
-                )
+                where, why = origin, str(error)
+                if isinstance(error, json.JSONDecodeError):
+                    where, why = f"{origin}, column {error.colno}", error.msg
+                row = on_bad(RowError("not JSON", f"{where}: is not JSON ({why}); {file} needs one JSON object a line"))
             yield origin, row
 
 
@@ -232,7 +227,8 @@ def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[s
                 if len(values) == len(names):
                     yield origin, dict(zip(names, values, strict=True))
                 elif values:
-                    yield origin, on_bad(_miscounted(origin, len(values), len(names)))
+                    counts = f"{len(values)} values, the first line names {len(names)} columns"
+                    yield origin, on_bad(RowError("other columns", f"{origin}: has {counts}; quote those with commas"))
     except csv.Error as error:
         raise DataError(
             f"{file.name} line {found.line_num}: is not CSV ({error}); put a value with quotes or line feeds in "
@@ -240,13 +236,6 @@ def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[s
         ) from None
     finally:
         csv.field_size_limit(longest)
-
-
-def _miscounted(origin: str, count: int, columns: int) -> RowError:
-    return RowError(
-        "other columns",
-        f"{origin}: has {count} values, the first line names {columns} columns; quote those with commas",
-    )
 
 
 def _table_batches(file: Path) -> Iterator["pyarrow.RecordBatch"]:

@@ -42,6 +42,7 @@ from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import images_of, plain_messages, text_of
 
+_no_mask = partial(RowError, "no mask")
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
@@ -282,8 +283,7 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
-        raise RowError(
-            "mask",
+        raise _no_mask(
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
             f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
             "set data.template",
@@ -294,15 +294,13 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
         answer = answer.removeprefix(EMPTY_THOUGHT)
     body, end, rest = answer.rpartition(TURN_END)
     if not end or rest.strip():
-        raise RowError(
-            "mask",
-            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template",
+        raise _no_mask(
+            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
         )
     if body.strip() != content.strip():
-        raise RowError(
-            "mask",
+        raise _no_mask(
             f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
-            "for one); write the answer as it is to be trained",
+            "for one); write the answer as it is to be trained"
         )
     return _Turn(prompt, body + end, rest, apart)
 
@@ -313,11 +311,10 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     done = 0
     for turn in turns:
         if not full.startswith(turn.prompt + turn.answer):
-            raise RowError(
-                "mask",
+            raise _no_mask(
                 f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
                 f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
-                "answer a row",
+                "answer a row"
             )
         pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
         done = len(turn.prompt) + len(turn.answer)

@@ -1,17 +1,20 @@
-"""The datasets of a source as data.train and data.eval: local files of messages, or of prompt and response."""
+"""The datasets of a source as data.train and data.eval: local files of the forms that rows may have."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemsmith.data.reader import kind_of_file
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, if_set, is_on, number, read_rules
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 
 PLACEHOLDER = "rows.jsonl"
-_READABLE = (".jsonl", ".parquet")
+_FORMS = {"chat_template": "messages", "messages": "messages", "sharegpt": "sharegpt", "alpaca": "alpaca",
+          "completion": "text"}  # fmt: skip
+"""Axolotl's types of datasets -> data.format."""
 _TRAIN_IS_SET = "--set data.train names another"
 _EVAL_IS_SET = "--set data.eval names another"
 
@@ -23,7 +26,7 @@ def hub_rule(setting: Setting) -> Row:
         return setting.overridden(_TRAIN_IS_SET)
     name = str(setting.value)
     if is_readable(name):
-        return setting.mapped({"data.train": name}, "rows must be messages, or prompt and response")
+        return setting.mapped({"data.train": name}, "by its columns; a template around them is not taken over")
     train = prepared(name)
     return setting.to_do(f"save its rows as messages, or as prompt and response, in {train}", {"data.train": train})
 
@@ -36,7 +39,7 @@ def split_rule(setting: Setting) -> Row:
 
 def is_readable(name: str) -> bool:
     """Whether Gemsmith reads a dataset of that name as it is: a file of its kinds, or a folder that is there."""
-    return "://" not in name and (Path(name).suffix in _READABLE or expanduser(name).is_dir())
+    return "://" not in name and (bool(kind_of_file(Path(name))) or expanduser(name).is_dir())
 
 
 def prepared(name: str, *, part: str = "") -> str:
@@ -58,16 +61,19 @@ def path_rule(setting: Setting) -> Row:
         return setting.overridden(_TRAIN_IS_SET)
     name = _only_file(config)
     several = "datasets[1].path" in config.given
-    kinds = [value for key, value in config.given.items() if re.fullmatch(r"datasets\[\d+\]\.type", key)]
-    pairs = bool(kinds) and all(str(kind).startswith("alpaca") for kind in kinds)
-    known = {"data.format": "prompt-response" if pairs else "messages"} if kinds else {}
-    changed = several or _asks_for_other_rows(config) or config.is_on("val_set_size")
-    if name is not None and is_readable(name) and not changed:
+    kinds = {_form(value) for key, value in config.given.items() if re.fullmatch(r"datasets\[\d+\]\.type", key)}
+    form = kinds.pop() if len(kinds) == 1 else None
+    known = {"data.format": form} if form else {}
+    if name is not None and is_readable(name) and not several and not _asks_for_other_rows(config):
         return setting.mapped({"data.train": name} | known)
     train = prepared(name or str(config.value("datasets[0].path")))
-    shape = "prompt and response" if pairs else "messages" if kinds else "messages, or prompt and response"
+    shape = f"rows of data.format {form}" if form else "rows of one form, such as messages"
     why = f"save its rows as {shape}{', with those of the other datasets,' if several else ''} in {train}"
     return setting.to_do(why, {"data.train": train} | known)
+
+
+def _form(kind: Any) -> str | None:
+    return _FORMS.get(str(kind))
 
 
 @if_set
@@ -92,9 +98,10 @@ def held_out_rule(train_key: str) -> Rule:
         held_out = setting.read(number)
         if {"data.train", "data.eval"} <= setting.config.overridden:
             return setting.overridden("--set data.train and data.eval name others")
+        if held_out < 1:
+            return setting.mapped({"data.eval": f"{held_out * 100:g}%"}, "by a hash of each row, not drawn")
         target = prepared(_names(setting.config.value(train_key) or PLACEHOLDER)[0], part="-eval")
-        amount = f"{held_out * 100:g} % of" if held_out < 1 else f"{held_out:g} of"
-        return setting.to_do(f"move {amount} the rows out of data.train into {target}", {"data.eval": target})
+        return setting.to_do(f"move {held_out:g} of the rows out of data.train into {target}", {"data.eval": target})
 
     return row_of
 
@@ -107,21 +114,19 @@ def factory_dataset_rule(setting: Setting) -> Row:
         return setting.overridden(_TRAIN_IS_SET) if setting.value else setting.ignored("not set")
     names = _names(setting.value)
     entries = _described(config, names)
-    changed = config.is_on("val_size") or config.is_on("max_samples")
-    if len(names) == 1 and entries and not changed and _is_ours(entries[0]):
+    found = _read_as(entries[0]) if len(names) == 1 and entries else None
+    if found and not config.is_on("max_samples"):
         file = str(Path(str(config.value("dataset_dir"))) / str(entries[0]["file_name"]))
-        return setting.mapped({"data.train": file, "data.format": "messages"}, "messages, by dataset_info.json")
+        return setting.mapped({"data.train": file} | found, f"{found['data.format']}, by dataset_info.json")
     train = prepared(names[0] if len(names) == 1 else "rows")
     pairs = bool(entries) and all(
         entry.get("formatting", "alpaca") == "alpaca"
         and not {"history", "system", "tools"} & {*(entry.get("columns") or ())}
         for entry in entries
     )
-    shape = "prompt (instruction, new line, input) and response (output)" if pairs else "messages"
-    return setting.to_do(
-        f"save the rows that dataset_info.json describes under {', '.join(names)} as {shape} in {train}",
-        {"data.train": train, "data.format": "prompt-response" if pairs else "messages"},
-    )
+    form = "alpaca" if pairs else "messages"
+    why = f"save the rows that dataset_info.json describes under {', '.join(names)} as {form} in {train}"
+    return setting.to_do(why, {"data.train": train, "data.format": form})
 
 
 def _described(config: SourceConfig, names: list[str]) -> list[Mapping[str, Any]]:
@@ -142,19 +147,22 @@ def _described(config: SourceConfig, names: list[str]) -> list[Mapping[str, Any]
     return [entries[name] for name in names]
 
 
-def _is_ours(entry: Mapping[str, Any]) -> bool:
-    """Whether the rows are {"messages": [{"role", "content"}]} as they are.
-
-    The tags' defaults are sharegpt's from and value.
-    """
-    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
-    given = entry.get("tags") or {}
-    return (
-        entry.get("formatting") in ("sharegpt", "openai")
-        and (entry.get("columns") or {}) == {"messages": "messages"}
-        and all(given.get(name) == tag for name, tag in tags.items())
-        and is_readable(str(entry.get("file_name")))
-    )
+def _read_as(entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """data.format, and data.columns where they have other names, of rows that are read as they are; None of others."""
+    columns, tags = ({**(entry.get(key) or {})} for key in ("columns", "tags"))
+    names = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
+    form = "alpaca"
+    if entry.get("formatting", "alpaca") != "alpaca":
+        said = [tags.get(tag) for tag in ("role_tag", "content_tag", "user_tag", "assistant_tag")]
+        roles = ["role", "content", "user", "assistant"]
+        form = "messages" if said == roles else "sharegpt"
+        if said not in (roles, [None] * 4) or {"system_tag", "function_tag", "observation_tag"} & {*tags}:
+            return None
+        names = {"messages": "messages"} if form == "messages" else {"messages": "conversations", "system": "system"}
+    if not {*columns} <= {*names} or not is_readable(str(entry.get("file_name"))):
+        return None
+    renamed = {names[name]: str(theirs) for name, theirs in columns.items() if theirs != names[name]}
+    return {"data.format": form} | ({"data.columns": renamed} if renamed else {})
 
 
 def factory_eval_rule(setting: Setting) -> Row:
@@ -175,6 +183,8 @@ def _asks_for_other_rows(config: SourceConfig) -> bool:
     """Whether a key of Axolotl's datasets asks for other rows than the file has."""
     for key, value in config.given.items():
         rule = DATASET_RULES.get(re.sub(r"^datasets\[\d+\]\.", "", key)) if key.startswith("datasets[") else None
+        if key.endswith(".type") and _form(value):
+            continue
         if rule is not None and rule(Setting(key, value, config)).status in ("to do", "differs"):
             return True
     return False
@@ -184,10 +194,10 @@ def _kind_rule(setting: Setting) -> Row:
     kind = str(setting.value)
     if setting.value is None or kind in ("chat_template", "messages"):
         return setting.ignored("messages, rendered by the chat template, as Gemsmith does")
-    if kind.startswith("sharegpt"):
-        return setting.to_do("from and value become role and content; human and gpt become user and assistant")
+    if _form(kind) in ("sharegpt", "text"):
+        return setting.ignored(f"data.format is {_form(kind)}")
     what = (
-        "Alpaca's own text around instruction and output; Gemsmith renders prompt and response"
+        "Alpaca's own text around instruction and output; Gemsmith renders them"
         if kind.startswith("alpaca")
         else "another form of row than chat_template; Gemsmith renders messages"
     )

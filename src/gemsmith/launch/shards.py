@@ -151,7 +151,7 @@ def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
     images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), format=data.format, names=data.columns, images=images).documents:
+    for document in read_dataset(str(source), data=data, images=images).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

@@ -201,7 +201,15 @@ def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, lis
         raise RecipeError(
             f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml"
         )
-    recipe, derived = resolve(load_recipe(path, overrides))
+    given = load_recipe(path, overrides)
+    for key in PATHS:
+        value = value_at(given, key)
+        if isinstance(value, str) and not expanduser(value).exists() and (beside := path.parent / value).exists():
+            raise RecipeError(
+                f"{key}: {value} does not exist in the folder that this was started in, from which paths count, but "
+                f"beside the recipe; write {os.path.abspath(beside)}, or start it in {os.path.abspath(path.parent)}"
+            )
+    recipe, derived = resolve(given)
     check_settings(recipe)
     return recipe, derived
 

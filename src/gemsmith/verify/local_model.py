@@ -14,7 +14,7 @@ from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import FORMS, read_messages
+from gemsmith.data.forms import FORMS, read_document
 from gemsmith.data.parts import ImageSource
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer
 from gemsmith.errors import DataError, InputError, RunError, suggest
@@ -57,7 +57,7 @@ class LocalModel:
             ]
         answered = [*prompt, {"role": "assistant", "content": "-"}]  # as a row, which is then checked like any
         row = {"messages": answered, "images": [os.fspath(image) for image in images]}
-        inputs = self._inputs(read_messages(row, "generate", FORMS["messages"], ImageSource()).messages)
+        inputs = self._inputs(read_document(row, "generate", FORMS["messages"], ImageSource()).messages)
         with quiet():
             found = self.model.generate(**inputs, **{"do_sample": False, "max_new_tokens": max_new_tokens} | options)
         return self.renderer.tokenizer.decode(found[0, inputs["input_ids"].shape[1] :].tolist())
