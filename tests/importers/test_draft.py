@@ -3,10 +3,12 @@ import shutil
 from pathlib import Path
 
 import huggingface_hub
+import numpy as np
 import pytest
 import yaml
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from gemsmith.arch import find_variant
 from gemsmith.importers import draft
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.resolve import resolve_file
@@ -90,6 +92,14 @@ def test_a_long_row_among_many_does_not_set_the_length_and_is_said(gemsmith, sma
     assert "0.5% of the rows, up to " in text
 
 
+def test_rows_over_half_a_block_get_a_length_that_packs_them_well():
+    rows = draft.Measured([], np.full(60, 294), longest=294, answer=9, image_tokens=280)
+    variant = find_variant("gemma4-e2b")
+    chosen = draft._choose_length(variant, rows, packing=True)
+    assert chosen.value == 1024 and "512 would be 57% full, this is 86%" in chosen.reason
+    assert draft._choose_length(variant, rows, packing=False).value == 512
+
+
 def test_values_that_are_set_stay_and_given_rows_are_counted(gemsmith, small_checkpoint):
     write_rows(pairs(120))
     write_rows(pairs(7), "held.jsonl")
@@ -106,7 +116,10 @@ def test_a_folder_of_images_gets_the_least_budget_that_shrinks_none(gemsmith, se
             file = Path("pets", name, f"{image}.png")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(image_bytes(96, 96, seed=10 * number + image))
-    recipe, text, _ = drafted(gemsmith, seeing_checkpoint, data="pets")
+    recipe, text, _ = drafted(
+        gemsmith, seeing_checkpoint, "--set", "data.prompt=Which breed is it? {labels}", data="pets"
+    )
+    assert recipe.data.prompt == "Which breed is it? {labels}"
     assert (recipe.data.format, recipe.data.image_tokens) == ("image-folder", 70)
     assert recipe.eval.scorer == "labels" and recipe.bench.images
     assert "6 rows with 6 images" in text
@@ -169,6 +182,7 @@ def test_of_a_checkpoint_on_the_hub_no_weights_are_fetched(gemsmith, hub, tmp_pa
         (("--data", "bad.jsonl"), "bad.jsonl line 1, column 2: is not JSON"),
         (("--eval", "none.jsonl"), "none.jsonl: does not exist"),
         (("--set", "lora.rnak=3"), "did you mean rank"),
+        (("--set", "data.max_length=4"), "each row has more tokens than data.max_length, 4; raise it"),
         (("--out", "rows.jsonl"), "--out rows.jsonl: already exists; name another file, or delete it"),
     ],
 )

@@ -26,7 +26,7 @@ def init(checkpoint: str, data: str, evaluated: str | None, out: Path, overrides
 
     \b
     gemsmith init --checkpoint google/gemma-4-E2B-it --data rows.jsonl
-    gemsmith init --checkpoint /models/gemma --data pets --set data.prompt="Which breed: {labels}?"
+    gemsmith init --checkpoint /models/gemma --data pets --set data.prompt="Which breed is it? {labels}"
     """
     notices = lazy_import("importers.draft").write_draft(checkpoint, data, evaluated, out, overrides)
     lazy_import("system.console").print_warnings("init", notices)
