@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from gemsmith.errors import CheckpointError, MachineError, first_line
@@ -10,16 +11,21 @@ from gemsmith.system.files import expanduser
 from gemsmith.system.storage import Bucket
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WANTED = ("*.safetensors", "*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
+_WEIGHTS = "*.safetensors"
+_WANTED = ("*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
 
 
-def fetch_folder(source: str) -> Path:
-    """Downloads first where the source is elsewhere. Raises CheckpointError where nothing is there or reached."""
+def fetch_folder(source: str, *, weights: bool = True) -> Path:
+    """Downloads first where the source is elsewhere, if need be all but the weights.
+
+    Raises CheckpointError where nothing is there or reached.
+    """
     check_source(source)
+    wanted = (*_WANTED, *([_WEIGHTS] if weights else []))
     if "://" in source:
-        return _fetch_bucket(source)
+        return _fetch_bucket(source, wanted)
     folder = expanduser(source)
-    return folder if folder.is_dir() else _fetch_hub(source)
+    return folder if folder.is_dir() else _fetch_hub(source, wanted)
 
 
 def check_source(source: str) -> None:
@@ -45,12 +51,12 @@ def check_scheme(source: str) -> None:
         )
 
 
-def _fetch_hub(hub_id: str) -> Path:
+def _fetch_hub(hub_id: str, patterns: Sequence[str]) -> Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(_WANTED)))
+        return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(patterns)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
@@ -58,7 +64,7 @@ def _fetch_hub(hub_id: str) -> Path:
         ) from None
 
 
-def _fetch_bucket(url: str) -> Path:
+def _fetch_bucket(url: str, patterns: Sequence[str]) -> Path:
     """Copies the files of a bucket's folder into the cache, but those whose version is there."""
     cache = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
     folder = cache / "checkpoints" / hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -66,7 +72,7 @@ def _fetch_bucket(url: str) -> Path:
     try:
         bucket = Bucket(url)
         names = [name for name in bucket.names() if "/" not in name]
-        wanted = [name for name in names if any(Path(name).match(pattern) for pattern in _WANTED)]
+        wanted = [name for name in names if any(Path(name).match(pattern) for pattern in patterns)]
         for name in wanted:
             target, mark, generation = folder / name, folder / f".{name}.generation", bucket.generation(name)
             if not (target.exists() and mark.exists() and mark.read_text() == generation):

@@ -45,6 +45,7 @@ _EXTRAS = {
     "models": "jax",
     "export": "data",
     "launch": "data",
+    "importers.draft": "data",
     "data": "data",
     "images": "data",
     "checkpoints": "data",

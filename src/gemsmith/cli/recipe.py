@@ -9,6 +9,28 @@ import click
 
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, json_option, lazy_import, option, print_json, requires, set_option
+from gemsmith.system.characters import escape_control_chars
+
+
+@cli.command(short_help="Write a recipe for your own rows.")
+@option("--checkpoint", required=True, metavar="CHECKPOINT", help="A folder, a hub id, or gs://bucket/folder.")
+@option("--data", required=True, metavar="ROWS", help="Rows to train on: a file, or a folder of rows or images.")
+@option("--eval", "evaluated", metavar="ROWS", help="Held-out rows; default: a share of --data, such as 5%.")
+@option("--out", metavar="FILE", default="my.yaml", show_default=True, help="The recipe; must not be there yet.")
+@set_option
+def init(checkpoint: str, data: str, evaluated: str | None, out: Path, overrides: Sequence[str]) -> None:
+    """Write a recipe for a checkpoint and your own rows, with the reason behind each value.
+
+    Rows are read, and a sample of them is rendered. Of a checkpoint that is elsewhere no weights are fetched; where
+    none of its files can be read, it is told by its hub id and lengths are estimated.
+
+    \b
+    gemsmith init --checkpoint google/gemma-4-E2B-it --data rows.jsonl
+    gemsmith init --checkpoint /models/gemma --data pets --set data.prompt="Which breed is it? {labels}"
+    """
+    notices = lazy_import("importers.draft").write_draft(checkpoint, data, evaluated, out, overrides)
+    lazy_import("system.console").print_warnings("init", notices)
+    click.echo(escape_control_chars(f"{out} written; next: gemsmith plan {out}"), err=True)
 
 
 @cli.command(name="import", short_help="Write a recipe to train on from an adapter.")

@@ -84,8 +84,8 @@ def read_prompts(source: str) -> Dataset:
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
-def read_train(recipe: Recipe, keep: Callable[[bytes], str]) -> Dataset:
-    """The rows of data.train; `keep` makes files of images that come as bytes."""
+def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
+    """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
     images = ImageSource(folder=_folder_of(data.train), keep=keep)
     found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=images)
