@@ -97,3 +97,11 @@ def test_what_is_refused_is_not_asked_for_again(bucket):
     with pytest.raises(MachineError, match="PERMISSION_DENIED"):
         bucket.write("a", b"")
     assert cut.asked == 1
+
+
+def test_a_store_out_of_reach_is_asked_a_bounded_number_of_times(monkeypatch):
+    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
+    monkeypatch.setattr("gemsmith.system.storage._RETRIES", {"max_retries": 1, "initial_delay": "10ms"})
+    with pytest.raises(MachineError, match=r"^gs://bucket/folder: cannot be reached \(ABORTED: All 1 retry attempts"):
+        Bucket("gs://bucket/folder").names()

@@ -15,6 +15,8 @@ from typing import TypeVar
 from gemsmith.errors import MachineError, RunError, first_line
 
 _PIECE_BYTES = 64 * 2**20
+# tensorstore's own would ask for a quarter of an hour where there is no network or no credentials; these for 80 s.
+_RETRIES = {"max_retries": 8, "initial_delay": "1s", "max_delay": "16s"}
 # Before a request is made again whose answer was broken.
 _PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 # tensorstore itself asks again after most failures, but takes an answer whose connection was cut within its head for a
@@ -33,7 +35,8 @@ class Bucket:
 
         self.url = url.rstrip("/")
         with _reaching(self.url):
-            self._store = tensorstore.KvStore.open(self.url + "/").result()
+            context = tensorstore.Context({"gcs_request_retries": _RETRIES})
+            self._store = tensorstore.KvStore.open(self.url + "/", context=context).result()
 
     def names(self, prefix: str = "") -> list[str]:
         import tensorstore
