@@ -56,7 +56,7 @@ _HEADING = """\
 """
 
 
-class Base(NamedTuple):
+class OpenBase(NamedTuple):
     """The checkpoint as far as it could be looked at; without a folder, `why` no file of it was read."""
 
     variant: Variant
@@ -116,19 +116,19 @@ def write_draft(
     return tuple(_notices(dataset, base, scored=bool(held_out)))
 
 
-def _open_base(source: str) -> Base:
+def _open_base(source: str) -> OpenBase:
     """The checkpoint; of one that is elsewhere no weights are fetched. Raises CheckpointError."""
     check_source(source)
     if expanduser(source).is_dir():
         opened = open_checkpoint(source)
-        return Base(opened.variant, opened.folder)
+        return OpenBase(opened.variant, opened.folder)
     try:
         folder = fetch_folder(source, weights=False)
     except CheckpointError as error:
         if (known := variant_of_hub_id(source)) is None:
             raise
-        return Base(known, None, str(error))
-    return Base(name_variant(read_variant(read_config(folder))), folder)
+        return OpenBase(known, None, str(error))
+    return OpenBase(name_variant(read_variant(read_config(folder))), folder)
 
 
 def _holds_images(source: str) -> bool:
@@ -144,7 +144,7 @@ def _is_given(recipe: Recipe, key: str) -> bool:
     return name in value_at(recipe, parent).model_fields_set
 
 
-def _measure(documents: Sequence[Document], recipe: Recipe, base: Base) -> Measured:
+def _measure(documents: Sequence[Document], recipe: Recipe, base: OpenBase) -> Measured:
     """Raises DataError for a row that cannot be rendered, or whose image cannot be used or is not taken."""
     data, counts = recipe.data, [len(images_of(document.messages)) for document in documents]
     if any(counts) and base.variant.vision is None:
@@ -172,7 +172,7 @@ def _measure(documents: Sequence[Document], recipe: Recipe, base: Base) -> Measu
     )
 
 
-def _look_at_images(sample: list[Document], recipe: Recipe, base: Base) -> tuple[list[Document], int, int]:
+def _look_at_images(sample: list[Document], recipe: Recipe, base: OpenBase) -> tuple[list[Document], int, int]:
     """The documents with their images' soft tokens, the budget of these, and the pixels of the largest.
 
     The budget is the least that makes no image smaller, at most the default.
@@ -203,13 +203,13 @@ def _answer(document: Document) -> str:
     return text_of(document.messages[-1])
 
 
-def _describe_base(base: Base) -> str:
+def _describe_base(base: OpenBase) -> str:
     how = "told by its hub id, as no file of it could be read" if base.folder is None else "by its config.json"
     sees = "takes images" if base.variant.vision else "takes text alone"
     return f"{base.variant.name}, {how}; reads {base.variant.context:,} tokens, {sees}"
 
 
-def _describe_rows(rows: Measured, base: Base) -> str:
+def _describe_rows(rows: Measured, base: OpenBase) -> str:
     middle, most = np.percentile(rows.lengths, [50, 99], method="inverted_cdf")
     how = f"estimated at {BYTES_PER_TOKEN} bytes each" if base.folder is None else "by the checkpoint's tokenizer"
     images = sum(len(images_of(document.messages)) for document in rows.documents)
@@ -313,7 +313,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _notices(dataset: Dataset, base: Base, *, scored: bool) -> Iterator[str]:
+def _notices(dataset: Dataset, base: OpenBase, *, scored: bool) -> Iterator[str]:
     yield from dataset.warnings
     if base.why:
         yield f"lengths are estimated, since no tokenizer is here: {base.why}"
