@@ -10,7 +10,6 @@ are bound to one core, then to two. Ends with an error if they do not give the s
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import host_info
-from short import RECORDS, SHORT
+from short import RECORDS, SHORT, peak_memory_bytes
 
 RECORD = RECORDS / "train_cpu.json"
 VARIANT = replace(
@@ -81,7 +80,7 @@ def time_steps(update: Callable[[dict[str, np.ndarray], int], float], variant: V
         losses.append(update(rows, step))
         cpu_s.append(time.process_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_memory_bytes()
     return {
         "losses": losses,
         "cpu_s": cpu_s[WARM_UP:],

@@ -11,7 +11,6 @@ same first loss.
 import json
 import os
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.checkpoints.tiny import make_config, make_tokenizer
 from gemsmith.hardware import load_catalog
 from gemsmith.runs.provenance import host_info
-from short import RECORDS, SHORT
+from short import RECORDS, SHORT, peak_memory_bytes
 from train_cpu import VARIANT
 
 SIDES = ("gemsmith-trl", "gemsmith-tunix", "trl")
@@ -198,9 +197,7 @@ def train_theirs(case: Case, checkpoint: Path, rows: Path, folder: Path) -> dict
         "step_s": np.diff(ends_s)[WARM_UP - 1 :].tolist(),
         "cpu_s": np.diff(ends_cpu_s)[WARM_UP - 1 :].tolist(),
         "tokens": each[WARM_UP:],
-        "peak_memory_bytes": torch.cuda.max_memory_allocated()
-        if cuda
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_memory_bytes": torch.cuda.max_memory_allocated() if cuda else peak_memory_bytes(),
         "attention": {"all": model.config._attn_implementation},
     }
 
