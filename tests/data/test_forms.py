@@ -177,6 +177,27 @@ def test_prompts_are_read_from_rows_of_each_form_with_an_answer_or_without(form,
         assert [document.messages for document in read_prompts(str(write_rows(given))).documents] == [(ADD,)]
 
 
+@pytest.mark.parametrize(
+    ("row", "asked"),
+    [
+        ({"conversations": [SAID[0], {"from": "assistant", "value": "3"}]}, ["user"]),
+        ({"conversations": [USER]}, ["user"]),
+        ({"conversations": [USER, ASSISTANT, USER]}, ["user", "assistant", "user"]),
+        ({"prompt": [USER]}, ["user"]),
+        ({"prompt": [USER], "completion": [ASSISTANT]}, ["user"]),
+        ({"prompt": "a", "response": None}, ["user"]),
+    ],
+)
+def test_prompts_end_with_what_is_asked_however_turns_are_written(row, asked, write_rows):
+    (document,) = read_prompts(str(write_rows(row))).documents
+    assert [message.role for message in document.messages] == asked
+
+
+def test_prompts_of_rows_in_no_form_are_told_their_columns(write_rows):
+    with pytest.raises(DataError, match="line 1: has the columns foo; allowed: messages, or "):
+        read_prompts(str(write_rows({"foo": "a"})))
+
+
 def test_raw_text_asks_nothing(write_rows):
     with pytest.raises(DataError, match=r"line 1: is raw text, which asks nothing; name the column prompt$"):
         read_prompts(str(write_rows({"text": "a"})))

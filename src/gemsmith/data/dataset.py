@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, RawText, read_document
+from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     Classes,
@@ -255,16 +255,16 @@ def _with_answer(row: Any) -> Any:
         row.get(form.answer) is not None for form in FORMS.values() if form.answer and set(form.needed) <= set(row)
     ):
         return row
-    match row:
-        case {"messages": [*_, {"role": str(role)}] as turns} if role != "assistant":
-            return {**row, "messages": [*turns, {"role": "assistant", "content": "-"}]}
-        case {"conversations": [*_, {"from": str(speaker)}] as turns} if speaker != "gpt":
-            return {**row, "conversations": [*turns, {"from": "gpt", "value": "-"}]}
-        case {"messages": list()} | {"conversations": list()}:
-            return row
-    for form in FORMS.values():
+    for column in ("messages", "conversations"):
+        if isinstance(turns := row.get(column), list):
+            last = turns[-1] if turns and isinstance(turns[-1], Mapping) else {}
+            answered = "assistant" in (last.get("role"), SPEAKERS.get(str(last.get("from"))))
+            return row if answered else {**row, column: [*turns, {"role": "assistant", "content": "-"}]}
+    # A prompt that is a list of messages has a completion for an answer; one that is text or parts, a response.
+    completed = "completion" in row or are_messages(row.get("prompt"))
+    for form in (*([FORMS["prompt-completion"]] if completed else []), *FORMS.values()):
         if form.answer and all(row.get(name) is not None for name in form.needed if name != form.answer):
-            return {**row, form.answer: "-"}
+            return row if isinstance(form, RawText) else {**row, form.answer: "-"}
     return row
 
 

@@ -15,7 +15,7 @@ from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_o
 
 _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
-_SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
 
 
@@ -213,11 +213,11 @@ def _spoken(turn: Any, where: str) -> Any:
         return turn
     _check_fields(turn, where, ("from", "value"))
     speaker = turn["from"]
-    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+    if not isinstance(speaker, str) or speaker not in SPEAKERS:
         raise RowError(
-            "unknown role", f"{where} is from {speaker!r}; allowed: {', '.join(_SPEAKERS)}; take such rows out"
+            "unknown role", f"{where} is from {speaker!r}; allowed: {', '.join(SPEAKERS)}; take such rows out"
         )
-    return {"role": _SPEAKERS[speaker], "content": turn["value"]}
+    return {"role": SPEAKERS[speaker], "content": turn["value"]}
 
 
 def _asked(prompt: Any, images: int) -> dict[str, Any]:
@@ -232,10 +232,15 @@ def _after_system(row: Mapping[str, Any], turns: list[Any], names: tuple[str, ..
     return Turns([{"role": "system", "content": system}, *turns], ("system", *names))
 
 
+def are_messages(value: Any) -> bool:
+    """Whether a column holds messages, and no text or parts of one message."""
+    return isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value)
+
+
 def _as_messages(row: Mapping[str, Any], column: str, turn: dict[str, Any]) -> tuple[list[Any], tuple[str, ...]]:
     """The messages in a column and their names; of a text, or of the parts of one message, that turn."""
     value = row[column]
-    if isinstance(value, list) and any(isinstance(item, Mapping) and "role" in item for item in value):
+    if are_messages(value):
         return value, _numbered(column, len(value))
     return [turn], (column,)
 
