@@ -72,6 +72,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "as it is": lambda _: None,
     "as Gemma's": gemma_pre_tokenizer,
     "with a token that holds a space": lambda spec: add_merges(spec, ("a", "▁"), ("a▁", "x"), ("▁", "▁")),
+    "with a token of spaces beside that of the sign": lambda spec: (
+        spec["added_tokens"].append(dict(spec["added_tokens"][0], id=5000, content=" x", special=False))
+        or add_merges(spec, ("▁", "x"))
+    ),
     "with an added token that holds a space": lambda spec: spec["added_tokens"].append(
         dict(spec["added_tokens"][0], id=5000, content="a x", special=False)
     ),

@@ -7,7 +7,7 @@ the same ids alone; and most words have been seen before.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 from typing import Any
 
@@ -31,15 +31,16 @@ class WordEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[str, bytes] = {}
-        vocabulary = {token.replace(" ", _SPACE): number for token, number in tokenizer.get_vocab().items()}
-        self._joining = _joining_characters(tokenizer, vocabulary)
-        joining = re.escape("".join(sorted(self._joining or "")))
+        # As pairs: two tokens may be spelled alike but for how they write a space.
+        vocabulary = [(token.replace(" ", _SPACE), number) for token, number in tokenizer.get_vocab().items()]
+        self._joining = _joining_characters(tokenizer, {token for token, _ in vocabulary})
+        joining = re.escape("".join(sorted(self._joining)))
         self._words = (
             re.compile(rf" *[^ ]+(?:(?<=[{joining}]) +[^ ]*)*| +") if self._joining else re.compile(".+", re.S)
         )
-        self._begins, self._blank = np.zeros((2, max(vocabulary.values()) + 1), bool)
-        self._begins[[number for token, number in vocabulary.items() if token.startswith(_SPACE)]] = True
-        self._blank[[number for token, number in vocabulary.items() if not token.strip(_SPACE)]] = True
+        self._begins, self._blank = np.zeros((2, max(number for _, number in vocabulary) + 1), bool)
+        self._begins[[number for token, number in vocabulary if token.startswith(_SPACE)]] = True
+        self._blank[[number for token, number in vocabulary if not token.strip(_SPACE)]] = True
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The int32 ids of each text, as the tokenizer encodes it without special tokens."""
@@ -72,7 +73,7 @@ class WordEncoder:
                 self._known[word] = ids[start:end].tobytes()
 
 
-def _joining_characters(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> set[str]:
+def _joining_characters(tokenizer: Tokenizer, vocabulary: Set[str]) -> set[str]:
     """The characters after which a token may go on with a space; none where the tokenizer cannot encode words apart."""
     model, added = tokenizer.model, tokenizer.get_added_tokens_decoder().values()
     inside = [token for token in vocabulary if _SPACE in token.lstrip(_SPACE)]
@@ -80,7 +81,7 @@ def _joining_characters(tokenizer: Tokenizer, vocabulary: Mapping[str, int]) -> 
         isinstance(model, BPE)
         and not (model.dropout or model.continuing_subword_prefix or model.end_of_word_suffix or model.ignore_merges)
         and model.byte_fallback
-        and vocabulary.keys() >= {_SPACE, *(f"<0x{byte:02X}>" for byte in range(256))}
+        and vocabulary >= {_SPACE, *(f"<0x{byte:02X}>" for byte in range(256))}
         and _settings(tokenizer.normalizer) == _NORMALIZER
         and _settings(tokenizer.pre_tokenizer) in (None, _PRE_TOKENIZER)
         and not any(token.lstrip or token.rstrip or token.single_word for token in added)
