@@ -120,7 +120,8 @@ def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
     read = {file for files in images.values() for file in files}
     folders = sorted({folder, *(file.parent for file in read if file.parent.is_dir())})
     others = [file for inner in folders for file in sorted(_visible(inner))]
-    others = [file for file in others if file.is_file() and file not in read and file != find_label_file(source)]
+    known = {*read, find_label_file(source)}
+    others = [file for file in others if file.is_file() and file not in known]
     warnings = []
     if others:
         warnings.append(
