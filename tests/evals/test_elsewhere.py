@@ -63,6 +63,11 @@ def test_both_models_elsewhere_need_no_vllm_and_no_checkpoint_here(
     assert KEY not in "".join(file.read_text() for file in (run.path / "eval.json", *run.logs.iterdir()))
     code, _, err = gemsmith(*command)
     assert code == 0 and "eval is complete" in err and len(knowing.asked) == 4
+    before = run.record_file("eval").read_bytes()
+    for others in ((), ("--url", other.url, "--base-url", knowing.url)):
+        code, _, err = gemsmith("eval", run.path, *others)
+        assert code == 2 and f"has the scores of {NONCE} at {knowing.url} and {NONCE} at {other.url}; --force" in err
+    assert run.record_file("eval").read_bytes() == before
 
 
 def test_without_a_base_the_runs_own_is_asked(

@@ -172,9 +172,11 @@ def evaluate(
         added = [add_task(args.source, args.overrides, given)] if given else []
         again = ("eval",) if args.force or added else ()
         opened = replace(args, overrides=(*args.overrides, *added)).open_run(force=again)
-        more = {"elsewhere": _find_servers(options)} if options["url"] else {}
+        elsewhere = _find_servers(options) if options["url"] else {}
+        if not args.force:
+            lazy_import("evals.stage").refuse_other_servers(opened, elsewhere)
         record = lazy_import("pipeline").run_stage(
-            opened, "eval", force=args.force, skip_verify_check=skip_verify_check, **more
+            opened, "eval", force=args.force, skip_verify_check=skip_verify_check, elsewhere=elsewhere
         )
         if again:
             lazy_import("runs.run").commit_recipe(opened)

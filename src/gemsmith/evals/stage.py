@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data.dataset import Dataset
 from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
-from gemsmith.errors import RecipeError, RunError
+from gemsmith.errors import InputError, RecipeError, RunError
 from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
 from gemsmith.evals.results import (
@@ -96,6 +96,19 @@ def evaluate(
     return record
 
 
+def refuse_other_servers(run: Run, elsewhere: Mapping[str, RemoteServer]) -> None:
+    """Raises InputError where the scores that would be kept are those of other servers than the ones to ask."""
+    if is_up_to_date(run, "eval") and (kept := read_record(run, EvalRecord).elsewhere) != _answered(elsewhere):
+        said = " and ".join(f"{server.model} at {server.url}" for server in kept.values())
+        raise InputError(
+            f"{run.record_file('eval')}: has the scores of {said or 'the models of the run'}; --force replaces them"
+        )
+
+
+def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
+    return {role: Elsewhere(url=one.url, model=one.model, root=one.root) for role, one in elsewhere.items()}
+
+
 def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -> Iterator[Model]:
     """Tuned first: its server is often still up from serve or bench, so that servers change once."""
     for role, start in (("tuned", servers.tuned), ("base", servers.base)):
@@ -105,8 +118,9 @@ def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -
                 role=role, digest=digest, start=functools.partial(elsewhere.__getitem__, role), stop=lambda: None
             )
             continue
-        folder, sha256 = run.merged, sha256_file(run.record_file("export"))
-        if role == "base":
+        if role == "tuned":
+            folder, sha256 = run.merged, sha256_file(run.record_file("export"))
+        else:
             checkpoint = open_checkpoint(run.recipe.checkpoint)
             folder, sha256 = checkpoint.folder, checkpoint.fingerprint()
         digest = functools.partial(digest_model, run, folder, sha256)
@@ -166,9 +180,7 @@ def _make_record(
     return EvalRecord(
         provenance=provenance,
         server=first.base.server,
-        elsewhere={
-            role: Elsewhere(url=server.url, model=server.model, root=server.root) for role, server in elsewhere.items()
-        },
+        elsewhere=_answered(elsewhere),
         warnings=tuple(warnings),
         scorer=first.result.task,
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},
