@@ -1,6 +1,7 @@
 """Parts of the rows, answered on machines of their own and joined, are what one machine writes."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def test_what_is_not_all_shards_of_one_command_is_one_line_and_writes_nothing(
     other.with_name(f"{other.name}.record.json").rename(tmp_path / "other.record.json")
     with pytest.raises(InputError, match="its sampling is not that of"):
         join_shards([shards(2, TEXTS[:4])[0], tmp_path / "other"], out)
+    halves = shards(2, TEXTS[:4])
+    record = halves[1].with_name(f"{halves[1].name}.record.json")
+    record.write_text(re.sub('"weights_sha256": ".', '"weights_sha256": "-', record.read_text()))
+    with pytest.raises(InputError, match="its weights_sha256 is not that of"):
+        join_shards(halves, out)
     assert not out.exists()
     code, _, err = gemsmith("predict", "--join", "a", "--shard", "1/2", "--out", out)
     assert code == 2 and "error: --shard: does not go with --join" in err

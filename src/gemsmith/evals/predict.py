@@ -35,7 +35,7 @@ from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
-from gemsmith.system.files import atomic_write, sha256_file, write_text
+from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import locked
 from gemsmith.system.version import __version__
 
@@ -50,6 +50,8 @@ class _Job:
     model: str
     digest: str
     """SHA-256 of what makes the model's answers."""
+    weights_sha256: str
+    """Of its weights; of a server's, of what it says of them."""
     start: Callable[[], Server | RemoteServer]
     patching: PatchConfig | None = None
     rows: Path
@@ -108,6 +110,7 @@ def predict_run(
         job = _Job(
             model=f"{model} model of {run.path}",
             digest=digest_model(run, *weights, sampling.max_tokens),
+            weights_sha256=weights[1],
             start=servers.tuned if model == "tuned" else servers.base,
             patching=patching,
             rows=rows,
@@ -144,6 +147,7 @@ def predict_url(
     job = _Job(
         model=f"{server.model} at {server.url}",
         digest=server.digest,
+        weights_sha256=sha256_json([server.model, server.root]),
         start=lambda: server,
         rows=rows,
         shard=shard,
@@ -210,6 +214,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             gemsmith=__version__,
             machine=host_info(),
             model=job.model,
+            weights_sha256=job.weights_sha256,
             rows=len(found),
             rows_sha256=source_sha256(str(job.rows)),
             shard=job.shard,

@@ -13,7 +13,7 @@ from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import atomic_write, write_text
 from gemsmith.system.version import __version__
 
-_ALIKE = ("rows_sha256", "model", "sampling")
+_ALIKE = ("rows_sha256", "weights_sha256", "sampling")
 
 
 def record_file(out: Path) -> Path:

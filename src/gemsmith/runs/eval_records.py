@@ -265,6 +265,8 @@ class PredictRecord(Part):
     gemsmith: str
     machine: Computer
     model: str
+    weights_sha256: str
+    """Of the model's weights; of a server's, of what it says of them."""
     rows: int
     rows_sha256: str
     shard: Shard | None = None
