@@ -340,6 +340,10 @@ def main() -> None:
         record["over_trl"] = {side: round(rate / rates["trl"], 3) for side, rate in rates.items() if side != "trl"}
         cpu = {side: figures[side]["real_tokens_per_cpu_s"] for side in rates}
         record["over_trl_by_cpu_s"] = {side: round(rate / cpu["trl"], 3) for side, rate in cpu.items() if side != "trl"}
+    if kind == "cpu" and (
+        failed := [f"{side}: {found['error']}" for side, found in figures.items() if "error" in found]
+    ):
+        sys.exit(f"error: {'; '.join(failed)}")  # a GPU may be too small for a side, which is then its result
     (RECORDS / f"train_throughput_{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
     losses = [figures[side]["first_loss"] for side in sides if side.startswith("gemsmith") and side in rates]
