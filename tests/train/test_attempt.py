@@ -92,6 +92,8 @@ with attempt.stop_on_signals(stop):
         send(0.1)
         {step}
     except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
         print("second", flush=True)
 """
 
@@ -101,7 +103,7 @@ def run_steps(step, *, unheard_s):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_first_ctrl_c_asks_for_a_save_and_the_second_is_raised():
+def test_the_first_ctrl_c_asks_for_a_save_and_the_second_is_raised_and_no_third():
     ended = run_steps("time.sleep(30)", unheard_s=20)
     assert (ended.returncode, ended.stdout) == (130, "first\nsecond\n")
     assert ended.stderr == "train  stops, and saves the step under way if there is one; Ctrl-C again ends it at once\n"

@@ -159,7 +159,7 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
 
     The second Ctrl-C raises KeyboardInterrupt. Where that is not heard, as within a long step, the process ends.
     """
-    again, ended = threading.Event(), threading.Event()
+    again, heard, ended = threading.Event(), threading.Event(), threading.Event()
 
     def on_response(number: int) -> None:
         if number not in STOPS or again.is_set():
@@ -177,7 +177,8 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
             leave(130)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
-        if again.is_set():
+        if again.is_set() and not heard.is_set():
+            heard.set()  # the one that `on_response` sends would interrupt whoever handles this one
             raise KeyboardInterrupt
 
     with listening(on_response), handling(dict.fromkeys(STOPS, interrupt)):
