@@ -25,7 +25,7 @@ from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import Shares, output_tokens_per_s, roofline_utilization, under_way
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.serve.client.endpoint import endpoint_of

@@ -5,7 +5,7 @@ import pytest
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.sides import _text
 from gemsmith.recipe.load import load_recipe, plain_values
-from gemsmith.recipe.load_grids import GRIDS
+from gemsmith.recipe.serving import GRIDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,7 @@ import pytest
 from gemsmith.bench.cell import Count, LoadSpec, describe_load, notices_of, plan_cells, read_cell
 from gemsmith.errors import EngineError
 from gemsmith.recipe.load import build_recipe
-from gemsmith.recipe.load_grids import BURST, GRIDS, Load
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import BURST, GRIDS, Bench, Load
 from gemsmith.runs.bench_records import BenchCell, Slo
 
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [8, 2, 32.5], "prompts": 4}

@@ -22,8 +22,7 @@ from gemsmith.bench.cell import Count, LoadSpec, read_cell
 from gemsmith.bench.driver import CLIENT, HEARD, measure, running_client
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.errors import EngineError, MachineError
-from gemsmith.recipe.load_grids import BURST, Load
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import BURST, Bench, Load
 from gemsmith.serve.client.endpoint import Endpoint, find_endpoint
 from gemsmith.serve.settings import VllmEnvironment, find_vllm
 

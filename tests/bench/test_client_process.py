@@ -10,7 +10,7 @@ import pytest
 from gemsmith.bench.cell import Count, LoadSpec
 from gemsmith.bench.driver import ASKED, client_arguments, failure_lines, measure, running_client
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import BURST, Load
+from gemsmith.recipe.serving import BURST, Load
 from gemsmith.serve.client.endpoint import Endpoint
 from gemsmith.serve.vllm_issues import ON_CPU
 

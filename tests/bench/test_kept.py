@@ -6,7 +6,7 @@ import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec, read_cell
 from gemsmith.bench.sweep import digest_cell, find_cell, keep_cell
-from gemsmith.recipe.load_grids import Load
+from gemsmith.recipe.serving import Load
 from gemsmith.runs.bench_records import Slo
 
 LOAD = Load(input_tokens=16, output_tokens=16, request_rate=20.0)

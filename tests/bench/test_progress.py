@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec
 from gemsmith.bench.sweep import expected_s
-from gemsmith.recipe.load_grids import BURST, Load
+from gemsmith.recipe.serving import BURST, Load
 from gemsmith.runs.bench_records import BenchCell, Percentiles
 
 NONE = Percentiles(mean=0, p50=0, p90=0, p99=0)

@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.bench.cell import FULL, count_requests
-from gemsmith.recipe.load_grids import BURST, GRIDS, Load
+from gemsmith.recipe.serving import BURST, GRIDS, Load
 
 PAPER, SHORT = GRIDS["paper"], GRIDS["short"]
 

@@ -11,8 +11,7 @@ import pytest
 from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.sweep import CELLS, SweepResult, run_sweep
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import BURST
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import BURST, Bench
 from gemsmith.serve.client.endpoint import Endpoint
 from gemsmith.serve.settings import VllmEnvironment
 

@@ -17,7 +17,7 @@ from gemsmith.bench.driver import measure, running_client
 from gemsmith.bench.metrics import sampling, summarize
 from gemsmith.bench.requests import make_prompts
 from gemsmith.errors import MachineError
-from gemsmith.recipe.load_grids import Load
+from gemsmith.recipe.serving import Load
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment, find_vllm

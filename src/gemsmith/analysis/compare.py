@@ -9,7 +9,7 @@ from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval
 from gemsmith.analysis.sides import STALE, WAYS, LoadCell, Side
 from gemsmith.bench.cell import count_requests
 from gemsmith.errors import InputError, suggest
-from gemsmith.recipe.load_grids import BURST, GRIDS, Load
+from gemsmith.recipe.serving import BURST, GRIDS, Load
 from gemsmith.runs.records import Part
 
 MOST_PADDING = 0.5

@@ -11,8 +11,8 @@ from pathlib import Path
 from gemsmith.analysis.sides import Side, side_of_run
 from gemsmith.errors import InputError, RunError, VersionError, some
 from gemsmith.hardware import load_catalog, machines_with
-from gemsmith.recipe.load_grids import AT_ONCE
 from gemsmith.recipe.schema import eval_tasks
+from gemsmith.recipe.serving import AT_ONCE
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import AT_ONCE, BURST, Grid, Load
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import AT_ONCE, BURST, Bench, Grid, Load
 from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
 from gemsmith.system.format import rate
 
@@ -42,7 +41,7 @@ def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Cou
     grid.most. With a limit of requests under way, the first wave is warm-up and four are measured. A burst has no
     steady state: all of it is measured.
 
-    >>> from gemsmith.recipe.load_grids import GRIDS
+    >>> from gemsmith.recipe.serving import GRIDS
     >>> count_requests(Load(input_tokens=512, output_tokens=256, request_rate=8.0), GRIDS["paper"])
     Count(warmup=62, measured=240)
     """

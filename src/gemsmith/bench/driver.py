@@ -12,7 +12,7 @@ from typing import Any
 from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.requests import ImageRows, make_prompts
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import AT_ONCE
+from gemsmith.recipe.serving import AT_ONCE
 from gemsmith.serve.client.endpoint import Endpoint, api_key
 from gemsmith.serve.settings import OFFLINE, clean_environment
 from gemsmith.serve.vllm_issues import ON_CPU

@@ -13,7 +13,8 @@ from gemsmith.bench.requests import ImageRows, most_requests, read_image_rows
 from gemsmith.bench.sweep import CELLS, run_sweep
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.recipe.schema import Bench, Recipe
+from gemsmith.recipe.schema import Recipe
+from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.records import ExportRecord, Provenance

@@ -18,8 +18,7 @@ from gemsmith.bench.driver import Client, client_arguments, failure_lines, measu
 from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarize
 from gemsmith.bench.requests import ImageRows
 from gemsmith.errors import EngineError
-from gemsmith.recipe.load_grids import Load
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import Bench, Load
 from gemsmith.runs.bench_records import BenchCell, Saturation, Slo
 from gemsmith.serve.client.endpoint import Endpoint, key_headers
 from gemsmith.serve.settings import VllmEnvironment

@@ -6,7 +6,8 @@ import re
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
-from gemsmith.recipe.schema import Bench, Data, GeneratedData, Recipe, Train
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Train
+from gemsmith.recipe.serving import Bench
 from gemsmith.tasks import SOURCES, find_source
 
 

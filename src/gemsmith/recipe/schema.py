@@ -3,7 +3,6 @@
 Defaults live here and nowhere else; where arXiv 2605.25645 gives a value, it is that one.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -14,11 +13,10 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
 from gemsmith.recipe.backends import OptimizationSwitch, Saved
-from gemsmith.recipe.load_grids import BURST, GRIDS, Grid, Load, describe_grids
-from gemsmith.recipe.section import AsServed, InputPath, NotCompiled, OfPlan, OfQuestions, OfRows, Says, Section
+from gemsmith.recipe.section import InputPath, NotCompiled, OfQuestions, OfRows, Positive, Says, Section
+from gemsmith.recipe.serving import Bench, Serve
 from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
 
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 ErrorOrDrop = Literal["error", "drop"]
 if TYPE_CHECKING:
@@ -247,87 +245,6 @@ class Export(Section):
     merge_into: Literal["trained", "original"] = Field(
         "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
     )
-
-
-class Serve(Section):
-    stages = "serve"
-
-    host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
-    port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
-    max_model_len: AsServed[Positive | None] = Field(None, description="Tokens; default: what bench and eval need.")
-    dtype: AsServed[Literal["auto", "bfloat16", "float32"]] = Field(
-        "auto", description="As served; `auto`: as the weights are."
-    )
-    python: str | None = Field(
-        None, description="The Python of the environment that holds vLLM; default: .venv-serve next to Gemsmith's own."
-    )
-    start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
-    weights: Annotated[Literal["auto", "merged", "adapter"], Says("serve bench eval")] = Field(
-        "auto",
-        description="`adapter`: base and tuned model are two names of one server, base + LoRA; `merged` and `auto`: "
-        "each has a server of its own, since vLLM may load a Gemma 4 adapter and ignore it "
-        "(https://github.com/vllm-project/vllm/issues/41754).",
-    )
-    images: AsServed[bool] = Field(False, description="Take images in prompts also where no row of the run has one.")
-    kv_cache_dtype: AsServed[Literal["auto", "fp8"]] = Field(
-        "auto", description="Of keys and values; `auto` is the weights'."
-    )
-    container_image: Annotated[str | None, Says("plan serve")] = Field(
-        None, description="The Docker image of gemsmith serve --machine; default: vLLM's own for the machine's kind."
-    )
-    arguments: AsServed[tuple[str, ...]] = Field((), description="Further arguments to vLLM's server.", strict=False)
-
-
-class Bench(Section):
-    stages = "bench"
-
-    grid: OfPlan[Literal["own", "paper", "paper-30", "short"]] = Field(
-        "own",
-        description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
-    )
-    input_tokens: OfPlan[tuple[Positive, ...]] = Field(
-        (512, 4096),
-        min_length=1,
-        description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
-        strict=False,
-    )
-    output_tokens: OfPlan[Positive] = Field(256, description="Tokens that every request asks for.")
-    request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
-        (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
-    )
-    max_concurrency: OfPlan[Positive | None] = Field(
-        None, description="Requests under way at once, where others wait at the client; null: no limit."
-    )
-    images: OfPlan[bool] = Field(False, description="Requests are rows of data.eval with images, not random text.")
-    prompts: Positive | None = Field(
-        128,
-        description="Requests that a cell measures, without those of its warm-up; null: as many as its rate and length "
-        "need.",
-    )
-    slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(
-        None,
-        description="The longest TTFT of a good request. With an SLO the rate is searched at which the server "
-        "saturates: under 95 % of its requests are good.",
-    )
-    slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(None, description="The longest TPOT of a good request.")
-    timeout_s: Positive = Field(600, description="A request without a whole answer by then is counted as a timeout.")
-
-    @property
-    def plan(self) -> Grid:
-        """The loads to measure; those of the own grid need as many requests as the paper's."""
-        if self.grid != "own":
-            return GRIDS[self.grid]
-        loads = tuple(
-            Load(
-                input_tokens=tokens,
-                output_tokens=self.output_tokens,
-                request_rate=BURST if rate == "burst" else rate,
-                max_concurrency=self.max_concurrency,
-            )
-            for tokens in self.input_tokens
-            for rate in self.request_rates
-        )
-        return dataclasses.replace(GRIDS["paper"], loads=loads, exact={})
 
 
 class EvalTask(Section):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Says:
 
 
 T = TypeVar("T")
+Positive = Annotated[int, Field(gt=0, lt=2**31)]
 InputPath = Annotated[T, Says(path=True)]
 NotCompiled = Annotated[T, Says(compiled=False)]
 OfQuestions = Annotated[T, Says("plan data train questions")]

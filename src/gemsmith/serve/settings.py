@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.hardware import Machine
-from gemsmith.recipe.schema import Serve
+from gemsmith.recipe.serving import Serve
 from gemsmith.serve.vllm_issues import ASK_VERSION, cpu_environment
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json

@@ -9,7 +9,7 @@ from html import unescape
 
 import pytest
 
-from gemsmith.recipe.load_grids import GRIDS, Load
+from gemsmith.recipe.serving import GRIDS, Load
 from gemsmith.report.page import render_page
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles, Saturation, ServerLoad, Slo
 from gemsmith.runs.eval_records import (

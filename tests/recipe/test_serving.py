@@ -1,5 +1,4 @@
-from gemsmith.recipe.load_grids import BURST, GRIDS
-from gemsmith.recipe.schema import Bench
+from gemsmith.recipe.serving import BURST, GRIDS, Bench
 
 
 def test_the_papers_grid_is_its_table() -> None:
