@@ -133,6 +133,12 @@ EVERY = {
         code=("models", "train"),
         record="train_throughput_cpu.json",
     ),
+    "wrong_inputs": Benchmark(
+        what="wrong inputs not told in a line",
+        number=lambda record: len(record["cases"]) - record["outcomes"]["told"],
+        most=0,
+        code=("cli", "data", "recipe", "checkpoints"),
+    ),
 }
 
 

@@ -126,6 +126,15 @@ def test_a_record_of_another_version_is_refused_in_one_line(gemsmith, demo_run):
     assert code == 2 and "data.json: has schema_version 2" in err and err.count("\n") == 1
 
 
+def test_the_page_of_a_run_with_a_damaged_record_is_written_with_a_warning(gemsmith, demo_run):
+    run = demo_run("a")
+    (run / "train.json").write_text("{")
+    (run / "bench.json").unlink()  # what was never made is no damage
+    code, out, err = gemsmith("report", run)
+    assert code == 0 and out == f"{run}/report.html\n"
+    assert err.startswith(f"report: warning: {run}/train.json: ") and err.count("\n") == 1
+
+
 def test_runs_are_listed_in_both_forms(gemsmith, demo_run, tmp_path):
     speed = json.loads((demo_run("a") / "train.json").read_text())["real_tokens_per_s"]
     (demo_run("b") / "eval.json").unlink()

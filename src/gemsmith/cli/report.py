@@ -128,6 +128,9 @@ def _report_one(
     source, run_path = _fetched(source, run_path)
     args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
     opened = args.open_run()
+    found = lazy_import("analysis.summary").read_findings(opened).problems
+    damaged = [text for stage, text in found.items() if opened.record_file(stage).exists()]
+    lazy_import("system.console").print_warnings("report", damaged)
     if html is None:
         page = lazy_import("report.page").report(opened)
     else:
