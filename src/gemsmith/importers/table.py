@@ -152,6 +152,11 @@ def read_rules(section: str) -> dict[str, Rule]:
     return rules
 
 
+def read_defaults(project: str) -> dict[str, Any]:
+    """What holds where a file of the project leaves a key out, by keys.yaml."""
+    return dict(_key_table()["defaults"][project])
+
+
 @functools.cache
 def _key_table() -> Mapping[str, Any]:
     file = Path(__file__).with_name("keys.yaml")
