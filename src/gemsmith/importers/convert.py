@@ -70,12 +70,9 @@ class Ported:
 def port(
     sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None
 ) -> Ported:
-    """The recipe that the files of one run amount to.
+    """The recipe that the files of one run amount to; `devices` and `steps` are what files seldom say.
 
-    `devices` and `steps` are what files seldom say: GPUs, and updates of the run.
-
-    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning
-    a Gemma 4.
+    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else.
     """
     files, found_steps = read_settings(sources)
     overridden = _overridden(overrides)
@@ -85,21 +82,16 @@ def port(
     rows += _missing_rows(_values(rows), overridden)
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
-        raise RecipeError(
-            f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was "
-            "trained"
-        )
+        remedy = "add --set checkpoint=google/gemma-4-31B-it, or the one that was trained"
+        raise RecipeError(f"{sources[0]}: names no base model; {remedy}")
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
         reduce(lambda section, parent: section.setdefault(parent, {}), parents, nested)[last] = value
     recipe = build_recipe(nested, overrides, source=str(sources[0]))
-    rows = [
-        replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
-        if row.sets and row.sets.keys() <= overridden
-        else row
-        for row in rows
-    ]
+    for place, row in enumerate(rows):
+        if row.sets and row.sets.keys() <= overridden:
+            rows[place] = replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
     return Ported(recipe=recipe, derived=_derived(rows, overridden), rows=rows)
 
 
@@ -142,9 +134,8 @@ def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapp
     if other or 2 * len(known) < len(keys):
         few = ", ".join(sorted(keys)[:4])
         why = other or f"its keys ({few}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
-        raise RecipeError(
-            f"{file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
-        )
+        remedy = "give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
+        raise RecipeError(f"{file}: {why}; {remedy}")
     if not keys & _SFT_KEYS:
         return trainer.PROJECT, trainer.RULES, trainer.DEFAULTS
     defaults = dict(trainer.SFT_DEFAULTS)
@@ -244,10 +235,8 @@ def _derived(rows: Sequence[Row], overridden: frozenset[str]) -> list[ResolvedVa
             reasons.setdefault(name, (value, []))[1].append(origin)
     for name in overridden:
         reasons[name] = (None, ["--set"])
-    return [
-        ResolvedValue(name, value, " ".join("; ".join(dict.fromkeys(why)).split()))
-        for name, (value, why) in reasons.items()
-    ]
+    said = {name: (value, " ".join("; ".join(dict.fromkeys(why)).split())) for name, (value, why) in reasons.items()}
+    return [ResolvedValue(name, *value_and_reason) for name, value_and_reason in said.items()]
 
 
 _ORDER = ("differs", "to do", "mapped", "derived", "set", "none")
@@ -305,10 +294,7 @@ def port_files(
     allow_differences: bool,
     **known: int | None,
 ) -> None:
-    """Writes the recipe to `out`, or to stdout with the table on stderr.
-
-    Raises InputError, and writes no recipe, where it would train differently and that is not allowed.
-    """
+    """Writes the recipe to `out` or stdout; raises InputError, and writes none, where it would train differently."""
     if out is not None and out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
     ported = port(sources, overrides=overrides, **known)
@@ -321,10 +307,8 @@ def port_files(
         print_table(ported, console)
     if ported.differences and not allow_differences:
         names = list(dict.fromkeys(row.key for row in ported.differences))
-        raise InputError(
-            f"the recipe would train differently from its source in {some(names, _NAMED)}; no recipe was written; "
-            "--allow-differences writes it all the same"
-        )
+        remedy = "no recipe was written; --allow-differences writes it all the same"
+        raise InputError(f"the recipe would train differently from its source in {some(names, _NAMED)}; {remedy}")
     text = dump_recipe(ported.recipe, ported.derived)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -88,10 +88,7 @@ class Measured(NamedTuple):
 def write_draft(
     checkpoint: str, data: str, evaluated: str | None, out: Path, overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Writes the recipe; returns what a reader must know beside it.
-
-    Raises InputError, and writes nothing, where the file is there, or checkpoint, rows or overrides cannot be used.
-    """
+    """Writes the recipe; returns what a reader must know. Raises InputError, and writes nothing, for bad arguments."""
     if out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
     base = _open_base(checkpoint)
@@ -254,9 +251,8 @@ def _choose_training(recipe: Recipe, _variant: Variant, rows: Measured) -> Itera
     documents = len(rows.documents) * len(kept) / len(rows.lengths)
     if not len(kept):
         raise DataError(f"data.train: each row has more tokens than data.max_length, {length}; raise it")
-    packed = max(
-        1, round(documents * kept.mean() / length / _filled(rows, length) if recipe.data.packing else documents)
-    )
+    in_rows = documents * kept.mean() / length / _filled(rows, length) if recipe.data.packing else documents
+    packed = max(1, round(in_rows))
     # A step needs as many rows as its batch has, also once some are held out.
     while batch > 1 and (batch > 0.8 * packed or (batch > 2 and _EPOCHS * packed < _UPDATES * batch)):
         batch //= 2

@@ -14,10 +14,7 @@ MODEL_DEFAULTS, LORA_DEFAULTS = map(read_defaults, ("trl_model", "trl_lora"))
 
 
 def length_rule(setting: Setting) -> Row:
-    """The row of the length in tokens.
-
-    TRL cuts what is longer; Gemsmith never does, so there it is an error, not left out.
-    """
+    """The row of the length in tokens. TRL cuts what is longer; Gemsmith never does, so there it is an error."""
     sets = {"data.on_too_long": "error"}
     if setting.value is None:
         return setting.derived(sets, "nothing is cut: a document of more than Gemsmith's default length is an error")

@@ -43,9 +43,8 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         size = _variant_of_size(name)
         same = [hub_id for hub_id in size.hub_ids if hub_id.endswith("-it") == ("-it" in name.lower())] if size else []
         plain = (same or ["google/gemma-4-31B-it"])[0]
-        raise RecipeError(
-            f"{where} is {name!r}: quantized weights; give the plain ones, such as --set checkpoint={plain}"
-        )
+        remedy = f"give the plain ones, such as --set checkpoint={plain}"
+        raise RecipeError(f"{where} is {name!r}: quantized weights; {remedy}")
     if model is not None:
         return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
     if variant_of_id := variant_of_hub_id(name):

@@ -50,9 +50,8 @@ def read_settings(sources: Sequence[Path]) -> tuple[dict[str, Settings], int | N
                 f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
             )
     if not found:
-        raise RecipeError(
-            f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
-        )
+        remedy = "give the adapter_config.json or the training arguments too"
+        raise RecipeError(f"{sources[0]}: holds no settings but {STATE}; {remedy}")
     return found, steps
 
 
@@ -90,9 +89,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         text = regular_file(file, most_bytes=2**27).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise RecipeError(
-            f"{file}: does not exist; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
-        ) from None
+        remedy = "give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
+        raise RecipeError(f"{file}: does not exist; {remedy}") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{file}: is not text in UTF-8; give JSON or YAML") from None
     except OSError as error:

@@ -208,10 +208,8 @@ def refuses(what: str, allowed: Sequence[Any]) -> Rule:
     def row_of(setting: Setting) -> Row:
         if setting.value is None or _is_one_of(setting.value, allowed):
             return setting.ignored("supervised fine-tuning, as Gemsmith does")
-        raise RecipeError(
-            f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; Gemsmith does supervised fine-tuning "
-            "only"
-        )
+        remedy = "Gemsmith does supervised fine-tuning only"
+        raise RecipeError(f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; {remedy}")
 
     return row_of
 
