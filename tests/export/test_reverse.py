@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.checkpoints.peft import write_peft_adapter
 from gemsmith.errors import CheckpointError
-from gemsmith.export.resume_recipe import start_recipe
+from gemsmith.export.stage import start_recipe
 from gemsmith.recipe.load import load_recipe
 
 UP = "model.language_model.layers.1.mlp.up_proj"

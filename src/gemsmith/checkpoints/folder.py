@@ -52,8 +52,7 @@ class Checkpoint:
 def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoint:
     """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
 
-    Raises CheckpointError where a file is missing or damaged, the tensors are not those that the config describes, or
-    the config is not that of the `variant` given.
+    Raises CheckpointError where files are missing or damaged, or tensors not the config's, or that not the `variant`'s.
     """
     folder = fetch_folder(source)
     config = read_config(folder)
@@ -81,9 +80,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = read_json(file)
     except FileNotFoundError:
-        raise CheckpointError(
-            f"checkpoint {folder}: has no config.json; give a folder that holds a Hugging Face checkpoint"
-        ) from None
+        remedy = "give a folder that holds a Hugging Face checkpoint"
+        raise CheckpointError(f"checkpoint {folder}: has no config.json; {remedy}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON ({error})") from None
     if not isinstance(config, dict):
@@ -115,9 +113,8 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
     if not index.exists():
         whole = folder / "model.safetensors"
         if not whole.exists():
-            raise CheckpointError(
-                f"checkpoint {folder}: has neither {whole.name} nor {INDEX}; give a folder with safetensors weights"
-            )
+            remedy = "give a folder with safetensors weights"
+            raise CheckpointError(f"checkpoint {folder}: has neither {whole.name} nor {INDEX}; {remedy}")
         return read_header(whole)[0]
     try:
         weight_map: dict[str, str] = read_json(index)["weight_map"]
@@ -157,10 +154,8 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
         if shape != wanted:
             raise CheckpointError(f"checkpoint {folder}: {name} is {shape}, config.json describes {wanted}")
         if place.dtype not in FLOATS:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} is {place.dtype}; allowed: {', '.join(FLOATS)} (give the weights before "
-                "quantization)"
-            )
+            remedy = f"allowed: {', '.join(FLOATS)} (give the weights before quantization)"
+            raise CheckpointError(f"checkpoint {folder}: {name} is {place.dtype}; {remedy}")
     head, embedding = places.get(_HEAD), places[_EMBEDDING]
     if head and fingerprint({"": head}) != fingerprint({"": embedding}):
         raise CheckpointError(

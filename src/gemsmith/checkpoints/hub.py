@@ -16,10 +16,7 @@ _WANTED = ("*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
 
 
 def fetch_folder(source: str, *, weights: bool = True) -> Path:
-    """Downloads first where the source is elsewhere, if need be all but the weights.
-
-    Raises CheckpointError where nothing is there or reached.
-    """
+    """Downloads first where the source is elsewhere. Raises CheckpointError where nothing is there or reached."""
     check_source(source)
     wanted = (*_WANTED, *([_WEIGHTS] if weights else []))
     if "://" in source:
@@ -46,9 +43,8 @@ def check_scheme(source: str) -> None:
     """Raises CheckpointError for an address of a kind that cannot be fetched."""
     scheme, mark, _ = source.partition("://")
     if mark and scheme not in ("gs", "file"):
-        raise CheckpointError(
-            f"checkpoint {source}: {scheme}:// is not known; allowed: gs://bucket/folder, a hub id, a folder"
-        )
+        remedy = "allowed: gs://bucket/folder, a hub id, a folder"
+        raise CheckpointError(f"checkpoint {source}: {scheme}:// is not known; {remedy}")
 
 
 def _fetch_hub(hub_id: str, patterns: Sequence[str]) -> Path:

@@ -115,10 +115,8 @@ def read_peft_adapter(folder: Path) -> Adapter:
     for name in (CONFIG, WEIGHTS):
         refuse_outside(folder / name, folder)
     if not (folder / WEIGHTS).exists() and (folder / "adapter_model.bin").exists():
-        raise CheckpointError(
-            f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; save it with PEFT as "
-            "safetensors"
-        )
+        remedy = "save it with PEFT as safetensors"
+        raise CheckpointError(f"adapter {folder}: holds adapter_model.bin, a pickle, which is not read here; {remedy}")
     places, metadata = read_header(folder / WEIGHTS)
     copies = metadata.get(_COPIES_KEY, "").split()
     sides = {module: found for module, found in _sides(places, folder).items() if module not in copies}

@@ -103,9 +103,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
-            raise CheckpointError(
-                f"{file}: has {key} = {json.dumps(patterns):.200}; it must map names of modules to numbers above 0"
-            )
+            remedy = "it must map names of modules to numbers above 0"
+            raise CheckpointError(f"{file}: has {key} = {json.dumps(patterns):.200}; {remedy}")
         if len(patterns) > _MOST_PATTERNS:
             raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
     try:

@@ -105,10 +105,7 @@ def numpy_dtype(dtype: str) -> "np.dtype":
 
 
 def count_nonfinite(place: TensorPlace) -> int:
-    """How many values of a tensor in BF16, F16 or F32 are NaN or infinity.
-
-    By their bits: numpy's isfinite takes ten times as long for bfloat16.
-    """
+    """How many values are NaN or infinity, by their bits: numpy's isfinite takes ten times as long for bfloat16."""
     import numpy as np
 
     unsigned, size_bits, infinity = SIZE_BITS[place.dtype]
@@ -137,13 +134,11 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     end = max((place.end for place in places.values()), default=8 + length)
     if sum(place.end - place.begin for place in places.values()) != end - 8 - length and end == size_bytes:
-        raise CheckpointError(
-            f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; copy it again"
-        )
+        remedy = "copy it again"
+        raise CheckpointError(f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; {remedy}")
     if end != size_bytes:
-        raise CheckpointError(
-            f"{file}: is {size_bytes} bytes, its header says {end}; it is truncated or damaged, copy it again"
-        )
+        remedy = "it is truncated or damaged, copy it again"
+        raise CheckpointError(f"{file}: is {size_bytes} bytes, its header says {end}; {remedy}")
     return places, metadata
 
 
@@ -202,10 +197,7 @@ def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str],
 
 
 def fingerprint(places: Mapping[str, TensorPlace]) -> str:
-    """SHA-256 over names, dtypes, shapes and the first, middle and last bytes of the tensors, however sharded.
-
-    Reads 10 MB of a 62 GB checkpoint.
-    """
+    """SHA-256 over names, dtypes, shapes and some bytes of each tensor, however sharded; reads 10 MB of 62 GB."""
     total = hashlib.sha256()
     for name in sorted(places):
         place = places[name]
@@ -230,9 +222,8 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
         item_bytes = _DTYPES[dtype][1]
         ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(
-            f"{file}: its entry for {name} is damaged or of an unknown dtype; copy it again"
-        ) from None
+        remedy = "copy it again"
+        raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; {remedy}") from None
     if not ordered or len(shape) > _MOST_AXES:
         raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
     if end - begin != (expected := math.prod(shape) * item_bytes):

@@ -64,24 +64,30 @@ def write_checkpoint(
 
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", make_config(variant, dtype))
-    _write_json(
-        folder / "generation_config.json",
-        {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0},
-    )
-    if variant.vision is not None:
-        _write_json(folder / "processor_config.json", _processor_config(variant.vision))
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    generation = {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0}
+    _write_json(folder / "generation_config.json", generation)
+    if (vision := variant.vision) is not None:
+        # As much of it as depends on the patches.
+        patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
+        model = "Gemma4Unified" if isinstance(vision, PatchProjection) else "Gemma4"
+        processors: dict[str, object] = {"processor_class": f"{model}Processor"}
+        processors["feature_extractor"] = {"feature_extractor_type": f"{model}AudioFeatureExtractor"}
+        for kind in ("image", "video"):
+            name = f"{kind}_processor"
+            processors[name] = {f"{name}_type": f"{model}{kind.capitalize()}Processor", **patches}
+        _write_json(folder / "processor_config.json", processors)
+    stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     total, seen = sum(weight.size for weight in weights.values()), 0
     files: list[dict[str, np.ndarray]] = [{} for _ in range(shards)]  # of about the same size
     for name, weight in weights.items():
-        files[min(seen * shards // total, shards - 1)][name] = weight.astype(kind)
+        files[min(seen * shards // total, shards - 1)][name] = weight.astype(stored)
         seen += weight.size
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(files, start=1):
         shard = f"model-{number:05d}-of-{shards:05d}.safetensors"
         save_file(tensors, folder / shard, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard)
-    index = {"metadata": {"total_size": total * kind.itemsize}, "weight_map": dict(sorted(weight_map.items()))}
+    index = {"metadata": {"total_size": total * stored.itemsize}, "weight_map": dict(sorted(weight_map.items()))}
     _write_json(folder / "model.safetensors.index.json", index)
 
 
@@ -100,18 +106,6 @@ def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
     names = {"eoa_token": "eoa_token_index"}
     ids = {names.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
     return config | (ids if variant.vision else {})
-
-
-def _processor_config(vision: Vision) -> dict[str, Any]:
-    """As much of processor_config.json as depends on the patches."""
-    patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
-    unified = "Unified" if isinstance(vision, PatchProjection) else ""
-    return {
-        "processor_class": f"Gemma4{unified}Processor",
-        "feature_extractor": {"feature_extractor_type": f"Gemma4{unified}AudioFeatureExtractor"},
-        "image_processor": {"image_processor_type": f"Gemma4{unified}ImageProcessor", **patches},
-        "video_processor": {"video_processor_type": f"Gemma4{unified}VideoProcessor", **patches},
-    }
 
 
 def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:

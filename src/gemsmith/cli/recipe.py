@@ -52,7 +52,7 @@ def import_(adapter: Path, base: str, recipe: Path | None, out: Path | None) -> 
     \b
     gemsmith import my-lora --base google/gemma-4-31B-it --recipe my.yaml --out on.yaml && gemsmith run on.yaml
     """
-    text = lazy_import("export.resume_recipe").start_recipe(base, adapter, recipe=recipe, out=out)
+    text = lazy_import("export.stage").start_recipe(base, adapter, recipe=recipe, out=out)
     if out is None:
         click.echo(text, nl=False)
 

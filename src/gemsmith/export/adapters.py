@@ -38,10 +38,7 @@ MODEL = "model_params"
 
 
 def find_step(run: Run, step: int | None = None) -> int:
-    """The saved step asked for, or the one that train.json ends with; the last one where training has left no record.
-
-    Raises RunError with the steps that are there.
-    """
+    """The saved step asked for, or that train.json ends with, else the last. Raises RunError naming those there."""
     steps, record = checkpoint_steps(run.checkpoints), run.record_file("train")
     if step is None and steps and record.exists():
         step = int(read_record(run, TrainRecord).last_checkpoint.rpartition("/")[2])
@@ -56,10 +53,8 @@ def find_step(run: Run, step: int | None = None) -> int:
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
-        raise RunError(
-            f"export.step: {step} was given, {run.checkpoints} holds {there}; allowed: one of those, or null for the "
-            "last"
-        )
+        remedy = "allowed: one of those, or null for the last"
+        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; {remedy}")
     return steps[-1] if step is None else step
 
 
@@ -145,10 +140,9 @@ def delta_norm(pair: LoraPair, scale: float) -> float:
 
 
 def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path, as float32 numpy; nothing else of it is read, and none is kept.
+    """Every LoRA matrix of an Orbax tree, by its path; nothing else of it is read, and none is kept.
 
-    As numpy, because arrays of jax would be put where the checkpoint's sharding says, on chips that may not be here.
-    Raises CorruptCheckpointError.
+    As float32 numpy: jax would put them on chips that may not be here. Raises CorruptCheckpointError.
     """
 
     def restore() -> Any:

@@ -17,13 +17,12 @@ import queue
 import re
 import shutil
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from gemsmith.export.writer import FileWriter
 from gemsmith.runs.records import FileSum
 from gemsmith.system.files import fsync_path
 from gemsmith.system.json import read_json
+from gemsmith.system.workers import draw_ahead
 
 # Values of a matrix, and bytes that are copied, at once: what a core's cache holds. benchmarks/merge.py.
 _BLOCK_VALUES = 2**18
@@ -46,12 +46,9 @@ _AHEAD = 16
 # Weights in other forms, which would be the base's: a merged folder must not carry them.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".ckpt", ".npz")
 # numpy's own wheels carry OpenBLAS with names of its functions like these.
-_BLAS_THREADS = tuple(
-    f"{name}_num_threads{end}" for name in ("scipy_openblas_{}", "openblas_{}") for end in ("64_", "")
-)
+_BLAS_THREADS = tuple(f"{name}_{{}}_num_threads{end}" for name in ("scipy_openblas", "openblas") for end in ("64_", ""))
 
 FileStates = Mapping[Path, tuple[int, ...]]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +63,15 @@ def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
     """Raises CheckpointError where the adapter does not fit the base, or is not finite, or does nothing."""
     for module, (a, b) in adapter.shapes.items():
         name = f"{module}.weight"
-        place = base.places.get(name)
+        place, wrong = base.places.get(name), ""
         if place is None:
-            raise CheckpointError(
-                f"checkpoint {base.folder}: has no {name}, which the adapter changes; is it another variant's adapter?"
-            )
-        if place.shape != (b[0], a[1]):
-            raise CheckpointError(
-                f"checkpoint {base.folder}: {name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it "
-                "another variant's?"
-            )
-        if place.dtype not in FLOATS:
-            raise CheckpointError(f"checkpoint {base.folder}: {name} is {place.dtype}; allowed: {', '.join(FLOATS)}")
+            wrong = f"has no {name}, which the adapter changes; is it another variant's adapter?"
+        elif place.shape != (b[0], a[1]):
+            wrong = f"{name} is {list(place.shape)}, the adapter is for {[b[0], a[1]]}; is it another variant's?"
+        elif place.dtype not in FLOATS:
+            wrong = f"{name} is {place.dtype}; allowed: {', '.join(FLOATS)}"
+        if wrong:
+            raise CheckpointError(f"checkpoint {base.folder}: {wrong}")
     check_values(adapter, source="to merge")
     files_to_write(base)
 
@@ -109,7 +103,7 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
                 yield from ((file, block) for block in _blocks(source, changes, adapter, pool))
 
         # The next file's blocks are computed while the last of this one's go to the disk.
-        for file, its_blocks in itertools.groupby(_ahead(blocks(), _AHEAD * threads), key=operator.itemgetter(0)):
+        for file, its_blocks in itertools.groupby(draw_ahead(blocks(), _AHEAD * threads), key=operator.itemgetter(0)):
             writer.begin(folder / file.name)
             for _, computed in its_blocks:
                 block = computed.result()
@@ -159,13 +153,10 @@ def _is_tokenizer(file: Path) -> bool:
 
 def file_states(files: Iterable[Path]) -> FileStates:
     """Of each file, what is another once it has been written or replaced; empty where it is gone."""
-    found: dict[Path, tuple[int, ...]] = {}
-    for file in files:
-        try:
+    found: dict[Path, tuple[int, ...]] = dict.fromkeys(files, ())
+    for file in found:
+        with suppress(FileNotFoundError):
             status = file.stat()
-        except FileNotFoundError:
-            found[file] = ()
-        else:
             found[file] = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return found
 
@@ -254,9 +245,8 @@ def no_space_named(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise MachineError(
-            f"{folder}: the disk became full while merged weights were written; make room and run export again"
-        ) from None
+        remedy = "make room and run export again"
+        raise MachineError(f"{folder}: the disk became full while merged weights were written; {remedy}") from None
 
 
 def _blocks(
@@ -312,27 +302,15 @@ def _merged_block(
     unsigned, size_bits, infinity = SIZE_BITS[place.dtype]
     if (merged.view(unsigned) & size_bits).max() >= infinity:
         if count_nonfinite(place):
-            raise CheckpointError(
-                f"{place.file}: {name} holds NaN or infinity before the adapter is added; copy the file again"
-            )
+            remedy = "copy the file again"
+            raise CheckpointError(f"{place.file}: {name} holds NaN or infinity before the adapter is added; {remedy}")
         raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
     return block
 
 
-def _ahead(blocks: Iterator[_T], count: int) -> Iterator[_T]:
-    """The same, that many begun before the first is handed out."""
-    waiting = deque(itertools.islice(blocks, count))
-    while waiting:
-        waiting.extend(itertools.islice(blocks, 1))
-        yield waiting.popleft()
-
-
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """OpenBLAS computes with one thread, and with as many as before afterwards; another BLAS is left as it is.
-
-    OpenBLAS lets one caller in at a time while it has several threads, and those that wait for work keep a core busy.
-    """
+    """OpenBLAS computes with one thread meanwhile: with several it lets one caller in at a time, and waits busily."""
     found = [(get(), put) for get, put in _openblas()]
     for _, put in found:
         put(1)

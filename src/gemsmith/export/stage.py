@@ -3,6 +3,8 @@
 A run's lie in its directory. Of a base and any PEFT adapter or Tunix checkpoint they are written into one folder:
 
     OUT/export.json  OUT/adapter/ (PEFT, full module paths)  OUT/merged/ (to be served)
+
+And the way back: a recipe whose training starts from a PEFT adapter.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,13 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gemsmith.arch import class_names, text_tensors
+import yaml
+
+from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import (
     WEIGHTS,
     Adapter,
+    check_finite,
+    check_fit,
     read_peft_adapter,
     shared_projections,
     some_of_each,
@@ -41,11 +47,12 @@ from gemsmith.export.merge import (
     unchanged,
     write_merged,
 )
+from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
 from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console
-from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file
+from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
 
 PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
@@ -98,12 +105,10 @@ def _read_saved(run: Run, step: int) -> Adapter:
     except CorruptCheckpointError as error:
         good = latest_restorable_step(run, but=step)
         if good is None:
-            raise CheckpointError(
-                f"{error}; no other step is good: train again with: gemsmith train {run.path} --force"
-            ) from None
-        raise CheckpointError(
-            f"{error}; step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
-        ) from None
+            remedy = f"no other step is good: train again with: gemsmith train {run.path} --force"
+            raise CheckpointError(f"{error}; {remedy}") from None
+        remedy = f"step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
+        raise CheckpointError(f"{error}; {remedy}") from None
     lines = read_step_metadata(run.checkpoints / str(step)).get("steps")
     if lines is None or not run.record_file("train").exists():
         return adapter
@@ -157,7 +162,7 @@ class _Source:
 def export_peft(base_source: str, adapter_folder: Path, out: Path, *, force: bool = False) -> ExportRecord:
     """Writes a PEFT folder's adapter and the base with it merged in to `out`, and records what is in them.
 
-    Raises InputError where anything does not fit together, before a byte is written.
+    Raises InputError, before a byte is written, where anything does not fit together.
     """
     clock = start_clock()
     if not adapter_folder.is_dir():
@@ -188,9 +193,8 @@ def export_tunix(
 
     clock = start_clock()
     if not checkpoint.is_dir():
-        raise CheckpointError(
-            f"--from-tunix {checkpoint}: is not a folder; give the root of the run's checkpoints, or one step's folder"
-        )
+        remedy = "give the root of the run's checkpoints, or one step's folder"
+        raise CheckpointError(f"--from-tunix {checkpoint}: is not a folder; {remedy}")
     check_target = partial(_check_target, out, force=force, sources=(Path(base_source), checkpoint))
     check_target()
     base = open_checkpoint(base_source)
@@ -242,17 +246,15 @@ def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
             if read.exists() and (place.is_relative_to(read) or read.is_relative_to(place)):
                 raise RunError(f"--out {out}: lies in {entry}, which is read, or holds it; name another folder")
     if out.name in ("", ".."):
-        raise RunError(
-            f"--out {out}: has no name that a new folder could take; name the folder itself ({out.resolve()})"
-        )
+        remedy = f"name the folder itself ({out.resolve()})"
+        raise RunError(f"--out {out}: has no name that a new folder could take; {remedy}")
     if out.is_symlink():
         raise RunError(f"--out {out}: is a symbolic link; name the folder itself ({out.resolve()})")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not force:
-        raise RunError(
-            f"--out {out}: already exists; name another, or add --force, which replaces it once the new one is complete"
-        )
+        remedy = "name another, or add --force, which replaces it once the new one is complete"
+        raise RunError(f"--out {out}: already exists; {remedy}")
     if not (out / "export.json").is_file():
         raise RunError(
             f"--out {out}: was not written by gemsmith export (it holds no export.json), so it is not replaced; name "
@@ -329,3 +331,42 @@ def _files(written: Mapping[str, WrittenFile], merged: Merged) -> dict[str, Any]
 def _summary(record: ExportRecord, clock: Clock) -> str:
     size = f"{sum(file.bytes for file in record.merged) / 1e9:.2f} GB in {clock.elapsed_s():.1f} s"
     return f"{record.merged_tensors} tensors merged, {record.copied_tensors} copied, {size}"
+
+
+def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:
+    """The text of a recipe that trains on from the adapter, with train.init_adapter and its lora; written to `out`.
+
+    Raises InputError where the adapter is damaged, does not fit the base, or no choice of lora.targets gives it.
+    """
+    if out is not None and out.exists():
+        raise RunError(f"--out {out}: already exists; name another")
+    adapter = read_peft_adapter(adapter_folder)
+    base = open_checkpoint(base_source)
+    check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
+    targets = _targets(adapter, base.variant, adapter_folder)
+    check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
+    check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
+    values: dict[str, Any] = {"data": {"train": "FILL-IN.jsonl"}}
+    if recipe is not None:
+        values = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
+    values["checkpoint"] = str(Path(base_source).absolute()) if Path(base_source).is_dir() else base_source
+    values.pop("model", None)
+    lora = {"rank": adapter.rank, "alpha": adapter.alpha, "rslora": adapter.rslora, "targets": list(targets)}
+    values["lora"] = (values.get("lora") or {}) | lora
+    values["train"] = (values.get("train") or {}) | {"init_adapter": str(adapter_folder.absolute())}
+    build_recipe(values, source=f"recipe {recipe}" if recipe else "recipe")
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    if out is not None:
+        write_text(out, text)
+    return text
+
+
+def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...]:
+    """The kinds of projection whose modules the adapter has. What is missing or too much, check_fit names."""
+    by_module = {target.module: target.role for target in lora_targets(variant, kinds_of(variant))}
+    kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
+    if not kinds:
+        remedy = "is it another model's adapter?"
+        raise CheckpointError(f"adapter {folder}: none of its modules is one that can be trained here; {remedy}")
+    every = {target.module for target in lora_targets(variant, [ALL_LINEAR])}
+    return (ALL_LINEAR,) if adapter.modules.keys() == every and every - by_module.keys() else kinds

@@ -56,9 +56,8 @@ def read_tunix_adapter(
     except CorruptCheckpointError as error:
         raise CheckpointError(f"{place.parent}: {error}; export another step") from None
     if not sides:
-        raise CheckpointError(
-            f"{place}: holds no LoRA parameters; was the run saved with its adapter, and Qwix's rule matched?"
-        )
+        remedy = "was the run saved with its adapter, and Qwix's rule matched?"
+        raise CheckpointError(f"{place}: holds no LoRA parameters; {remedy}")
     used = {key: found for key, found in sides.items() if not (key[1] in _KEY_AND_VALUE and variant.shares_kv(key[0]))}
     found_rank = _rank(sides, place, rank)
     alpha = alpha if alpha is not None else _read_alpha(place)
@@ -96,10 +95,8 @@ def _find_params(folder: Path, step: int | None) -> Path:
         return folder / MODEL
     steps = checkpoint_steps(folder)
     if not steps:
-        raise CheckpointError(
-            f"{folder}: holds no complete Tunix checkpoint; give the checkpoint root, <root>/<step>, or its "
-            "model_params"
-        )
+        remedy = "give the checkpoint root, <root>/<step>, or its model_params"
+        raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; {remedy}")
     if step is not None and step not in steps:
         raise CheckpointError(
             f"--step {step}: {folder} holds the steps {', '.join(map(str, steps))}; allowed: one of those"
@@ -133,10 +130,8 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
         )
     layer, name = int(match[1]), match[2]
     if layer >= variant.layers or not (variant.shares_kv(layer) or _is_in(layer, name, variant)):
-        raise CheckpointError(
-            f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); is it another variant's "
-            "checkpoint?"
-        )
+        remedy = "is it another variant's checkpoint?"
+        raise CheckpointError(f"{place}: {text} is no weight of {variant.name} ({variant.layers} layers); {remedy}")
     return layer, name, match[3]
 
 
@@ -153,9 +148,8 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
             f"{place}: its matrices have ranks {', '.join(map(str, sorted(ranks)))}; one rank for all is expected"
         )
     if given not in (None, *ranks):
-        raise CheckpointError(
-            f"--rank {given}: the matrices in {place} have rank {ranks.pop()}; give that, or leave --rank out"
-        )
+        remedy = "give that, or leave --rank out"
+        raise CheckpointError(f"--rank {given}: the matrices in {place} have rank {ranks.pop()}; {remedy}")
     return int(ranks.pop())
 
 

@@ -30,10 +30,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class FileWriter:
-    """Writes one file after the other: the caller's thread hashes, another writes.
-
-    Every file is on the disk when `sums` returns.
-    """
+    """Writes one file after the other, on the disk when `sums` returns: the caller's thread hashes, another writes."""
 
     def __init__(self) -> None:
         self._disk = ThreadPoolExecutor(1)
@@ -78,10 +75,7 @@ class FileWriter:
         self._under_way.append(self._disk.submit(self._begun[-1].finish))
 
     def sums(self) -> tuple[FileSum, ...]:
-        """Size and SHA-256 of every file, in order, once all are on the disk.
-
-        OSError where one could not be written.
-        """
+        """Size and SHA-256 of every file, in order, once all are on the disk; OSError if one could not be written."""
         for written in self._under_way:
             written.result()
         return tuple(
@@ -117,10 +111,7 @@ class _File:
                 raise
 
     def write(self, chunk: np.ndarray, length: int) -> None:
-        """Writes the chunk's beginning, and zeros up to a multiple of the alignment.
-
-        Only a file's last chunk is not full.
-        """
+        """Writes the chunk's beginning, and zeros up to a multiple of the alignment; only a last chunk is not full."""
         padded = length + -length % _ALIGNMENT_BYTES
         chunk[length:padded] = 0
         done = 0

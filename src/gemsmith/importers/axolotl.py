@@ -2,22 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, held_out_rule, path_rule, test_path_rule
 from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, images_rule, linear_switch, targets_rule
-from gemsmith.importers.table import Row, Rule, Setting, if_set, or_default, read_rules
+from gemsmith.importers.table import Row, Rule, Setting, if_set, or_default, read_defaults, read_rules
 
 PROJECT = "Axolotl"
-_DOUBLE = "bnb_config_kwargs.bnb_4bit_use_double_quant"
-DEFAULTS: Mapping[str, Any] = {
-    "micro_batch_size": 1, "gradient_accumulation_steps": 1, "num_epochs": 1.0, "lr_scheduler": "cosine",
-    "warmup_steps": None, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-    "max_grad_norm": 1.0, "bf16": "auto", "gradient_checkpointing": False, "seed": 42, "sequence_len": 512,
-    "sample_packing": False, "excess_length_strategy": "drop", "adapter": None, "lora_dropout": 0.0, _DOUBLE: True,
-    "save_total_limit": 4,
-}  # fmt: skip
+DEFAULTS = read_defaults("axolotl")
 
 
 def adapter_rule(setting: Setting) -> Row:
@@ -70,7 +62,6 @@ def plugins_rule(setting: Setting) -> Row:
 
 
 def template_rule(setting: Setting) -> Row:
-    """The row of the chat template's name."""
     is_given_in_full = setting.value is None and setting.config.value("chat_template_jinja")
     name = "jinja" if is_given_in_full else setting.value
     if name is None or str(name).startswith(("gemma4", "tokenizer_default")):
@@ -104,7 +95,9 @@ RULES: Mapping[str, Rule] = {
     "lora_model_dir": rules.start_adapter_rule,
     "lora_target_modules": lora_targets_rule,
     "lora_target_linear": linear_switch("lora_target_modules"),
-    "load_in_4bit": rules.four_bits_rule("bnb_config_kwargs.bnb_4bit_quant_type", _DOUBLE),
+    "load_in_4bit": rules.four_bits_rule(
+        "bnb_config_kwargs.bnb_4bit_quant_type", "bnb_config_kwargs.bnb_4bit_use_double_quant"
+    ),
     "load_in_8bit": rules.eight_bits_rule,
     "quantize_moe_experts": experts_rule,
     "chat_template": template_rule,

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemsmith.arch import Variant, find_variant, variant_of_hub_id
-from gemsmith.errors import InputError, RecipeError
+from gemsmith.errors import InputError, RecipeError, some
 from gemsmith.importers import axolotl, llama_factory
 from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.datasets import PLACEHOLDER
@@ -70,69 +70,59 @@ class Ported:
 def port(
     sources: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None, steps: int | None = None
 ) -> Ported:
-    """The recipe that the files of one run amount to.
+    """The recipe that the files of one run amount to; `devices` and `steps` are what files seldom say.
 
-    `devices` and `steps` are what files seldom say: GPUs, and updates of the run.
-
-    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else than fine-tuning
-    a Gemma 4.
+    Raises RecipeError where a file cannot be read, is of no known project, or asks for something else.
     """
     files, found_steps = read_settings(sources)
-    readings = _readings(files, overrides, devices, steps or found_steps)
+    overridden = _overridden(overrides)
+    readings = _readings(files, overrides, devices=devices, steps=steps or found_steps, overridden=overridden)
     rows = [_row_of(key, value, config, rules) for config, rules in readings for key, value in config.given.items()]
     rows += _default_rows(readings, _values(rows))
-    overridden = _overridden(overrides)
     rows += _missing_rows(_values(rows), overridden)
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
-        raise RecipeError(
-            f"{sources[0]}: names no base model; add --set checkpoint=google/gemma-4-31B-it, or the one that was "
-            "trained"
-        )
+        remedy = "add --set checkpoint=google/gemma-4-31B-it, or the one that was trained"
+        raise RecipeError(f"{sources[0]}: names no base model; {remedy}")
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *parents, last = name.split(".")
         reduce(lambda section, parent: section.setdefault(parent, {}), parents, nested)[last] = value
     recipe = build_recipe(nested, overrides, source=str(sources[0]))
-    rows = [
-        replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
-        if row.sets and row.sets.keys() <= overridden
-        else row
-        for row in rows
-    ]
+    for place, row in enumerate(rows):
+        if row.sets and row.sets.keys() <= overridden:
+            rows[place] = replace(row, status="set", why=f"--set {', '.join(row.sets)} decides", sets={})
     return Ported(recipe=recipe, derived=_derived(rows, overridden), rows=rows)
 
 
 def _readings(
-    files: Sequence[Settings], overrides: Sequence[str], devices: int | None, steps: int | None
+    files: Mapping[str, Settings], overrides: Sequence[str], **known: Any
 ) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
-    projects = [_project(file) for file in files]
+    projects = [_project(file, values) for file, values in files.items()]
     adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    backend = given.get("train.backend")
+    backend, variant = given.get("train.backend"), _variant(files, given)
     readings = []
-    for file, (name, rules, defaults) in zip(files, projects, strict=True):
+    for (file, values), (name, rules, defaults) in zip(files.items(), projects, strict=True):
         elsewhere = adapters > (name == trainer.PEFT_PROJECT)
         left_out = trainer.LORA_DEFAULTS if elsewhere else {}
         config = SourceConfig(
-            file=file.file,
+            file=file,
             project=name,
-            given=file.values,
+            given=values,
             defaults={key: value for key, value in defaults.items() if key not in left_out},
-            devices=devices,
-            steps=steps,
-            variant=_variant(files, given),
-            overridden=_overridden(overrides),
+            variant=variant,
             adapter_elsewhere=elsewhere,
             backend=backend if backend in BACKENDS else Train.model_fields["backend"].default,
+            **known,
         )
         readings.append((config, rules))
     return readings
 
 
-def _project(file: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
+def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
     """Whose settings a file holds, with its rules and defaults. Raises RecipeError for those of no known project."""
-    keys = {re.split(r"[.\[]", key)[0] for key in file.values}
+    keys = {re.split(r"[.\[]", key)[0] for key in values}
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return trainer.PEFT_PROJECT, trainer.PEFT_RULES, trainer.PEFT_DEFAULTS
     if "base_model" in keys:
@@ -142,29 +132,25 @@ def _project(file: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]
     known = [key for key in keys if find_rule(key, trainer.RULES)]
     other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
-        why = (
-            other
-            or f"its keys ({', '.join(sorted(keys)[:4])}) are not of PEFT, TRL, TrainingArguments, Axolotl or "
-            "LLaMA-Factory"
-        )
-        raise RecipeError(
-            f"{file.file}: {why}; give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
-        )
+        few = ", ".join(sorted(keys)[:4])
+        why = other or f"its keys ({few}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
+        remedy = "give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
+        raise RecipeError(f"{file}: {why}; {remedy}")
     if not keys & _SFT_KEYS:
         return trainer.PROJECT, trainer.RULES, trainer.DEFAULTS
     defaults = dict(trainer.SFT_DEFAULTS)
     if "model_name_or_path" in keys:
-        defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(file.values.get("use_peft")) else {})
+        defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(values.get("use_peft")) else {})
     return trainer.SFT_PROJECT, trainer.RULES, defaults
 
 
-def _variant(files: Sequence[Settings], given: Mapping[str, str]) -> Variant | None:
+def _variant(files: Mapping[str, Settings], given: Mapping[str, str]) -> Variant | None:
     """The model that target modules are matched against. Raises RecipeError for a base that is no Gemma 4."""
     if "model" in given:
         return find_variant(given["model"])
     if "checkpoint" in given:
         return find_base(given["checkpoint"], "--set checkpoint").variant
-    names = ((file.file, key, file.values.get(key)) for file in files for key in BASE_KEYS)
+    names = ((file, key, values.get(key)) for file, values in files.items() for key in BASE_KEYS)
     found = next(((file, key, name) for file, key, name in names if name is not None), None)
     return find_base(found[2], f"{found[0]}: {found[1]}").variant if found else None
 
@@ -249,10 +235,8 @@ def _derived(rows: Sequence[Row], overridden: frozenset[str]) -> list[ResolvedVa
             reasons.setdefault(name, (value, []))[1].append(origin)
     for name in overridden:
         reasons[name] = (None, ["--set"])
-    return [
-        ResolvedValue(name, value, " ".join("; ".join(dict.fromkeys(why)).split()))
-        for name, (value, why) in reasons.items()
-    ]
+    said = {name: (value, " ".join("; ".join(dict.fromkeys(why)).split())) for name, (value, why) in reasons.items()}
+    return [ResolvedValue(name, *value_and_reason) for name, value_and_reason in said.items()]
 
 
 _ORDER = ("differs", "to do", "mapped", "derived", "set", "none")
@@ -310,10 +294,7 @@ def port_files(
     allow_differences: bool,
     **known: int | None,
 ) -> None:
-    """Writes the recipe to `out`, or to stdout with the table on stderr.
-
-    Raises InputError, and writes no recipe, where it would train differently and that is not allowed.
-    """
+    """Writes the recipe to `out` or stdout; raises InputError, and writes none, where it would train differently."""
     if out is not None and out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
     ported = port(sources, overrides=overrides, **known)
@@ -326,11 +307,8 @@ def port_files(
         print_table(ported, console)
     if ported.differences and not allow_differences:
         names = list(dict.fromkeys(row.key for row in ported.differences))
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        raise InputError(
-            f"the recipe would train differently from its source in {', '.join(names[:_NAMED])}{more}; no recipe was "
-            "written; --allow-differences writes it all the same"
-        )
+        remedy = "no recipe was written; --allow-differences writes it all the same"
+        raise InputError(f"the recipe would train differently from its source in {some(names, _NAMED)}; {remedy}")
     text = dump_recipe(ported.recipe, ported.derived)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,6 @@ def hub_rule(setting: Setting) -> Row:
 
 
 def split_rule(setting: Setting) -> Row:
-    """The row of the split that is trained on."""
     why = f"take the split {setting.value}" if setting.value else "not set"
     return setting.ignored(why) if setting.value in (None, "train") else setting.to_do(why)
 
@@ -52,16 +51,14 @@ def prepared(name: str, *, part: str = "") -> str:
 
 
 def path_rule(setting: Setting) -> Row:
-    """The row of one of several datasets.
-
-    What the recipe names is the file itself, or the one that is to be made of all of them.
-    """
+    """The row of one of several datasets: the recipe names the file itself, or one that is to be made of all."""
     config = setting.config
     if "data.train" in config.overridden:
         return setting.overridden(_TRAIN_IS_SET)
     name = _only_file(config)
     several = "datasets[1].path" in config.given
-    kinds = {_form(value) for key, value in config.given.items() if re.fullmatch(r"datasets\[\d+\]\.type", key)}
+    types = (key for key in config.given if re.fullmatch(r"datasets\[\d+\]\.type", key))
+    kinds = {_FORMS.get(str(config.given[key])) for key in types}
     form = kinds.pop() if len(kinds) == 1 else None
     known = {"data.format": form} if form else {}
     if name is not None and is_readable(name) and not several and not _asks_for_other_rows(config):
@@ -72,13 +69,8 @@ def path_rule(setting: Setting) -> Row:
     return setting.to_do(why, {"data.train": train} | known)
 
 
-def _form(kind: Any) -> str | None:
-    return _FORMS.get(str(kind))
-
-
 @if_set
 def test_path_rule(setting: Setting) -> Row:
-    """The row of a dataset that is held out."""
     config = setting.config
     if "data.eval" in config.overridden:
         return setting.overridden(_EVAL_IS_SET) if setting.value else setting.ignored("not set")
@@ -130,10 +122,7 @@ def factory_dataset_rule(setting: Setting) -> Row:
 
 
 def _described(config: SourceConfig, names: list[str]) -> list[Mapping[str, Any]]:
-    """The datasets' entries in dataset_info.json, or none where that does not exist.
-
-    Raises RecipeError for a name that is not in it.
-    """
+    """The datasets' entries in dataset_info.json, none where it is not there. Raises RecipeError for others' names."""
     file = expanduser(str(config.value("dataset_dir"))) / "dataset_info.json"
     try:
         entries = read_json(file)
@@ -166,7 +155,6 @@ def _read_as(entry: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def factory_eval_rule(setting: Setting) -> Row:
-    """The row of LLaMA-Factory's datasets that are held out."""
     if not setting.value:
         return setting.ignored("not set")
     if "data.eval" in setting.config.overridden:
@@ -183,29 +171,27 @@ def _asks_for_other_rows(config: SourceConfig) -> bool:
     """Whether a key of Axolotl's datasets asks for other rows than the file has."""
     for key, value in config.given.items():
         rule = DATASET_RULES.get(re.sub(r"^datasets\[\d+\]\.", "", key)) if key.startswith("datasets[") else None
-        if key.endswith(".type") and _form(value):
+        if key.endswith(".type") and str(value) in _FORMS:
             continue
         if rule is not None and rule(Setting(key, value, config)).status in ("to do", "differs"):
             return True
     return False
 
 
-def _kind_rule(setting: Setting) -> Row:
+def kind_rule(setting: Setting) -> Row:
     kind = str(setting.value)
     if setting.value is None or kind in ("chat_template", "messages"):
         return setting.ignored("messages, rendered by the chat template, as Gemsmith does")
-    if _form(kind) in ("sharegpt", "text"):
-        return setting.ignored(f"data.format is {_form(kind)}")
-    what = (
-        "Alpaca's own text around instruction and output; Gemsmith renders them"
-        if kind.startswith("alpaca")
-        else "another form of row than chat_template; Gemsmith renders messages"
-    )
+    if (form := _FORMS.get(kind)) in ("sharegpt", "text"):
+        return setting.ignored(f"data.format is {form}")
+    what = "another form of row than chat_template; Gemsmith renders messages"
+    if kind.startswith("alpaca"):
+        what = "Alpaca's own text around instruction and output; Gemsmith renders them"
     return setting.differs(f"{what} by Gemma's chat template")
 
 
 @if_set
-def _files_rule(setting: Setting) -> Row:
+def files_rule(setting: Setting) -> Row:
     if _only_file(setting.config) is not None:
         return setting.ignored("the file that path's row names" if setting.value else "not set")
     return setting.to_do("take the rows of these files")
@@ -231,9 +217,9 @@ def _called(name: str, what: str) -> Rule:
 
 _ROLE, _CONTENT = _called("role", "each message"), _called("content", "each message")
 DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {
-    "type": _kind_rule,
+    "type": kind_rule,
     "split": split_rule,
-    "data_files": _files_rule,
+    "data_files": files_rule,
     "field_messages": _called("messages", "each row"),
     "message_property_mappings.role": _ROLE,
     "message_property_mappings.content": _CONTENT,

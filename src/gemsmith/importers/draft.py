@@ -1,5 +1,6 @@
 """`gemsmith init`: a first recipe for a checkpoint and rows of one's own, each value with the reason for it."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ from gemsmith.data.images import validate_images
 from gemsmith.data.packing import assign_rows
 from gemsmith.data.workers import render_in_processes
 from gemsmith.errors import CheckpointError, DataError, InputError
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import BUDGETS, count_soft_tokens, read_patching
 from gemsmith.plan.counts import BYTES_PER_TOKEN
 from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
@@ -63,6 +65,11 @@ class OpenBase(NamedTuple):
     folder: Path | None
     why: str = ""
 
+    def __str__(self) -> str:
+        how = "told by its hub id, as no file of it could be read" if self.folder is None else "by its config.json"
+        sees = "takes images" if self.variant.vision else "takes text alone"
+        return f"{self.variant.name}, {how}; reads {self.variant.context:,} tokens, {sees}"
+
 
 class Measured(NamedTuple):
     """What the rows come to."""
@@ -81,21 +88,20 @@ class Measured(NamedTuple):
 def write_draft(
     checkpoint: str, data: str, evaluated: str | None, out: Path, overrides: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Writes the recipe; returns what a reader must know beside it.
-
-    Raises InputError, and writes nothing, where the file is there, or checkpoint, rows or overrides cannot be used.
-    """
+    """Writes the recipe; returns what a reader must know. Raises InputError, and writes nothing, for bad arguments."""
     if out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
     base = _open_base(checkpoint)
     start = {"checkpoint": checkpoint, "data.train": data}
-    reasons = [ResolvedValue("checkpoint", checkpoint, _describe_base(base))]
+    reasons = [ResolvedValue("checkpoint", checkpoint, str(base))]
     if evaluated is not None:
         start["data.eval"] = evaluated
     if not expanduser(checkpoint).is_dir() and not variant_of_hub_id(checkpoint):
         start["model"] = base.variant.name
         reasons.append(ResolvedValue("model", base.variant.name, "what the checkpoint's config.json describes"))
-    if _holds_images(data):
+    folder = expanduser(data)
+    by_class = (file for file in folder.glob("*/*") if file.suffix.lower() in SUFFIXES)
+    if folder.is_dir() and (find_label_file(data) is not None or any(by_class)):
         start |= {"data.format": FORMAT, "data.prompt": "Which of these is it: {labels}?"}
         reasons.append(ResolvedValue("data.prompt", "", "the text after each image; {labels} becomes all answers"))
     recipe = build_recipe({}, [*(f"{key}={json.dumps(value)}" for key, value in start.items()), *overrides])
@@ -131,14 +137,6 @@ def _open_base(source: str) -> OpenBase:
     return OpenBase(name_variant(read_variant(read_config(folder))), folder)
 
 
-def _holds_images(source: str) -> bool:
-    """Whether it is a folder of images by class."""
-    folder = expanduser(source)
-    if not folder.is_dir():
-        return False
-    return find_label_file(source) is not None or any(file.suffix.lower() in SUFFIXES for file in folder.glob("*/*"))
-
-
 def _is_given(recipe: Recipe, key: str) -> bool:
     parent, _, name = key.rpartition(".")
     return name in value_at(recipe, parent).model_fields_set
@@ -153,7 +151,7 @@ def _measure(documents: Sequence[Document], recipe: Recipe, base: OpenBase) -> M
     sizes = np.array([sum(len(text_of(turn).encode()) for turn in document.messages) for document in documents])
     if base.folder is None:
         lengths = np.ceil(sizes / BYTES_PER_TOKEN + _TEMPLATE_TOKENS + data.image_tokens * np.array(counts)).astype(int)
-        answer = max(len(_answer(document).encode()) for document in documents)
+        answer = max(len(text_of(document.messages[-1]).encode()) for document in documents)
         return Measured(documents, lengths, int(lengths.max()), math.ceil(answer / BYTES_PER_TOKEN), data.image_tokens)
     spread = range(0, len(documents), -(-len(documents) // (_WITH_IMAGES if any(counts) else _SAMPLE)))
     longest = [index for index in np.argsort(sizes)[-_LONGEST:].tolist() if index not in spread]
@@ -173,10 +171,7 @@ def _measure(documents: Sequence[Document], recipe: Recipe, base: OpenBase) -> M
 
 
 def _look_at_images(sample: list[Document], recipe: Recipe, base: OpenBase) -> tuple[list[Document], int, int]:
-    """The documents with their images' soft tokens, the budget of these, and the pixels of the largest.
-
-    The budget is the least that makes no image smaller, at most the default.
-    """
+    """The documents with their soft tokens, the least budget that makes no image smaller, the largest's pixels."""
     assert base.folder is not None
     data, patching_of = recipe.data, partial(read_patching, read_config(base.folder))
     patching = patching_of(data.image_tokens)
@@ -186,27 +181,12 @@ def _look_at_images(sample: list[Document], recipe: Recipe, base: OpenBase) -> t
         return sample, data.image_tokens, pixels
     enough = [budget for budget in BUDGETS if budget * (patching.patch * patching.pooling) ** 2 >= pixels]
     patching = patching_of(min([data.image_tokens, *enough]))
-    fitted = [
-        replace(
-            one,
-            images=tuple(
-                replace(image, soft_tokens=count_soft_tokens(image.width, image.height, patching))
-                for image in one.images
-            ),
-        )
-        for one in sample
-    ]
-    return fitted, patching.budget, pixels
 
+    def fitted(image: ImageInfo) -> ImageInfo:
+        return replace(image, soft_tokens=count_soft_tokens(image.width, image.height, patching))
 
-def _answer(document: Document) -> str:
-    return text_of(document.messages[-1])
-
-
-def _describe_base(base: OpenBase) -> str:
-    how = "told by its hub id, as no file of it could be read" if base.folder is None else "by its config.json"
-    sees = "takes images" if base.variant.vision else "takes text alone"
-    return f"{base.variant.name}, {how}; reads {base.variant.context:,} tokens, {sees}"
+    sample = [replace(one, images=tuple(map(fitted, one.images))) for one in sample]
+    return sample, patching.budget, pixels
 
 
 def _describe_rows(rows: Measured, base: OpenBase) -> str:
@@ -271,9 +251,8 @@ def _choose_training(recipe: Recipe, _variant: Variant, rows: Measured) -> Itera
     documents = len(rows.documents) * len(kept) / len(rows.lengths)
     if not len(kept):
         raise DataError(f"data.train: each row has more tokens than data.max_length, {length}; raise it")
-    packed = max(
-        1, round(documents * kept.mean() / length / _filled(rows, length) if recipe.data.packing else documents)
-    )
+    in_rows = documents * kept.mean() / length / _filled(rows, length) if recipe.data.packing else documents
+    packed = max(1, round(in_rows))
     # A step needs as many rows as its batch has, also once some are held out.
     while batch > 1 and (batch > 0.8 * packed or (batch > 2 and _EPOCHS * packed < _UPDATES * batch)):
         batch //= 2
@@ -288,13 +267,15 @@ def _choose_training(recipe: Recipe, _variant: Variant, rows: Measured) -> Itera
 def _choose_scoring(recipe: Recipe, variant: Variant, rows: Measured) -> Iterator[ResolvedValue]:
     scored = recipe.data.eval is not None
     if scored:
-        answers = [*map(_answer, rows.documents)]
+        answers = [text_of(document.messages[-1]) for document in rows.documents]
         different = len({*answers})
         scorer, why = "exact", "right is what equals the row's answer; or a Python file of your own"
         if recipe.data.format == FORMAT or (different <= _LABELS and 5 * different <= len(answers)):
             scorer, why = "labels", f"the answers are {different} different texts"
-        elif all(map(_is_object, answers)):
-            scorer, why = "json-fields", "the answers are JSON objects"
+        else:
+            with contextlib.suppress(ValueError):
+                if all(isinstance(parse_json(answer), dict) for answer in answers):
+                    scorer, why = "json-fields", "the answers are JSON objects"
         yield ResolvedValue("eval.scorer", scorer, why)
         most = min(-(-rows.answer // 64) * 64, variant.context // 2)
         yield ResolvedValue("eval.max_tokens", most, f"the longest answer has {rows.answer:,}")
@@ -304,13 +285,6 @@ def _choose_scoring(recipe: Recipe, variant: Variant, rows: Measured) -> Iterato
         yield ResolvedValue("bench.grid", "short", "six loads in minutes; own and paper measure more")
     machines = recipe.hardware.machines
     yield ResolvedValue("hardware.machines", machines, "what is planned for; gemsmith machines lists others")
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(parse_json(text), dict)
-    except ValueError:
-        return False
 
 
 def _notices(dataset: Dataset, base: OpenBase, *, scored: bool) -> Iterator[str]:

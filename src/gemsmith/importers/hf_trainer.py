@@ -1,37 +1,20 @@
 """Hugging Face's TrainingArguments, TRL's SFTConfig, the YAML of TRL's command line, and PEFT's adapter_config.json."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule, split_rule
 from gemsmith.importers.models import base_rule, targets_rule
-from gemsmith.importers.table import Row, Rule, Setting, if_set, is_on, or_default, positive, read_rules
+from gemsmith.importers.table import Row, Rule, Setting, if_set, is_on, or_default, positive, read_defaults, read_rules
 
 PROJECT, SFT_PROJECT, PEFT_PROJECT = "TrainingArguments", "TRL", "PEFT"
-DEFAULTS: dict[str, Any] = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "num_train_epochs": 3.0, "learning_rate": 5e-5,
-    "lr_scheduler_type": "linear", "warmup_steps": 0, "weight_decay": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "bf16": False, "gradient_checkpointing": False, "seed": 42,
-    "save_steps": 500, "save_strategy": "steps",
-}  # fmt: skip
-SFT_DEFAULTS: dict[str, Any] = DEFAULTS | {
-    "learning_rate": 2e-5, "bf16": True, "gradient_checkpointing": True, "max_length": 1024, "packing": False,
-    "assistant_only_loss": False,
-}  # fmt: skip
+DEFAULTS, SFT_DEFAULTS, PEFT_DEFAULTS = map(read_defaults, ("trainer", "trl", "peft"))
 # Of TRL's command line, where the model and the adapter are in the same file.
-MODEL_DEFAULTS: dict[str, Any] = {"use_peft": False}
-LORA_DEFAULTS: dict[str, Any] = {
-    "lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "lora_target_modules": None, "use_rslora": False,
-}  # fmt: skip
-PEFT_DEFAULTS: Mapping[str, Any] = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0, "use_rslora": False}
+MODEL_DEFAULTS, LORA_DEFAULTS = map(read_defaults, ("trl_model", "trl_lora"))
 
 
 def length_rule(setting: Setting) -> Row:
-    """The row of the length in tokens.
-
-    TRL cuts what is longer; Gemsmith never does, so there it is an error, not left out.
-    """
+    """The row of the length in tokens. TRL cuts what is longer; Gemsmith never does, so there it is an error."""
     sets = {"data.on_too_long": "error"}
     if setting.value is None:
         return setting.derived(sets, "nothing is cut: a document of more than Gemsmith's default length is an error")
@@ -62,7 +45,6 @@ def assistant_rule(setting: Setting) -> Row:
 
 @if_set
 def dtype_rule(setting: Setting) -> Row:
-    """The row of the dtype that the base is loaded in."""
     name = str(setting.value).removeprefix("torch.")
     if rules.is_quantized(setting.config) or (name == "float32" and setting.config.is_on("bf16")):
         return setting.ignored("another key decides train.dtype")
@@ -81,7 +63,6 @@ def use_peft_rule(setting: Setting) -> Row:
 
 
 def template_rule(setting: Setting) -> Row:
-    """The row of a chat template's file."""
     if setting.value is None:
         return setting.ignored("the checkpoint's own, as Gemsmith's default")
     if str(setting.value).endswith((".jinja", ".jinja2", ".j2")):

@@ -1,25 +1,18 @@
 """LLaMA-Factory's YAML: the Trainer's arguments and its own."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from gemsmith.importers import rules
 from gemsmith.importers.datasets import factory_dataset_rule, factory_eval_rule, held_out_rule
-from gemsmith.importers.hf_trainer import DEFAULTS as TRAINER_DEFAULTS
 from gemsmith.importers.hf_trainer import TRAINING_RULES, length_rule
 from gemsmith.importers.models import base_rule, comma_targets, encoders_rule
-from gemsmith.importers.table import Row, Rule, Setting, flag, is_on, number, positive, read_rules
+from gemsmith.importers.table import Row, Rule, Setting, flag, is_on, number, positive, read_defaults, read_rules
 
 PROJECT = "LLaMA-Factory"
-DEFAULTS: dict[str, Any] = TRAINER_DEFAULTS | {
-    "finetuning_type": "lora", "lora_rank": 8, "lora_alpha": None, "lora_dropout": 0.0, "lora_target": "all",
-    "use_rslora": False, "cutoff_len": 2048, "packing": False, "bf16": None, "double_quantization": True,
-    "disable_gradient_checkpointing": False, "gradient_checkpointing": None, "dataset_dir": "data",
-}  # fmt: skip
+DEFAULTS = read_defaults("llama_factory")
 
 
 def method_rule(setting: Setting) -> Row:
-    """The row of finetuning_type."""
     if setting.value in (None, "lora"):
         return setting.ignored("LoRA, as Gemsmith does")
     named = {"full": "every weight is trained", "freeze": "some layers are trained whole"}
@@ -28,7 +21,6 @@ def method_rule(setting: Setting) -> Row:
 
 
 def alpha_rule(setting: Setting) -> Row:
-    """The row of lora_alpha, by default twice the rank."""
     if setting.value is not None:
         return setting.mapped({"lora.alpha": setting.read(number)})
     alpha = 2.0 * setting.config.read("lora_rank", positive)
@@ -58,20 +50,17 @@ def packing_rule(setting: Setting) -> Row:
 
 
 def neat_rule(setting: Setting) -> Row:
-    """The row of neat_packing, which switches packing on."""
     if not is_on(setting.value):
         return setting.ignored("packing decides")
     return setting.mapped({"data.packing": True}, "documents kept apart")
 
 
 def no_remat_rule(setting: Setting) -> Row:
-    """The row of disable_gradient_checkpointing."""
     off = setting.value is not None and setting.read(flag)
     return setting.mapped({"train.remat": "none" if off else "layer"}, "memory for time; the same numbers")
 
 
 def template_rule(setting: Setting) -> Row:
-    """The row of the template's name."""
     if setting.value is None or str(setting.value).lower().startswith("gemma4"):
         return setting.ignored("Gemma 4's; Gemsmith takes the checkpoint's own")
     return setting.differs(rules.OTHER_TEMPLATE)

@@ -23,22 +23,16 @@ _QUANTISED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """`variant` is None where only the user's --set knows.
-
-    `model` is set where the recipe cannot know it from the checkpoint's name.
-    """
+    """`model` is set where the recipe cannot know it from the checkpoint's name."""
 
     checkpoint: str
-    variant: Variant | None
+    variant: Variant
     model: str | None = None
     why: str = ""
 
 
 def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
-    """What a source calls its base model.
-
-    Raises RecipeError where that is not known to be a Gemma 4 of plain weights.
-    """
+    """What a source calls its base model. Raises RecipeError where that is not known as a Gemma 4 of plain weights."""
     if not isinstance(name, str):
         raise RecipeError(f"{where} is {name!r}; it must be one hub id or folder")
     folder = expanduser(name)
@@ -49,9 +43,8 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         size = _variant_of_size(name)
         same = [hub_id for hub_id in size.hub_ids if hub_id.endswith("-it") == ("-it" in name.lower())] if size else []
         plain = (same or ["google/gemma-4-31B-it"])[0]
-        raise RecipeError(
-            f"{where} is {name!r}: quantized weights; give the plain ones, such as --set checkpoint={plain}"
-        )
+        remedy = f"give the plain ones, such as --set checkpoint={plain}"
+        raise RecipeError(f"{where} is {name!r}: quantized weights; {remedy}")
     if model is not None:
         return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
     if variant_of_id := variant_of_hub_id(name):
@@ -71,7 +64,6 @@ def _variant_of_size(name: str) -> Variant | None:
 
 @if_set
 def base_rule(setting: Setting) -> Row:
-    """The row of the key that names the base model."""
     config = setting.config
     if "checkpoint" in config.overridden:
         return setting.overridden("--set checkpoint names another")
@@ -101,9 +93,8 @@ def targets_rule(setting: Setting) -> Row:
         expression = compile_pattern(alone)
         found, _ = _match(setting.config, lambda module: search(expression, module, whole=True) is not None)
     except ValueError as error:
-        raise RecipeError(
-            f"{where} is {alone!r:.200}, which is not a regular expression that can be used ({error})"
-        ) from None
+        why = f"which is not a regular expression that can be used ({error})"
+        raise RecipeError(f"{where} is {alone!r:.200}, {why}") from None
     return _row_of_kinds(setting, found, [])
 
 
@@ -125,7 +116,6 @@ def linear_switch(names_key: str) -> Rule:
 
 @if_set
 def images_rule(setting: Setting) -> Row:
-    """The row of the key that says that rows may have images."""
     variant = setting.config.variant
     if variant and not vision_tensors(variant):
         return setting.differs(f"images in the rows, and {variant.name} takes text alone")

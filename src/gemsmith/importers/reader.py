@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,16 @@ _TO_JSON = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """One file's leaf keys in its order: `datasets[0].path` -> value."""
-
-    file: str
-    values: Mapping[str, Any]
+Settings = Mapping[str, Any]
+"""One file's leaf keys in its order: `datasets[0].path` -> value."""
 
 
-def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
-    """The settings of every source, and the updates of the run where a folder's trainer_state.json says them.
+def read_settings(sources: Sequence[Path]) -> tuple[dict[str, Settings], int | None]:
+    """Each file's settings by its name, and the updates of the run where a folder's trainer_state.json says them.
 
     Raises RecipeError naming the file that is missing, empty, broken, or a pickle.
     """
-    found: list[Settings] = []
+    found: dict[str, Settings] = {}
     steps: int | None = None
     for file in [file for source in sources for file in _files(source)]:
         values = _read(file)
@@ -45,7 +40,9 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
             names = [name for name, _ in pairs]
             if twice := [name for name in names if names.count(name) > 1]:
                 raise RecipeError(f"{file}: {twice[0]} is given twice, nested and dotted; keep one")
-            found.append(Settings(file=file.name, values=dict(pairs)))
+            if file.name in found:
+                raise RecipeError(f"{file.name}: two files of that name were given; give the files of one run")
+            found[file.name] = dict(pairs)
             continue
         steps = values.get("max_steps")
         if not isinstance(steps, int) or steps < 1:
@@ -53,12 +50,8 @@ def read_settings(sources: Sequence[Path]) -> tuple[list[Settings], int | None]:
                 f"{file}: max_steps is {steps!r}, where a run's state has its number of updates; leave the file out"
             )
     if not found:
-        raise RecipeError(
-            f"{sources[0]}: holds no settings but {STATE}; give the adapter_config.json or the training arguments too"
-        )
-    files = [settings.file for settings in found]
-    if repeated := [name for name in files if files.count(name) > 1]:
-        raise RecipeError(f"{repeated[0]}: two files of that name were given; give the files of one run")
+        remedy = "give the adapter_config.json or the training arguments too"
+        raise RecipeError(f"{sources[0]}: holds no settings but {STATE}; {remedy}")
     return found, steps
 
 
@@ -96,9 +89,8 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         text = regular_file(file, most_bytes=2**27).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise RecipeError(
-            f"{file}: does not exist; give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
-        ) from None
+        remedy = "give an adapter_config.json, training arguments, an Axolotl or LLaMA-Factory YAML"
+        raise RecipeError(f"{file}: does not exist; {remedy}") from None
     except UnicodeDecodeError:
         raise RecipeError(f"{file}: is not text in UTF-8; give JSON or YAML") from None
     except OSError as error:

@@ -55,10 +55,8 @@ def count_devices(config: SourceConfig) -> int | None:
     shared = math.prod(counts("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"))
     if config.devices:
         if config.devices % shared:
-            raise RecipeError(
-                f"--devices {config.devices}: {config.file} has {shared} devices share a row; give a multiple of "
-                f"{shared}"
-            )
+            remedy = f"{config.file} has {shared} devices share a row; give a multiple of {shared}"
+            raise RecipeError(f"--devices {config.devices}: {remedy}")
         return config.devices // shared
     if replicas := counts("dp_shard_size", "dp_replicate_size"):
         return math.prod(replicas)
@@ -87,7 +85,6 @@ def several_devices(setting: Setting) -> Row:
 
 
 def schedule_rule(setting: Setting) -> Row:
-    """The row of the learning rate's schedule, by the Trainer's names."""
     name = str(setting.value).lower().removeprefix("schedulertype.")
     if name in _SCHEDULES:
         why = "without warm-up" if name == "constant" else ""
@@ -103,10 +100,7 @@ def has_no_warmup(schedule: object) -> bool:
 
 
 def warmup_rule(schedule: str, *, rounding: str = "up") -> Rule:
-    """The rule for warm-up in steps or as a share of them.
-
-    Of a share the Trainer rounds up as we do, Axolotl down and 1 to 2.
-    """
+    """The rule for warm-up in steps or a share of them, which the Trainer rounds up as we do, Axolotl down, 1 to 2."""
 
     @if_set
     def row_of(setting: Setting) -> Row:
@@ -160,7 +154,6 @@ def max_steps_rule(setting: Setting) -> Row:
 
 @if_set
 def epochs_rule(setting: Setting) -> Row:
-    """The row of the number of epochs, which may be a fraction."""
     epochs, config = setting.read(number), setting.config
     if max_steps(config):
         return setting.ignored("max_steps decides")
@@ -191,7 +184,7 @@ def clip_rule(setting: Setting) -> Row:
 
 
 def save_steps_rule(setting: Setting) -> Row:
-    """The row of steps between checkpoints, which may be a share of all."""
+    # It may be a share of all steps.
     steps = None if setting.value is None else setting.read(number)
     strategy = str(setting.config.value("save_strategy") or "steps").removeprefix("SaveStrategy.").lower()
     if steps and steps >= 1 and strategy == "steps":
@@ -210,7 +203,6 @@ def keep_rule(setting: Setting) -> Row:
 
 @if_set
 def remat_rule(setting: Setting) -> Row:
-    """The row of gradient checkpointing."""
     on = str(setting.value).startswith(("offload", "unsloth")) or setting.read(flag)
     return setting.mapped({"train.remat": "layer" if on else "none"}, "memory for time; the same numbers")
 
@@ -225,17 +217,14 @@ def four_bits_rule(kind: str, nested: str) -> Rule:
         if str(setting.config.value(kind) or "nf4").lower() != "nf4":
             return setting.differs("fp4; Gemsmith's 4 bits are nf4", sets)
         if setting.config.is_on(nested):
-            told = (
-                f"nf4, but {nested} also rounds the scales, which here train.double_quant does, with train.backend trl"
-            )
-            return setting.differs(told, sets)
+            double = "also rounds the scales, which here train.double_quant does, with train.backend trl"
+            return setting.differs(f"nf4, but {nested} {double}", sets)
         return setting.mapped(sets, "nf4")
 
     return row_of
 
 
 def eight_bits_rule(setting: Setting) -> Row:
-    """The row of a base of bitsandbytes' 8 bits."""
     if not is_on(setting.value):
         return setting.ignored("not quantized")
     why = "the weights are rounded alike, but LLM.int8 rounds what is multiplied with them too"

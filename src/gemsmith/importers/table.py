@@ -152,6 +152,11 @@ def read_rules(section: str) -> dict[str, Rule]:
     return rules
 
 
+def read_defaults(project: str) -> dict[str, Any]:
+    """What holds where a file of the project leaves a key out, by keys.yaml."""
+    return dict(_key_table()["defaults"][project])
+
+
 @functools.cache
 def _key_table() -> Mapping[str, Any]:
     file = Path(__file__).with_name("keys.yaml")
@@ -203,10 +208,8 @@ def refuses(what: str, allowed: Sequence[Any]) -> Rule:
     def row_of(setting: Setting) -> Row:
         if setting.value is None or _is_one_of(setting.value, allowed):
             return setting.ignored("supervised fine-tuning, as Gemsmith does")
-        raise RecipeError(
-            f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; Gemsmith does supervised fine-tuning "
-            "only"
-        )
+        remedy = "Gemsmith does supervised fine-tuning only"
+        raise RecipeError(f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; {remedy}")
 
     return row_of
 

@@ -204,10 +204,7 @@ def _forward(
 
 
 def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
-    """Gradients of query, key and value.
-
-    With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O)).
-    """
+    """With weights P = exp(S - log total), dV = Pᵀ dO and dS = P · (dO Vᵀ - rowsum(dO · O))."""
     queries, key, value, tokens, attended, log_total = saved
     shape, kv_heads, length = gradient.shape, key.shape[1], key.shape[2]
     dots = jnp.sum(gradient.astype(jnp.float32) * attended.astype(jnp.float32), axis=-1, keepdims=True)  # (B, L, H, 1)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
-from gemsmith.models.layers import KeyValue, Layer, RMSNorm, VllmEnvironment, linear, stacked
+from gemsmith.models.layers import AttentionEngine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantization import dequantize_state, holds_quantized
 from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
@@ -46,12 +46,9 @@ def rematerialized(
     if remat == "none":
         policy = _all_but_weights
     elif offload:
-        policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-            names_which_can_be_saved=names,
-            names_which_can_be_offloaded=offload,
-            offload_src="device",
-            offload_dst="pinned_host",
-        )
+        which: dict[str, Any] = {"names_which_can_be_saved": names, "names_which_can_be_offloaded": offload}
+        places: dict[str, Any] = {"offload_src": "device", "offload_dst": "pinned_host"}
+        policy = jax.checkpoint_policies.save_and_offload_only_these_names(**which, **places)
     # JAX's barrier is there to keep XLA from merging both passes, which in a scan are loops of their own; what it does
     # here is order them. With weights left out of it XLA gathers ahead: 26B-A4B on v6e 7 % faster, with two thirds more
     # memory (docs/log).
@@ -59,24 +56,20 @@ def rematerialized(
 
 
 def _all_but_weights(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a result may be saved: not what a custom_vjp gives, which dequantizes frozen weights.
-
-    Any other custom_vjp has a gradient, and has been resolved by the time a policy is asked.
-    """
+    """Whether a result may be saved: not that of a custom_vjp without a gradient, which dequantizes frozen weights."""
     return str(primitive) != "custom_vjp_call"
 
 
 KeyValues = dict[bool, KeyValue]
 """By kind of layer: those of the latest global (True) and the latest sliding (False) layer."""
-Engines = dict[bool, VllmEnvironment]
+Engines = dict[bool, AttentionEngine]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """How the forward pass runs; what it computes does not depend on it.
 
-    `attention`: "dense" blocks anywhere, or the "splash" kernel on TPU ("splash-interpret" runs that one on CPU,
-    slowly, for tests).
+    `attention`: "dense" anywhere, or the "splash" kernel on TPU ("splash-interpret": that one on CPU, for tests).
     """
 
     attention: str = "dense"
@@ -144,21 +137,15 @@ class Gemma4(nnx.Module):
             first_stack += blocks.period
         return self.norm(hidden)  # (B, L, E)
 
-    def logits(self, hidden: jax.Array, embedding: jax.Array | None = None) -> jax.Array:
-        """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32.
-
-        The embedding matrix (V, E) is the model's own, or the one that is given.
-        """
-        matrix = self.embed_tokens.embedding[...] if embedding is None else embedding  # (V, E)
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32."""
+        matrix = self.embed_tokens.embedding[...]  # (V, E)
         logits = jnp.einsum("ble,ve->blv", hidden, matrix, preferred_element_type=jnp.float32)  # (B, L, V)
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
     def embed_images(self, images: Images, *, length: int) -> SoftTokens:
-        """The soft tokens of the images of rows of that length.
-
-        Images are split over all devices where their number allows it, and else as their rows are.
-        """
+        """The images' soft tokens; images are split over all devices if their number allows it, else by their rows."""
         rows, each, patches, values = images.patches.shape
         mesh, count = self.execution.mesh, rows * each
         axes = EVERY if mesh is not None and count % axis_size(mesh, EVERY) == 0 else BATCH
@@ -195,9 +182,8 @@ class Gemma4(nnx.Module):
             return None
         shape = (*token_ids.shape, self.variant.layers, width)  # (B, L, layers, P)
         identity = self.embed_tokens_per_layer(token_ids).reshape(shape) * jnp.asarray(width**0.5, self.dtype)
-        context = self.per_layer_model_projection(embedded).reshape(shape) * jnp.asarray(
-            self.variant.embed_dim**-0.5, self.dtype
-        )
+        context = self.per_layer_model_projection(embedded).reshape(shape)
+        context *= jnp.asarray(self.variant.embed_dim**-0.5, self.dtype)
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)
         return jnp.moveaxis(both, 2, 0)  # (layers, B, L, P)
 
@@ -205,13 +191,16 @@ class Gemma4(nnx.Module):
         """How global (True) and sliding (False) layers attend to these tokens."""
         variant, how = self.variant, self.execution.attention
 
-        def engine(
-            *, head_dim: int, theta: float, fraction: float, window: int | None, images: SoftTokens | None
-        ) -> VllmEnvironment:
-            angles = rope(positions, inverse_frequencies(head_dim, theta, fraction))  # 2 x (B, L, D/2)
+        def engine(*, is_global: bool) -> AttentionEngine:
+            rotation = (variant.head_dim, variant.rope_theta_local, 1.0)
+            if is_global:
+                rotation = (variant.global_head_dim, variant.rope_theta_global, variant.rotary_fraction_global)
+            window = None if is_global else variant.sliding_window
+            angles = rope(positions, inverse_frequencies(*rotation))  # 2 x (B, L, D/2)
             dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
             dense |= {"platform": platform_of(self.execution.mesh)}
-            if images is not None:  # the kernel's mask cannot depend on the rows
+            if images is not None and variant.bidirectional_images and not is_global:
+                # The kernel's mask cannot depend on the rows.
                 return DenseAttention(**dense, image_blocks=images.blocks, max_image_tokens=images.longest)
             if how == "dense":
                 return DenseAttention(**dense)
@@ -220,21 +209,7 @@ class Gemma4(nnx.Module):
             options["heads_kernel"] = self.execution.optimizations.heads_kernel
             return SplashAttention(angles=angles, segments=segments, kernel=kernel, **options)
 
-        everywhere = engine(
-            head_dim=variant.global_head_dim,
-            theta=variant.rope_theta_global,
-            fraction=variant.rotary_fraction_global,
-            window=None,
-            images=None,
-        )
-        nearby = engine(
-            head_dim=variant.head_dim,
-            theta=variant.rope_theta_local,
-            fraction=1.0,
-            window=variant.sliding_window,
-            images=images if variant.bidirectional_images else None,
-        )
-        return {True: everywhere, False: nearby}
+        return {is_global: engine(is_global=is_global) for is_global in (True, False)}
 
     def split_rows(self, hidden: jax.Array) -> jax.Array:
         """The hidden states (B, L, E), split over the mesh by rows and positions."""
@@ -315,7 +290,7 @@ class _LayerScan:
         """Zeros of the shapes that the layers' keys and values have: what the scan begins with."""
         variant = self.model.variant
 
-        def zeros(engine: VllmEnvironment, kv_heads: int, head_dim: int) -> KeyValue:
+        def zeros(engine: AttentionEngine, kv_heads: int, head_dim: int) -> KeyValue:
             projected = jax.ShapeDtypeStruct((*hidden.shape[:2], kv_heads * head_dim), hidden.dtype)  # (B, L, K·D)
             heads = jax.eval_shape(lambda x: engine.heads(x, head_dim, eps=variant.rms_eps), projected)
             zero = jnp.zeros(heads.shape, heads.dtype)  # (B, L, K, D), or (B, K, L, D) for splash
@@ -328,6 +303,5 @@ class _LayerScan:
 
 
 def _embedding(count: int, width: int, *, dtype: jnp.dtype) -> nnx.Embed:
-    return nnx.Embed(
-        count, width, dtype=dtype, param_dtype=dtype, embedding_init=nnx.initializers.zeros, rngs=nnx.Rngs(0)
-    )
+    zeros = nnx.initializers.zeros
+    return nnx.Embed(count, width, dtype=dtype, param_dtype=dtype, embedding_init=zeros, rngs=nnx.Rngs(0))

@@ -6,7 +6,7 @@ a token. Matmuls run in the model's dtype; norms, RoPE, softmax and the router i
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from gemsmith.models.splash import SplashAttention
 from gemsmith.recipe.backends import Projection
 
 KeyValue = tuple[jax.Array, jax.Array]
-VllmEnvironment = DenseAttention | SplashAttention
+AttentionEngine = DenseAttention | SplashAttention
 _Module = TypeVar("_Module", bound=nnx.Module)
 
 
@@ -53,7 +53,7 @@ class Layer(nnx.Module):
         self,
         hidden: jax.Array,
         *,
-        engine: VllmEnvironment,
+        engine: AttentionEngine,
         shared: KeyValue | None,
         per_layer_input: jax.Array | None,
         mesh: Mesh | None = None,
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
             self.v_proj = linear(variant.embed_dim, kv_width, dtype=dtype)  # (E, K·D)
         self.o_proj = linear(query_width, variant.embed_dim, dtype=dtype)  # (H·D, E)
 
-    def __call__(self, x: jax.Array, *, engine: VllmEnvironment, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
+    def __call__(self, x: jax.Array, *, engine: AttentionEngine, shared: KeyValue | None) -> tuple[jax.Array, KeyValue]:
         """The attended values, (B, L, E), and the keys and values, whose axes are ordered as the engine has them."""
         query = engine.heads(_project(self, "q", x), self.head_dim, eps=self.eps, weight=self.q_norm.weight[...])
         if shared is None:
@@ -181,19 +181,9 @@ def _project(module: Attention | MLP, name: Projection, x: jax.Array) -> jax.Arr
     return barrier(checkpoint_name(product, name))
 
 
-def linear(
-    inputs: int, outputs: int, *, dtype: jnp.dtype, preferred_element_type: jax.typing.DTypeLike | None = None
-) -> nnx.Linear:
-    return nnx.Linear(
-        inputs,
-        outputs,
-        use_bias=False,
-        dtype=dtype,
-        param_dtype=dtype,
-        preferred_element_type=preferred_element_type,
-        kernel_init=nnx.initializers.zeros,
-        rngs=nnx.Rngs(0),
-    )
+def linear(inputs: int, outputs: int, *, dtype: jnp.dtype, use_bias: bool = False, **options: Any) -> nnx.Linear:
+    options |= {"kernel_init": nnx.initializers.zeros, "rngs": nnx.Rngs(0)}
+    return nnx.Linear(inputs, outputs, dtype=dtype, param_dtype=dtype, use_bias=use_bias, **options)
 
 
 def stacked(layer: _Module, repeats: int) -> _Module:

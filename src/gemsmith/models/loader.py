@@ -36,10 +36,7 @@ def abstract_model(
     execution: Execution | None = None,
     vision: bool = False,
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the execution's mesh.
-
-    `quantized`: the kind that the text model's matrices are held in. `vision`: with what embeds images.
-    """
+    """The model with ShapeDtypeStructs for weights, laid out on the mesh; `vision`: with what embeds images."""
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant, vision=vision).items()}
@@ -80,9 +77,8 @@ def load_model(
         filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
     if tensors:
         unplaced = next(iter(tensors.values()))[0].name
-        raise CheckpointError(
-            f"checkpoint {checkpoint.folder}: the model of {variant.name} has no place for {unplaced}"
-        )
+        lacking = f"the model of {variant.name} has no place for {unplaced}"
+        raise CheckpointError(f"checkpoint {checkpoint.folder}: {lacking}")
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
@@ -120,9 +116,11 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
         return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
-    one: Any = jax.tree.map(
-        lambda lies: lies.update(spec=PartitionSpec(*lies.spec[1:])) if isinstance(lies, NamedSharding) else lies, whole
-    )
+
+    def of_one(lies: Sharding) -> Sharding:
+        return lies.update(spec=PartitionSpec(*lies.spec[1:])) if isinstance(lies, NamedSharding) else lies
+
+    one: Any = jax.tree.map(of_one, whole)
     as_read, encode = one, None
     if isinstance(like, Quantized):
         as_read, encode = one.qvalue, _quantizer(like.kind, one)
@@ -135,7 +133,6 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
 
 @cache
 def _quantizer(kind: Kind, shardings: Quantized) -> Callable[[jax.Array], Quantized]:
-    """Compiled once for all matrices that lie so."""
     return jax.jit(partial(quantize, kind=kind), out_shardings=shardings)
 
 

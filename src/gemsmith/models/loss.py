@@ -37,7 +37,7 @@ def token_nll(
     )
     targets, weights = (jnp.pad(x[:, 1:], ((0, 0), (0, 1))) for x in (tokens, loss_mask.astype(jnp.float32)))  # (B, L)
     # Laid out once, not for every chunk; by its first axis, after which XLA need not copy it.
-    matrix = constrain(embedding.T, mesh, None, head.vocabulary)  # (E, V)
+    matrix = constrain(embedding.T, mesh, None, _VOCABULARY if head.splits_vocabulary else "tp")  # (E, V)
     pieces = tuple(_in_chunks(x, mesh, chunk) for x in (hidden, targets, weights))  # (chunks, B·S, C, …)
     nll, correct = _nll(head, matrix, *pieces)
     return nll, weights.sum(), correct
@@ -52,10 +52,6 @@ class _Head:
     splits_vocabulary: bool
     """Whether each device makes those of its part of the vocabulary for all rows, instead of all for its own rows."""
     isolates_matmuls: bool
-
-    @property
-    def vocabulary(self) -> Axes:
-        return _VOCABULARY if self.splits_vocabulary else "tp"
 
     def lay_out(self, x: jax.Array, *axes: Axes) -> jax.Array:
         """The array, laid out so where the vocabulary is split; else it lies as its rows do."""
@@ -100,9 +96,8 @@ def _nll_and_gradient(
         slope = slope.astype(matrix.dtype)
         if head.isolates_matmuls:  # fused into the matmul, it would be recomputed for each tile on TPU (docs/log)
             slope = jax.lax.optimization_barrier(slope)
-        gradient = jnp.einsum(
-            "bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32
-        )  # summed over devices before it is rounded
+        # Summed over devices before it is rounded.
+        gradient = jnp.einsum("bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32)
         return total + sums, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
 
     total, gradient = jax.lax.scan(add_chunk, jnp.zeros(2, jnp.float32), (hidden, targets, weights))
@@ -140,9 +135,8 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
 def _in_chunks(x: jax.Array, mesh: Mesh | None, chunk: int) -> jax.Array:
     """The x of (B, L, …) as (chunks, B · S, C, …), S the devices that a row is split over; zeros fill the last one."""
     batch, length = x.shape[:2]
-    shards, rows = (
-        (1, batch) if mesh is None else (axis_size(mesh, "sequence"), max(1, batch // axis_size(mesh, BATCH)))
-    )
+    shards = 1 if mesh is None else axis_size(mesh, "sequence")
+    rows = batch if mesh is None else max(1, batch // axis_size(mesh, BATCH))
     x = x.reshape(batch * shards, length // shards, *x.shape[2:])  # (B·S, L/S, …)
     size = max(1, min(chunk // rows, x.shape[1]))
     chunks = -(-x.shape[1] // size)

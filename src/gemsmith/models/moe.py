@@ -145,9 +145,8 @@ def _block_products(rows: jax.Array, weights: jax.Array, loads: jax.Array, *, tr
     def add_block(number: jax.Array, products: jax.Array) -> jax.Array:
         some_rows = jax.lax.dynamic_slice_in_dim(padded, first[number], size)  # (size, in)
         weight = jax.lax.dynamic_index_in_dim(weights, expert[number], keepdims=False)  # (in, out), or that transposed
-        product = jax.lax.dot_general(some_rows, weight, contracted, preferred_element_type=jnp.float32).astype(
-            rows.dtype
-        )
+        product = jax.lax.dot_general(some_rows, weight, contracted, preferred_element_type=jnp.float32)
+        product = product.astype(rows.dtype)
         return jax.lax.dynamic_update_slice_in_dim(products, product, first[number], axis=0)  # (C + size, out)
 
     products = jnp.zeros((count + size, weights.shape[1 if transposed else 2]), rows.dtype)  # (C + size, out)

@@ -141,10 +141,8 @@ def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh
 
 def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """The spec without the axes that do not divide the shape, as blocks of a quantized matrix may be too few."""
-    axes = (*spec, *[None] * (len(shape) - len(spec)))
-    return PartitionSpec(
-        *(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in zip(axes, shape, strict=True))
-    )
+    axes = zip((*spec, *[None] * (len(shape) - len(spec))), shape, strict=True)
+    return PartitionSpec(*(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in axes))
 
 
 def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[Any, ...], PartitionSpec]:
@@ -154,10 +152,8 @@ def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[An
         if tensor.layer != layer or len(tensor.shape) < 2:
             continue
         path = path_of(variant, tensor)[2:]
-        spec = PartitionSpec(
-            *("tp" if axis and "tp" in axis else None for axis in partition(variant, tensor, mesh=mesh))
-        )
-        specs[path] = spec
+        axes = partition(variant, tensor, mesh=mesh)
+        specs[path] = spec = PartitionSpec(*("tp" if axis and "tp" in axis else None for axis in axes))
         if tensor.role in LORA_KINDS:
             specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)  # (in, R)
             specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1])  # (R, out)

@@ -73,10 +73,7 @@ def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, 
 
 
 def _backward_block(head_dim: int, eps: float, x: Any, gradient: Any, weight: Any, angles: Any, out: Any) -> None:
-    """The gradient of x: with n = x / rms(x), dx = (dn - n mean(dn · n)) / rms(x).
-
-    There dn is the gradient rotated back, times the weight.
-    """
+    """With n = x / rms(x), dx = (dn - n mean(dn · n)) / rms(x); dn: the gradient rotated back, times the weight."""
     for head in range(gradient.shape[1]):
         columns = pl.ds(head * head_dim, head_dim)
         part = x[0, :, columns].astype(jnp.float32)  # (rows, D)
@@ -217,7 +214,10 @@ def splash_attention(
     part of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    key, value = (_enough_heads(x, shards, mesh) for x in (key, value))  # (B, K or more, L, D)
+    if key.shape[1] % shards:
+        # Each repeated where its positions lie: XLA would else gather all heads of all positions on every device.
+        repeated = (jnp.repeat(x, shards // key.shape[1], axis=1) for x in (key, value))
+        key, value = (constrain(x, mesh, BATCH, "tp", "sequence", None) for x in repeated)  # (B, shards, L, D)
 
     def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
         query, key, value, segments = arrays
@@ -269,15 +269,3 @@ def _mask(length: int, window: int | None, heads: int) -> masks.MultiHeadMask:
     one = _Causal(shape) if window is None else _Local(shape, window_size=(window - 1, 0), offset=0)
     one.reach = length if window is None else window
     return masks.MultiHeadMask([one] * heads)
-
-
-def _enough_heads(x: jax.Array, shards: int, mesh: Mesh | None) -> jax.Array:
-    """Keys or values (B, K, L, D), each head repeated where devices outnumber heads, so that each has the one it needs.
-
-    Repeated where their positions lie: XLA would else gather all heads of all positions on every device, and repeat
-    those.
-    """
-    heads = x.shape[1]
-    if heads % shards == 0:
-        return x
-    return constrain(jnp.repeat(x, shards // heads, axis=1), mesh, BATCH, "tp", "sequence", None)  # (B, shards, L, D)

@@ -73,14 +73,7 @@ class PatchProjector(nnx.Module):
 
     def __init__(self, vision: PatchProjection, *, dtype: jnp.dtype) -> None:
         self.patch_ln1 = LayerNorm(vision.patch_dim, dtype=dtype)
-        self.patch_dense = nnx.Linear(
-            vision.patch_dim,
-            vision.embed_dim,
-            dtype=dtype,
-            param_dtype=dtype,
-            kernel_init=nnx.initializers.zeros,
-            rngs=nnx.Rngs(0),
-        )
+        self.patch_dense = linear(vision.patch_dim, vision.embed_dim, dtype=dtype, use_bias=True)
         self.patch_ln2 = LayerNorm(vision.embed_dim, dtype=dtype)
         self.pos_embedding = nnx.Param(jnp.zeros((vision.positions, 2, vision.embed_dim), dtype))
         self.pos_norm = LayerNorm(vision.embed_dim, dtype=dtype)
@@ -205,11 +198,9 @@ class TowerAttention(nnx.Module):
 
     def __init__(self, tower: VisionTower, *, dtype: jnp.dtype) -> None:
         self.head_dim, self.eps = tower.head_dim, tower.rms_eps
-        heads = tower.heads * tower.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (
-            ClippedLinear(tower.embed_dim, heads, clips=tower.clips, dtype=dtype) for _ in range(3)
-        )
-        self.o_proj = ClippedLinear(heads, tower.embed_dim, clips=tower.clips, dtype=dtype)
+        heads, make = tower.heads * tower.head_dim, partial(ClippedLinear, clips=tower.clips, dtype=dtype)
+        self.q_proj, self.k_proj, self.v_proj = (make(tower.embed_dim, heads) for _ in range(3))
+        self.o_proj = make(heads, tower.embed_dim)
         self.q_norm, self.k_norm = (RMSNorm(tower.head_dim, eps=tower.rms_eps, dtype=dtype) for _ in range(2))
 
     def __call__(self, x: jax.Array, *, angles: tuple[Rope, Rope], real: jax.Array, block: int) -> jax.Array:
@@ -252,10 +243,7 @@ class ClippedLinear(nnx.Module):
 
 
 def clip(x: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
-    """X (...) between the bounds, with torch.clamp's gradient: 1 on a bound, where jnp.clip's is a half.
-
-    In bfloat16 many values lie on a bound.
-    """
+    """X (...) between bounds, where many bf16 values lie; torch.clamp's gradient on one is 1, jnp.clip's a half."""
     return jnp.where(x < low, low, jnp.where(x > high, high, x))
 
 
@@ -273,11 +261,8 @@ def plane_rope(positions: jax.Array, tower: VisionTower) -> tuple[Rope, Rope]:
 def rotate_in_plane(x: jax.Array, angles: tuple[Rope, Rope]) -> jax.Array:
     """The x of (N, P, H, D) with each half of its heads turned by angles of its own."""
     halves = jnp.split(x, 2, axis=-1)
-    turned = (
-        rotate(half, (cosine[:, :, None], sine[:, :, None]))
-        for half, (cosine, sine) in zip(halves, angles, strict=True)
-    )
-    return jnp.concatenate(list(turned), axis=-1)
+    by_head = ((cosine[:, :, None], sine[:, :, None]) for cosine, sine in angles)
+    return jnp.concatenate(list(map(rotate, halves, by_head)), axis=-1)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, real: jax.Array, block: int) -> jax.Array:

@@ -32,10 +32,7 @@ class ServerLoad(Part):
 
 
 class Requests(Part):
-    """The completed requests of a cell one by one, in the order in which they were sent.
-
-    A place of each column is one request; each got all output tokens of the cell.
-    """
+    """The completed requests of a cell, as they were sent, a place of each column; each got all its output tokens."""
 
     prompts_sha256: str | None = None
     """Of the prompts' texts, warm-up's included: where two cells have the same, a place is the same prompt in both."""

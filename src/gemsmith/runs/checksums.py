@@ -15,10 +15,7 @@ _READ_BYTES = 8 * 2**20
 
 
 def changed_files(folder: Path, files: Sequence[FileSum]) -> list[str]:
-    """What is wrong with a folder that was recorded: files that are gone, too many, or not what was written.
-
-    Each is read once, several at a time.
-    """
+    """What of a recorded folder is gone, too much, or not what was written; files are read once, several at a time."""
     recorded = {file.name: file for file in files}
     there = (
         {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} if folder.is_dir() else set()

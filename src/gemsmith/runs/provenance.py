@@ -29,25 +29,20 @@ def start_clock() -> Clock:
 
 
 def host_info() -> Computer:
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
             cpuinfo = file.read(_FIRST_CORE_BYTES)
     except OSError:
         cpuinfo = ""
-    return Computer(
-        system=f"{platform.system()} {platform.release()}",
-        processor=_processor(cpuinfo),
-        cores=os.cpu_count() or 1,
-        memory_bytes=memory_bytes,
-    )
-
-
-def _processor(cpuinfo: str) -> str:
-    """Name and widest vectors of the first core that Linux lists: two machines of one cloud may differ in both."""
+    # Name and widest vectors of the first core that Linux lists: two machines of one cloud may differ in both.
     lines = (line.partition(":") for line in cpuinfo.split("\n\n", maxsplit=1)[0].splitlines())
     core = {key.strip(): value.strip() for key, _, value in lines}
     flags = core.get("flags", "").split()
     widest = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), None)
     kind = ", ".join(filter(None, (platform.machine(), widest)))
-    return f"{core['model name']} ({kind})" if "model name" in core else platform.machine()
+    return Computer(
+        system=f"{platform.system()} {platform.release()}",
+        processor=f"{core['model name']} ({kind})" if "model name" in core else platform.machine(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )

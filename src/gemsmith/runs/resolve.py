@@ -26,10 +26,9 @@ _PROMPT_ROOM = 64
 
 
 def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:
-    """The lengths that the recipe does not give and whose default there is no room for.
+    """The lengths that are not given and whose default has no room in the model, or a given serve.max_model_len.
 
-    Room is what the model, or a given serve.max_model_len, has. serve.max_model_len is among them wherever it is not
-    given. Raises nothing: where no length would do, the checks say so.
+    serve.max_model_len is among them unless given. Raises nothing: where no length would do, the checks say so.
     """
     limit = min(recipe.serve.max_model_len or variant.context, variant.context)
     of_limit = f"{variant.name}'s {limit} tokens" if limit == variant.context else f"serve.max_model_len, {limit}"
@@ -56,23 +55,16 @@ def check_lengths(recipe: Recipe, variant: Variant) -> None:
     for key in ("data.max_length", "serve.max_model_len"):
         given = value_at(recipe, key) or 0
         if given > variant.context:
-            raise RecipeError(
-                f"{key}: {given} was given; {variant.name} reads at most {variant.context} tokens; set "
-                f"{variant.context} or less"
-            )
+            remedy = f"{variant.name} reads at most {variant.context} tokens; set {variant.context} or less"
+            raise RecipeError(f"{key}: {given} was given; {remedy}")
 
 
 def check_served(recipe: Recipe, variant: Variant) -> None:
-    """Raises RecipeError where the first prompt that the stage serve asks has no room.
-
-    The recipe is a resolved one, here and below.
-    """
+    """Raises RecipeError where the first prompt of serve has no room. The recipe is a resolved one, here and below."""
     limit, needed = _limit(recipe, variant), min(_FIRST_REQUEST, variant.context)
     if limit < needed:
-        raise RecipeError(
-            f"serve.max_model_len: {limit} was given; the first prompt and answer of serve need {needed}; set that or "
-            "more"
-        )
+        remedy = f"the first prompt and answer of serve need {needed}; set that or more"
+        raise RecipeError(f"serve.max_model_len: {limit} was given; {remedy}")
 
 
 def check_cells(recipe: Recipe, variant: Variant) -> None:
@@ -103,24 +95,18 @@ def check_answer(recipe: Recipe, variant: Variant) -> None:
     if answer >= limit:
         given = [place for place, task in enumerate(recipe.eval.tasks) if task.max_tokens == answer]
         key = f"eval.tasks.{given[0]}.max_tokens" if given else "eval.max_tokens"
-        raise RecipeError(
-            f"{key}: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; "
-            f"lower it{_or_raise(answer + _PROMPT_ROOM, variant)}"
-        )
+        remedy = f"lower it{_or_raise(answer + _PROMPT_ROOM, variant)}"
+        raise RecipeError(f"{key}: {answer} leaves no room for a prompt in {_name_limit(limit, variant)}; {remedy}")
 
 
 def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]:
-    """Inputs are cut to what the output leaves.
-
-    The output, where inputs are given, to what they leave, and else to half of all.
-    """
+    """Inputs cut to what the output leaves; the output, where inputs are given, to what they leave, else to half."""
     given, inputs, output = recipe.bench.model_fields_set, recipe.bench.input_tokens, recipe.bench.output_tokens
     if recipe.bench.images:
         longest = min(recipe.data.max_length, max(1, limit - output))
         if "input_tokens" not in given and inputs != (longest,):
-            yield ResolvedValue(
-                "bench.input_tokens", (longest,), "bench.images: a request is a row, no longer than this"
-            )
+            reason = "bench.images: a request is a row, no longer than this"
+            yield ResolvedValue("bench.input_tokens", (longest,), reason)
         return
     if recipe.bench.grid != "own" or max(inputs) + output <= limit:
         return
@@ -129,20 +115,14 @@ def _cells(recipe: Recipe, limit: int, of_limit: str) -> Iterator[ResolvedValue]
         if room < 1:
             return
         if room < output:
-            yield ResolvedValue(
-                "bench.output_tokens",
-                room,
-                f"the default is {output}, which leaves too little of {of_limit}, for prompts",
-            )
+            reason = f"the default is {output}, which leaves too little of {of_limit}, for prompts"
+            yield ResolvedValue("bench.output_tokens", room, reason)
         output = min(output, room)
     if "input_tokens" not in given and output < limit:
         fitting = tuple(dict.fromkeys(min(length, limit - output) for length in inputs))
         lengths = " and ".join(map(str, inputs))
-        yield ResolvedValue(
-            "bench.input_tokens",
-            fitting,
-            f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}",
-        )
+        reason = f"the default is {lengths}, bench.output_tokens leaves {limit - output} of {of_limit}"
+        yield ResolvedValue("bench.input_tokens", fitting, reason)
 
 
 def _longest_cell(recipe: Recipe) -> int:
@@ -164,12 +144,8 @@ def _or_raise(needed: int, variant: Variant) -> str:
 
 
 _DERIVED_AGAIN = (
-    "data.max_length",
-    "train.global_batch_size",
-    "serve.max_model_len",
-    "bench.input_tokens",
-    "bench.output_tokens",
-    "eval.max_tokens",
+    *("data.max_length", "train.global_batch_size", "serve.max_model_len"),
+    *("bench.input_tokens", "bench.output_tokens", "eval.max_tokens"),
 )
 
 
@@ -187,7 +163,11 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
     check_lengths(recipe, variant)
-    rest = [*_rows_per_step(recipe), *_held_out_share(recipe)]
+    rest = [*_rows_per_step(recipe)]
+    if (share := eval_share(recipe.data)) is not None:
+        reason = f"{recipe.data.eval} of data.train, by a hash of each row"
+        rest.append(ResolvedValue("data.eval", recipe.data.train, reason))
+        rest.append(ResolvedValue("data.held_out", share, reason))
     if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
         # The number is known once the data stage has counted the steps.
         reason = "a tenth of all steps, at most 100; training says how many"
@@ -198,9 +178,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
 def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[ResolvedValue]]:
     """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
     if not path.exists():
-        raise RecipeError(
-            f"{path}: is neither a recipe nor a run directory; give one of the two, such as recipes/demo.yaml"
-        )
+        remedy = "give one of the two, such as recipes/demo.yaml"
+        raise RecipeError(f"{path}: is neither a recipe nor a run directory; {remedy}")
     given = load_recipe(path, overrides)
     for key in PATHS:
         value = value_at(given, key)
@@ -272,10 +251,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if named := variant_of_hub_id(recipe.checkpoint):
         return named, "known from the hub id"
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
-        raise RecipeError(
-            f"model: is missing and {recipe.checkpoint} is not here to read it from; set model, such as "
-            "model=gemma4-31b"
-        )
+        remedy = "set model, such as model=gemma4-31b"
+        raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; {remedy}")
     raise RecipeError(
         f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
     )
@@ -303,27 +280,15 @@ def _absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
         yield ResolvedValue("eval.tasks", datasets, "datasets seen from the folder the run was started in")
 
 
-def _held_out_share(recipe: Recipe) -> Iterator[ResolvedValue]:
-    if (share := eval_share(recipe.data)) is not None:
-        reason = f"{recipe.data.eval} of data.train, by a hash of each row"
-        yield ResolvedValue("data.eval", recipe.data.train, reason)
-        yield ResolvedValue("data.held_out", share, reason)
-
-
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
-    """Rows from train.tokens_per_step, where it is given.
-
-    Raises RecipeError where it is not a whole number of rows, or rows say otherwise.
-    """
+    """Those of train.tokens_per_step, if given. Raises RecipeError where they are not whole, or rows say otherwise."""
     train, length = recipe.train, recipe.data.max_length
     if train.tokens_per_step is None:
         return
     rows, rest = divmod(train.tokens_per_step, length)
     if rest or not rows:
-        raise RecipeError(
-            f"train.tokens_per_step: {train.tokens_per_step} was given; it must be a multiple of data.max_length, "
-            f"{length}"
-        )
+        remedy = f"it must be a multiple of data.max_length, {length}"
+        raise RecipeError(f"train.tokens_per_step: {train.tokens_per_step} was given; {remedy}")
     if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
         raise RecipeError(
             f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "

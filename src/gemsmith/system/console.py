@@ -32,14 +32,9 @@ def print_warnings(stage: str, warnings: Iterable[str], *, critical: Iterable[st
             console.print(Text.assemble((f"{stage}: {kind}: ", style), text))
 
 
-def text_column(template: str) -> TextColumn:
-    """A column of a progress bar; `template` is as TextColumn's, such as "{task.description}"."""
-    return _LiteralColumn(template)
-
-
 def open_progress(console: Console, *columns: ProgressColumn, transient: bool = True) -> Progress:
     """A progress bar, gone once it is done unless told to stay; not shown where the console is no terminal."""
-    shown = columns or (text_column("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    shown = columns or (LiteralColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, transient=transient, disable=not console.is_terminal)
 
 
@@ -62,7 +57,9 @@ class _LiteralConsole(Console):
         return _LiteralStatus(_literal(status), console=self, **options)
 
 
-class _LiteralColumn(TextColumn):
+class LiteralColumn(TextColumn):
+    """A column of a progress bar, such as LiteralColumn("{task.description}")."""
+
     def render(self, task: Task) -> Text:
         return Text(escape_control_chars(self.text_format.format(task=task)), style=self.style, justify=self.justify)
 

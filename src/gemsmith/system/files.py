@@ -96,10 +96,8 @@ def atomic_replace_dir(path: Path) -> Iterator[Path]:
     """
     beside, old = (path.with_name(f".{path.name}.{state}") for state in ("partial", "old"))
     if path.is_symlink():
-        raise RunError(
-            f"{path}: is a symbolic link, which would be replaced by a folder; name the folder itself "
-            f"({path.resolve()})"
-        )
+        remedy = f"name the folder itself ({path.resolve()})"
+        raise RunError(f"{path}: is a symbolic link, which would be replaced by a folder; {remedy}")
     beside.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(beside, os.O_RDONLY)
     try:
@@ -141,9 +139,8 @@ def _lock_empty(path: Path, descriptor: int) -> None:
 def bucket_path(url: str) -> Path:
     # Orbax opens buckets through etils, and that through gcsfs.
     if missing := [name for name in ("etils", "gcsfs") if importlib.util.find_spec(name) is None]:
-        raise MachineError(
-            f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; run: pip install {' '.join(missing)}"
-        )
+        remedy = f"run: pip install {' '.join(missing)}"
+        raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; {remedy}")
     from etils import epath
 
     return epath.Path(url)

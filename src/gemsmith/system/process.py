@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gemsmith.errors import MachineError, explain_os_error
 
@@ -29,15 +30,10 @@ def supervised(
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)  # a server that another command keeps up may still write the old one
     supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
+    guarded = [*supervisor, str(GRACE_S if grace_s is None else grace_s), *command]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*supervisor, str(GRACE_S if grace_s is None else grace_s), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=dict(environment),
-        )
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(guarded, **streams, start_new_session=True, env=dict(environment))
     try:
         yield process
     finally:

@@ -46,9 +46,16 @@ class Bucket:
         found = self._ask(lambda: self._store.list(tensorstore.KvStore.KeyRange(*ends)).result())
         return sorted(key.decode() for key in found)
 
-    def read(self, name: str) -> bytes | None:
-        """None where there is no such object."""
-        return self._read(name, slice(0, None))
+    def read(self, name: str, byte_range: slice | None = None) -> bytes | None:
+        """The object, or some of its bytes; None where there is no such object."""
+        content = b""
+        for _ in range(_EMPTY_READS):
+            found = self._ask(lambda: self._store.read(name, byte_range=byte_range or slice(0, None)).result())
+            if found.state != "value":
+                return None
+            if content := found.value:
+                break
+        return content
 
     def write(self, name: str, content: bytes) -> None:
         self._ask(lambda: self._store.write(name, content).result())
@@ -62,7 +69,7 @@ class Bucket:
         partial = target.with_name(f".{target.name}.partial")
         with partial.open("wb") as file:
             for begin, end in self._byte_ranges(name):
-                content = self._read(name, slice(begin, end))
+                content = self.read(name, slice(begin, end))
                 if content is None:
                     raise RunError(f"{self.url}/{name}: was deleted while it was read; run the same command again")
                 file.write(content)
@@ -80,22 +87,12 @@ class Bucket:
         if not name.endswith(".safetensors"):
             yield 0, None
             return
-        header_bytes = int.from_bytes(self._read(name, slice(0, 8)) or b"", "little")
+        header_bytes = int.from_bytes(self.read(name, slice(0, 8)) or b"", "little")
         with _reaching(f"{self.url}/{name}"):
-            header = json.loads(self._read(name, slice(8, 8 + header_bytes)) or b"{}")
+            header = json.loads(self.read(name, slice(8, 8 + header_bytes)) or b"{}")
         entries = [entry for key, entry in header.items() if key != "__metadata__"]
         end = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
         yield from ((begin, min(begin + _PIECE_BYTES, end)) for begin in range(0, end, _PIECE_BYTES))
-
-    def _read(self, name: str, byte_range: slice) -> bytes | None:
-        content = b""
-        for _ in range(_EMPTY_READS):
-            found = self._ask(lambda: self._store.read(name, byte_range=byte_range).result())
-            if found.state != "value":
-                return None
-            if content := found.value:
-                break
-        return content
 
     def _ask(self, operation: Callable[[], T]) -> T:
         with _reaching(self.url):

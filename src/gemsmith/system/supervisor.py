@@ -47,10 +47,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_group(child: subprocess.Popen[bytes], grace_s: float, told: Sequence[int]) -> None:
-    """Ends the command's process group: SIGTERM, then SIGKILL for what is left of it and of its orphans.
-
-    SIGKILL comes after the grace, or at a second signal.
-    """
+    """Ends the group: SIGTERM, and after the grace, or at a second signal, SIGKILL for the rest and its orphans."""
     deadline_s = time.monotonic() + grace_s
     _signal_group(child.pid, signal.SIGTERM)
     while _is_left(child):

@@ -192,7 +192,11 @@ def limited(limits: ProcessLimits | None, *, extra_bytes: int = 0) -> Iterator[N
     if limits is None:
         yield
         return
-    handler = signal.signal(signal.SIGPROF, _raise_out_of_time)
+
+    def raise_out_of_time(_signal: int, _frame: FrameType | None) -> None:
+        raise OutOfTime(f"{limits.cpu_s:g} s")
+
+    handler = signal.signal(signal.SIGPROF, raise_out_of_time)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     bounds = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -217,7 +221,3 @@ def restart_clock() -> None:
 def _set_timers(raise_s: float, kill_s: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, raise_s)
     signal.setitimer(signal.ITIMER_VIRTUAL, kill_s)
-
-
-def _raise_out_of_time(_signal: int, _frame: FrameType | None) -> None:
-    raise OutOfTime(f"{_current.cpu_s:g} s" if _current else "")

@@ -15,7 +15,7 @@ from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
-from gemsmith.system.console import open_console, open_progress, text_column
+from gemsmith.system.console import LiteralColumn, open_console, open_progress
 from gemsmith.system.files import write_text
 
 _WINDOW_STEPS = 20
@@ -110,8 +110,8 @@ class Display(Sink):
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            line = text_column("{task.fields[line]}")
-            columns = (text_column("train"), BarColumn(), MofNCompleteColumn(), line, TimeElapsedColumn())
+            line = LiteralColumn("{task.fields[line]}")
+            columns = (LiteralColumn("train"), BarColumn(), MofNCompleteColumn(), line, TimeElapsedColumn())
             self._bar = open_progress(self._console, *columns, transient=False)
             self._task = self._bar.add_task("train", total=self._steps, completed=self._done, line="compiling")
             self._bar.start()

@@ -5,7 +5,7 @@ that were trained on, hence the check of losses.
 """
 
 import filecmp
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
@@ -35,11 +35,7 @@ def make_check(name: str, problems: Sequence[str], passed: str, *, most: int = 5
 def report_checks(checks: Sequence[Check], place: Path) -> None:
     """Prints the checks of a run or a folder. Raises VerifyError naming those that failed."""
     console = open_console()
-    words: Mapping[bool | None, tuple[str, str]] = {
-        True: ("ok  ", "green"),
-        False: ("fail", "red"),
-        None: ("not done", "yellow"),
-    }
+    words = {True: ("ok  ", "green"), False: ("fail", "red"), None: ("not done", "yellow")}
     for check in checks:
         console.print(Text.assemble(words[check.passed], f" {check.name}: {check.detail}"))
     if failed := [check for check in checks if check.passed is False]:
@@ -88,10 +84,7 @@ def rounding_notices(
 
 
 def check_losses(losses: Losses, *, dtype: str, original: bool) -> tuple[Check, tuple[str, ...]]:
-    """The check, and the notice where much of the gain is lost.
-
-    `dtype`: train.dtype; `original`: whether merged/ was made from other weights than these.
-    """
+    """The check, and the notice where much is lost; `original`: merged/ is of other weights than those of `dtype`."""
     gain, loss = losses.base - losses.trained, losses.exported - losses.trained
     lost = loss / gain if gain > 0 and loss > _SMALLEST_DIFFERENCE else 0.0
     detail = (

@@ -14,6 +14,7 @@ import numpy as np
 from gemsmith.arch import name_in_files
 from gemsmith.checkpoints import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoints.peft import Adapter
+from gemsmith.checkpoints.safetensors import numpy_dtype
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.runs.records import Check, Losses
 from gemsmith.train.torch.upstream import quiet
@@ -27,6 +28,9 @@ SMALLEST_EFFECT = 10.0
 # Beyond the float32 weights: activations, the tokenizer, torch itself.
 _MEMORY_FACTOR = 1.15
 _OVERHEAD_BYTES = 2**30
+
+Logits = list[np.ndarray]
+"""Of each prompt, (L, V)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +67,8 @@ def compare_logits(
     free_bytes = free_memory_bytes()
     streamed = free_bytes < memory_needed_bytes(base)
     if streamed and free_bytes < (need_bytes := streaming_needed_bytes(base, adapter)):
-        detail = (
-            f"not compared: needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free; run verify "
-            "on a larger machine"
-        )
+        memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
+        detail = f"not compared: {memory}; run verify on a larger machine"
         return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
     with quiet():
         try:
@@ -90,10 +92,7 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 
 def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
-    """Of one layer in float32 with room for its merge, what embeds images, the adapter, and what comes with it.
-
-    The rest stays in the files.
-    """
+    """Of one layer in float32 with room for its merge, what embeds images, and the adapter; the rest stays in files."""
     held = 1.5 * window_bytes(base) + vision_bytes(base)
     return int(held * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
 
@@ -119,8 +118,7 @@ def free_memory_bytes() -> int:
 def load_model(folder: Path, dtype: str = "float32") -> Any:
     """The transformers model that the folder's config names, in evaluation; dtype `auto` is the folder's own.
 
-    Raises CheckpointError where transformers does not know it or does not find every weight: it would fill those in at
-    random and warn.
+    Raises CheckpointError where transformers does not know it, or misses a weight: it would fill that in at random.
     """
     with _load_errors(folder):
         kind, _ = _find_class(folder)
@@ -167,10 +165,7 @@ def _load_errors(folder: Path) -> Iterator[None]:
 
 
 def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
-    """The model with the PEFT folder's adapter on it.
-
-    Raises CheckpointError unless PEFT put every matrix on and nothing else.
-    """
+    """The model with the PEFT folder's adapter. Raises CheckpointError unless PEFT put every matrix on, and no more."""
     from peft import PeftModel
 
     tuned = _put_on(adapter, folder, lambda: PeftModel.from_pretrained(model, folder, torch_device="cpu"))
@@ -199,10 +194,8 @@ def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
     found = _peft_matrices(tuned).keys()
     expected = {(module, side) for module in adapter.modules for side in "AB"}
     if odd := sorted(found ^ expected):
-        raise CheckpointError(
-            f"{folder}: PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it; such as "
-            f"{odd[0][0]}"
-        )
+        counts = f"PEFT has {len(found)} adapter matrices on the model, {len(expected)} are in it"
+        raise CheckpointError(f"{folder}: {counts}; such as {odd[0][0]}")
     return tuned
 
 
@@ -217,7 +210,7 @@ def _peft_matrices(tuned: Any) -> dict[tuple[str, str], Any]:
 
 def _base_logits(
     base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[Prompt], *, streamed: bool
-) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+) -> tuple[Logits, Logits, Logits]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
     if streamed:
         model = load_streamed(base)
@@ -246,10 +239,10 @@ def _rounded(weight: Any, dtype: str) -> Any:
     """The weight with the one rounding that files of that dtype carry."""
     import torch
 
-    return weight.to({"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[dtype]).float()
+    return weight.to(getattr(torch, numpy_dtype(dtype).name)).float()
 
 
-def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+def _run(model: Any, prompts: Sequence[Prompt]) -> Logits:
     import torch
 
     logits = []
@@ -265,14 +258,7 @@ def _run(model: Any, prompts: Sequence[Prompt]) -> list[np.ndarray]:
     return logits
 
 
-def _judge(
-    plain: list[np.ndarray],
-    unmerged: list[np.ndarray],
-    rounded: list[np.ndarray],
-    merged: list[np.ndarray],
-    *,
-    how: str = "",
-) -> LogitCheck:
+def _judge(plain: Logits, unmerged: Logits, rounded: Logits, merged: Logits, *, how: str = "") -> LogitCheck:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)
@@ -291,7 +277,7 @@ def _judge(
     )
 
 
-def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | None:
+def _losses(prompts: Sequence[Prompt], *models: Logits) -> Losses | None:
     """Of base, trained and exported; None where no prompt has targets."""
     places = [np.flatnonzero([] if prompt.targets is None else prompt.targets[1:]) for prompt in prompts]
     if not (targets := sum(map(len, places))):
@@ -306,5 +292,5 @@ def _losses(prompts: Sequence[Prompt], *models: list[np.ndarray]) -> Losses | No
     return Losses(base=base, trained=trained, exported=exported, targets=targets)
 
 
-def _distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+def _distance(one: Logits, other: Logits) -> float:
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))

@@ -16,6 +16,7 @@ from gemsmith.arch import name_in_files
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint, TensorPlace
 from gemsmith.checkpoints.peft import Adapter
+from gemsmith.checkpoints.safetensors import numpy_dtype
 from gemsmith.errors import CheckpointError
 
 _LAYERS = f"{PREFIX}layers."
@@ -26,11 +27,7 @@ _WORDS = 8192
 
 
 def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
-    """A model of the transformers class that reads each layer as it is reached.
-
-    It computes in float32 what the whole one does. Raises CheckpointError where the checkpoint lacks a weight that the
-    class has.
-    """
+    """The float32 model, which reads each layer as it is reached. Raises CheckpointError where it lacks a weight."""
     import torch
 
     with torch.device("meta"):
@@ -50,7 +47,7 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
         if (in_file := _name_in_file(name, places)) in places:
             _put(model, name, _float32(places, in_file))
     head = tables[f"{PREFIX}embed_tokens"].weight
-    model.lm_head.forward = lambda hidden: _logits(hidden, head)
+    model.lm_head.forward = lambda x: torch.cat([x @ words.float().T for words in head.split(_WORDS)], dim=-1)
     for number, layer in enumerate(model.get_submodule(_LAYERS.removesuffix(".")).children()):
         layer.register_forward_pre_hook(partial(_read, f"{_LAYERS}{number}.", places))
         layer.register_forward_hook(_drop)
@@ -74,10 +71,7 @@ def vision_bytes(checkpoint: Checkpoint) -> int:
 
 
 def read_adapters(model: Any, adapter: Adapter) -> None:
-    """From now on each layer's adapter matrices are read with its weights.
-
-    PEFT has put them on the model without values.
-    """
+    """From now on each layer's adapter matrices, which PEFT has put on without values, are read with its weights."""
     import torch
 
     def put(name: str, module: Any) -> None:
@@ -90,10 +84,7 @@ def read_adapters(model: Any, adapter: Adapter) -> None:
 
 
 def round_merged(model: Any, round_weight: Callable[[str, Any], Any]) -> None:
-    """From now on PEFT merges each layer's adapters when its weights are read.
-
-    `round_weight` gives what is kept of the sum.
-    """
+    """From now on PEFT merges each layer's adapters when its weights are read; `round_weight` rounds the sum."""
 
     def merge(name: str, module: Any) -> None:
         if hasattr(module, "merged_adapters"):
@@ -176,18 +167,9 @@ def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
 def _mapped(place: TensorPlace) -> Any:
     import torch
 
-    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
     # Copy on write, since torch warns of memory that it may not write to; nobody writes.
     raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
-    return torch.from_numpy(np.asarray(raw)).view(kinds[place.dtype]).view(place.shape)
-
-
-def _logits(hidden: Any, table: Any) -> Any:
-    import torch
-
-    return torch.cat(
-        [hidden @ table[first : first + _WORDS].float().T for first in range(0, len(table), _WORDS)], dim=-1
-    )
+    return torch.from_numpy(np.asarray(raw)).view(getattr(torch, numpy_dtype(place.dtype).name)).view(place.shape)
 
 
 def _fill_buffers(model: Any) -> None:

@@ -5,6 +5,7 @@ machine.
 """
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -66,10 +67,7 @@ def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
 
 
 def image_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
-    """A prompt with an image: what is around the first that was trained on, or random tokens where there is none.
-
-    `image_tokens`: data.image_tokens of the run.
-    """
+    """A prompt with an image: what is around the first that was trained on, or random tokens where there is none."""
     config, random = read_config(base.folder), np.random.default_rng(seed)
     patching, image_token = read_patching(config, image_tokens), int(config["image_token_id"])
     row = next((row for row, images in enumerate(rows.images) if images), None) if rows else None
@@ -78,15 +76,19 @@ def image_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: i
         soft_tokens = [config["boi_token_id"], *[image_token] * _SIDE**2, config["eoi_token_id"]]
         tokens, sides = np.concatenate([before, soft_tokens, after]).astype(np.int64), (_SIDE, _SIDE)
     else:
-        image = rows.images[row][0]
-        wide, tall = fitted_size(image.width, image.height, patching)
+        trained = rows.images[row][0]
+        wide, tall = fitted_size(trained.width, trained.height, patching)
         side = patching.patch * patching.pooling
         tokens, places = _around_the_first(np.asarray(rows.tokens[row]), rows, row, image_token)
         sides = wide // side, tall // side
         with contextlib.suppress(DataError):
-            real, targets = scale(patchify(image, patching), patching), np.asarray(rows.loss_mask[row])[places]
+            real, targets = scale(patchify(trained, patching), patching), np.asarray(rows.loss_mask[row])[places]
             return Prompt(tokens=tokens, targets=targets, image=real, image_token=image_token)
-    return Prompt(tokens=tokens, image=_random_image(random, patching, *sides), image_token=image_token)
+    columns, lines = (side if patching.merged else side * patching.pooling for side in sides)
+    y, x = np.divmod(np.arange(columns * lines, dtype=np.int32), np.int32(columns))
+    values = random.random((len(x), patching.dimension), np.float32)
+    image = Patches(values=values, positions=np.stack([x, y], axis=1), soft_tokens=math.prod(sides))
+    return Prompt(tokens=tokens, image=image, image_token=image_token)
 
 
 def trained_rows(run: Run) -> Rows | None:
@@ -120,11 +122,3 @@ def _around_the_first(tokens: np.ndarray, rows: Rows, row: int, image_token: int
 def _random_tokens(random: np.random.Generator, vocabulary: int, count: int) -> np.ndarray:
     # Ids above stand for images and sounds in Gemma 4's vocabulary; those below 108 are its special tokens.
     return random.integers(108, min(vocabulary, 250_000), count)
-
-
-def _random_image(random: np.random.Generator, patching: PatchConfig, columns: int, rows: int) -> Patches:
-    """Of so many soft tokens."""
-    sides = (columns, rows) if patching.merged else (columns * patching.pooling, rows * patching.pooling)
-    y, x = np.divmod(np.arange(sides[0] * sides[1], dtype=np.int32), np.int32(sides[0]))
-    values = random.random((len(x), patching.dimension), np.float32)
-    return Patches(values=values, positions=np.stack([x, y], axis=1), soft_tokens=columns * rows)

@@ -27,10 +27,7 @@ Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
 
 
 def verify_served(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
-    """Adds what the servers show to verify.json of a run, or of a folder that export wrote without one.
-
-    A folder is asked random tokens. Raises VerifyError where the servers do not agree.
-    """
+    """Adds what servers show to the verify.json of a run or export. Raises VerifyError where they do not agree."""
     record: VerifyRecord = read_record(place, VerifyRecord)
     exported: ExportRecord = read_record(place, ExportRecord)
     run = place if isinstance(place, Run) else None
@@ -41,9 +38,8 @@ def verify_served(place: ExportDir, *, base_source: str | None = None) -> Verify
     else:
         rows, seed = (trained_rows(run), run.recipe.seed) if run else (None, 1)
         prompts = [prompt.tokens.tolist() for prompt in text_prompts(rows, base.variant.vocabulary, seed)]
-    checks = check_served(
-        base, place, prompts, settings=make_settings(run) if run else ServeSettings(max_model_len=512)
-    )
+    settings = make_settings(run) if run else ServeSettings(max_model_len=512)
+    checks = check_served(base, place, prompts, settings=settings)
     if run and run.recipe.train.dtype in KINDS and exported.merged_into == "trained":
         other = "not compared: merged/ has the dequantized base that was trained on, the adapter's server the original"
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
@@ -77,17 +73,15 @@ def check_served(
 
 
 def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
-    """By how much the two disagree on the first token in which they differ, in log-probability; 0 where they do not.
+    """By how much, in log-probability, the two disagree on the first token that differs; infinite where one goes on.
 
-    A token that is not among the likeliest counts as the least of them; infinite where one answer goes on after the
-    other's end.
+    A token that is not among the likeliest counts as the least of them.
     """
     for place, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if left != right:
             mine, theirs = one.top[place], other.top[place]
-            return max(
-                mine[left] - mine.get(right, min(mine.values())), theirs[right] - theirs.get(left, min(theirs.values()))
-            )
+            gap = mine[left] - mine.get(right, min(mine.values()))
+            return max(gap, theirs[right] - theirs.get(left, min(theirs.values())))
     return 0.0 if len(one.tokens) == len(other.tokens) else float("inf")
 
 
@@ -102,13 +96,11 @@ def _agrees(adapted: Sequence[AnswerTokens], tuned: Sequence[AnswerTokens], allo
     equal = sum(one.tokens == other.tokens for one, other in zip(adapted, tuned, strict=True))
     detail = f"{equal} of {len(gaps)} greedy answers of base + adapter are the merged weights', token by token"
     if equal < len(gaps):
-        detail += (
-            f"; the others part where two tokens are {max(gaps):.2g} apart in log-probability (allowed {allowed:g})"
-        )
+        apart = f"{max(gaps):.2g} apart in log-probability (allowed {allowed:g})"
+        detail += f"; the others part where two tokens are {apart}"
     if max(gaps) > allowed:
-        detail += (
-            "; vLLM applies the adapter in another way: serve the merged weights (gemsmith serve --skip-verify-check)"
-        )
+        remedy = "serve the merged weights (gemsmith serve --skip-verify-check)"
+        detail += f"; vLLM applies the adapter in another way: {remedy}"
     return Check(name="served adapter", passed=max(gaps) <= allowed, detail=detail)
 
 

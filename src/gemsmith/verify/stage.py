@@ -42,8 +42,7 @@ _LARGEST_RELATIVE_DELTA = 10.0
 def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
     """Checks adapter/ and merged/ of a run, or of a folder that export wrote without one, and records each check.
 
-    The base is the run's; a folder's the one that its record names, or `base_source`. Raises VerifyError naming the
-    checks that failed, once that is recorded.
+    A folder's base is `base_source`, or that of its record. Raises VerifyError naming failed checks, once recorded.
     """
     clock, sources = start_clock(), {}
     exported: ExportRecord = read_record(place, ExportRecord)
@@ -79,15 +78,11 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> d
     into = trained_on if exported.merged_into == "trained" else base
     if run:
         checks.append(_check_trained(run, exported, adapter))
-    checks.append(
-        make_check(
-            "other files", compare_other_files(base, merged), "tokenizer, chat template and configs are the base's"
-        )
-    )
+    others, same = compare_other_files(base, merged), "tokenizer, chat template and configs are the base's"
     tensors, found["changed_tensors"] = compare_tensors(into, merged, adapter)
     problems, rounding_loss = recompute(into, merged, adapter)
-    checks += [tensors, make_check("values", problems, "W + scale * B A, recomputed in float64")]
-    checks.append(_check_norms(base, adapter))
+    checks += [make_check("other files", others, same), tensors]
+    checks += [make_check("values", problems, "W + scale * B A, recomputed in float64"), _check_norms(base, adapter)]
     if any(check.passed is False for check in checks):
         checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
     else:
@@ -99,9 +94,8 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> d
 def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
     """adapter/ is what training saved at that step, bit for bit; training may since have deleted the step."""
     if exported.step not in checkpoint_steps(run.checkpoints):
-        return Check(
-            name="adapter", passed=None, detail=f"not compared: step {exported.step} is no longer among the checkpoints"
-        )
+        detail = f"not compared: step {exported.step} is no longer among the checkpoints"
+        return Check(name="adapter", passed=None, detail=detail)
     try:
         saved = read_run_adapter(run, exported.step)
     except CorruptCheckpointError as error:
@@ -110,9 +104,8 @@ def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
         return Check(name="adapter", passed=False, detail=str(error))
     problems = [f"{name} is missing or not trained" for name in sorted(saved.modules.keys() ^ adapter.modules.keys())]
     if (saved.rank, saved.alpha) != (adapter.rank, adapter.alpha):
-        problems.append(
-            f"rank and alpha are {adapter.rank}, {adapter.alpha:g}; trained were {saved.rank}, {saved.alpha:g}"
-        )
+        trained = f"trained were {saved.rank}, {saved.alpha:g}"
+        problems.append(f"rank and alpha are {adapter.rank}, {adapter.alpha:g}; {trained}")
     if saved.rslora != adapter.rslora:
         problems.append(f"use_rslora is {adapter.rslora}, trained was {saved.rslora}")
     for name in sorted(saved.modules.keys() & adapter.modules.keys()):
@@ -125,8 +118,7 @@ def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
 def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> tuple[Check, int]:
     """Every tensor of both folders, byte by byte: those with an adapter must differ, all others must not; how many do.
 
-    Where an adapter is so weak that rounding gives the base's weights again, every value of them is recomputed to show
-    it. `base`: as it was trained on, where that was merged into.
+    Where rounding gives a weak adapter's weights again, all are recomputed. `base`: as trained on, if merged into that.
     """
     problems = [f"{name} is missing" for name in sorted(base.places.keys() - merged.places.keys())]
     problems += [f"{name} is extra" for name in sorted(merged.places.keys() - base.places.keys())]
@@ -153,10 +145,8 @@ def compare_tensors(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> t
     held = ", dequantized as it was trained on" if any(place.held for place in base.places.values()) else ""
     detail = f"{changed} of {len(base.places)} tensors differ from the base{held}, as expected"
     if swallowed:
-        detail += (
-            f"; {len(swallowed)} more have adapters so weak that rounding gives the base's weights again "
-            f"({some(swallowed)})"
-        )
+        weak = "have adapters so weak that rounding gives the base's weights again"
+        detail += f"; {len(swallowed)} more {weak} ({some(swallowed)})"
     return make_check("tensors", problems, detail), changed
 
 
@@ -176,10 +166,7 @@ def _same_values(one: TensorPlace, other: TensorPlace) -> bool:
 
 
 def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> tuple[list[str], float | None]:
-    """Which merged weights are not W + scale * B A, recomputed in float64 and allowed one rounding.
-
-    And what share of the adapter's changes that rounding took, by norm; None where there are none.
-    """
+    """Which merged weights are not W + scale * B A in float64, but for rounding; the share that took of the change."""
     problems, lost, added = [], 0.0, 0.0
     for module, pair in adapter.modules.items():
         name = f"{module}.weight"
@@ -214,10 +201,7 @@ def _sample(place: TensorPlace) -> list[slice]:
 def _compare_block(
     base: TensorPlace, merged: TensorPlace, pair: LoraPair, scale: float, rows: slice
 ) -> tuple[int, float, float]:
-    """How many values are wrong, and the sums of squares of what rounding took and of what the adapter adds.
-
-    Where a value lies within float32's own error of the middle between two of the base's dtype, either is right.
-    """
+    """How many values are wrong, and the sums of squares of what rounding took and of what the adapter adds."""
     a, b = pair.a.astype(np.float64), pair.b[rows].astype(np.float64)
     weight, found = base.rows(rows).astype(np.float64), merged.rows(rows).astype(np.float64)
     delta = scale * (b @ a)
@@ -227,6 +211,7 @@ def _compare_block(
     _, exponent = np.frexp(np.abs(exact))
     step = np.maximum(np.ldexp(1.0, exponent - 1 - _BITS[base.dtype]), _SMALLEST_STEP[base.dtype])
     error = found - exact
+    # Within float32's own error of the middle between two of the base's values, either is right.
     wrong = int((~(np.abs(error) <= 0.5 * step + float32_error)).sum())
     return wrong, float(np.vdot(error, error)), float(np.vdot(delta, delta))
 
@@ -237,11 +222,9 @@ def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
     for module, pair in adapter.modules.items():
         if place := base.places.get(f"{module}.weight"):
             assert place.dtype in FLOATS, place.dtype
-            array = place.read()
-            squares = (
-                np.square(array[rows].astype(np.float32)).sum(dtype=np.float64) for rows in row_blocks(place.shape)
-            )
-            ratios[module] = delta_norm(pair, adapter.scale) / max(math.sqrt(float(sum(squares))), 1e-30)
+            blocks = (place.rows(rows).astype(np.float32) for rows in row_blocks(place.matrix))
+            squares = sum(float(np.square(block).sum(dtype=np.float64)) for block in blocks)
+            ratios[module] = delta_norm(pair, adapter.scale) / max(math.sqrt(squares), 1e-30)
     problems = [
         f"{module}: its adapter has {ratio:.3g} times the norm of its weight"
         for module, ratio in ratios.items()

@@ -11,8 +11,7 @@ from gemsmith.arch import vision_tensors
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.errors import RecipeError
-from gemsmith.export.resume_recipe import start_recipe
-from gemsmith.export.stage import export
+from gemsmith.export.stage import export, start_recipe
 from gemsmith.train.stage import train
 from gemsmith.verify.stage import verify
 
