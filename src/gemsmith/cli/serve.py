@@ -265,7 +265,7 @@ def predict(
     gemsmith predict --join 1.jsonl 2.jsonl 3.jsonl 4.jsonl --out answers.jsonl
     """
     if join:
-        record = lazy_import("evals.shards").join_shards(paths, out, force=options["force"])
+        record = lazy_import("evals.predict").join_shards(paths, out, force=options["force"])
         if as_json:
             print_json(record)
         return
@@ -278,7 +278,7 @@ def predict(
         module = lazy_import("evals.predict")
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in _SAMPLING})
         if shard is not None:
-            given["shard"] = lazy_import("evals.shards").read_shard(shard)
+            given["shard"] = module.read_shard(shard)
         if url:
             del given["overrides"], given["skip_verify_check"]
             record = module.predict_url(url, *paths, out, sampling=sampling, **given)

@@ -1,8 +1,6 @@
 """One model's answers to one task: asked for, kept as they come, and judged meanwhile."""
 
 import contextlib
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
+from gemsmith.system.files import sha256_json
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 
 _SHOWN = 300
@@ -143,7 +142,14 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
             )
         if len(asking.replies) < len(keys):
             _ask_missing(asking)
-        answers = _grade(asking)
+        waiting = sorted(asking.judged)
+        judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
+        if many := _describe_many(asking, judged):
+            raise ScorerError(
+                f"eval: {asking.label}: the scorer {task.entry.task} could not judge {many[0]}; the same command "
+                "asks for no answer again"
+            )
+        answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]
     return Answers(
         answers=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
         retries=cache.count_retries(set(keys)),
@@ -158,8 +164,7 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
     >>> sample_seed(0, "Prob001_zero", 0) == sample_seed(0, "Prob001_zero", 0) != sample_seed(0, "Prob001_zero", 1)
     True
     """
-    digest = hashlib.sha256(json.dumps([seed, question, sample]).encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1  # vLLM's seeds are signed
+    return int(sha256_json([seed, question, sample])[:8], 16) >> 1  # vLLM's seeds are signed
 
 
 def make_request(server: Server | RemoteServer, task: OpenTask, number: int) -> Request:
@@ -238,7 +243,7 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
             progress.advance(bar)
 
         def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
-            heard(missing[place], found if isinstance(found, Failure) else read_chat(found))
+            heard(missing[place], read_chat(found))
 
         def retried(place: int, reason: str) -> None:
             asking.cache.add_retry(keys[missing[place]], reason)
@@ -250,13 +255,11 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
             return
         if task.prompts:
             shown = [number for number in missing if task.questions[number].images][:COMPARED]
-            asking.compared += compare_prompts(
-                server,
-                {
-                    task.questions[number].origin: (make_request(server, task, number), task.prompts[number].tolist())
-                    for number in shown
-                },
-            )
+            requests_by_row = {
+                task.questions[number].origin: (make_request(server, task, number), task.prompts[number].tolist())
+                for number in shown
+            }
+            asking.compared += compare_prompts(server, requests_by_row)
         # One by one: the images of all of them may not fit into memory.
         requests = (make_request(server, task, number) for number in missing)
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
@@ -328,18 +331,6 @@ def judge(scorer: Scorer | Judges, question: Question, answer: str) -> Verdict |
         detail = f"score returned {verdicts[0]!r:.80} in place of a gemsmith.tasks.Verdict"
         return Failure(reason="no verdict", detail=detail)
     return verdicts[0]
-
-
-def _grade(asking: _Asking) -> list[GradedAnswer]:
-    """The replies as answers. Raises ScorerError where too many of them cannot be judged."""
-    waiting = sorted(asking.judged)
-    judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
-    if many := _describe_many(asking, judged):
-        raise ScorerError(
-            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge {many[0]}; the same command "
-            "asks for no answer again"
-        )
-    return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
 
 
 def grade(reply: Reply | Failure, judged: Verdict | Failure | None) -> GradedAnswer:

@@ -202,9 +202,8 @@ def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
 
 def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
     """Prints a model's score on a task as soon as it is there."""
-    open_console().print(
-        describe_scores(model_result(task, answers), role if task.held_out else f"{task.name}: {role}")
-    )
+    label = role if task.held_out else f"{task.name}: {role}"
+    open_console().print(describe_scores(model_result(task, answers), label))
 
 
 def describe_scores(found: ModelResult, label: str) -> str:
@@ -251,7 +250,7 @@ def problem_table(result: TaskResult) -> Table:
     table = Table("problem", "base", "tuned", "not passed, base", "not passed, tuned", box=None, header_style="bold")
     for base, tuned in zip(result.base.problems, result.tuned.problems, strict=True):
         models = (base, tuned)
-        reasons = [", ".join(f"{count} {reason}" for reason, count in each.reasons.items()) for each in models]
+        reasons = [describe_counts(each.reasons) for each in models]
         table.add_row(base.name, *(f"{each.passed} of {each.samples}" for each in models), *reasons)
     for name, why in result.left_out.items():
         table.add_row(name, "", "", "left out", why)

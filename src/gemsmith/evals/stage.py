@@ -114,9 +114,8 @@ def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -
     for role, start in (("tuned", servers.tuned), ("base", servers.base)):
         if server := elsewhere.get(role):
             digest = functools.partial(_digest_elsewhere, server.digest, run.recipe.data.image_tokens)
-            yield Model(
-                role=role, digest=digest, start=functools.partial(elsewhere.__getitem__, role), stop=lambda: None
-            )
+            ask = functools.partial(elsewhere.__getitem__, role)
+            yield Model(role=role, digest=digest, start=ask, stop=lambda: None)
             continue
         if role == "tuned":
             folder, sha256 = run.merged, sha256_file(run.record_file("export"))
@@ -171,12 +170,10 @@ def _make_record(
     for each in scored:
         warnings += answer_notices(each.task, "base", each.base)
         warnings += answer_notices(each.task, "tuned", each.tuned)
-    if rows:
-        warnings += image_notices(rows[0].task)
+    warnings += image_notices(rows[0].task) if rows else ()
     for each in scored:
         warnings += result_notices(each.task, each.result)
-    if rows:
-        warnings += overlap_notices(overlap)
+    warnings += overlap_notices(overlap) if rows else ()
     return EvalRecord(
         provenance=provenance,
         server=first.base.server,

@@ -74,12 +74,11 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
     remedy = "make it with: make serve-env, or set serve.python to a Python that has vLLM"
     if not python.is_file():
         raise MachineError(f"{origin}: {python} does not exist; {remedy}")
-    ask, clean = [str(python), "-c", ASK_VERSION], clean_environment()
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60, env=clean)
+        answer = run_python(python, ASK_VERSION, timeout_s=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, version, transformers, torchvision = (*answer.stdout.split(), "", "", "", "")[:4]
+    package, version, transformers, torchvision = (*answer.split(), "", "", "", "")[:4]
     if not version:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
     return VllmEnvironment(
@@ -91,6 +90,12 @@ def engine_python(given: str | None = None) -> Path:
     """The Python that `find_vllm` asks, whether or not it is there."""
     beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
     return expanduser(given or os.environ.get(PYTHON_VARIABLE) or beside)
+
+
+def run_python(python: Path, code: str, *, timeout_s: float) -> str:
+    """What the code prints in another environment's Python. Raises OSError or SubprocessError where it fails."""
+    command, clean = [str(python), "-c", code], clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=clean).stdout
 
 
 def server_environment(engine: VllmEnvironment) -> dict[str, str]:
