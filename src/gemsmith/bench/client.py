@@ -141,7 +141,6 @@ def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int
 
 
 def _detail(note: StreamObservation, output: RequestFuncOutput, asked: int) -> str:
-    """One line."""
     if note.error is not None:
         return " ".join(f"{type(note.error).__name__} {note.error}".split())
     if note.status == 200:

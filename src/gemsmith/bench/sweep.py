@@ -27,14 +27,10 @@ from gemsmith.system.files import sha256_json, write_text
 from gemsmith.system.format import rough
 from gemsmith.system.version import __version__
 
-CELLS = "cells"
-"""The folder of what is kept: a sweep that is whole needs it no more, and --force would find it."""
-ENOUGH = 0.95
-"""The goodput under which a rate is too much."""
-NEAR = 1.1
-"""The search ends where the two rates around saturation are no further apart than this."""
-HIGHEST_RATE = 1024.0
-"""Requests a second; one client does not make more."""
+CELLS = "cells"  # the folder of what is kept: a sweep that is whole needs it no more, and --force would find it
+ENOUGH = 0.95  # the goodput under which a rate is too much
+NEAR = 1.1  # the search ends where the two rates around saturation are no further apart than this
+HIGHEST_RATE = 1024.0  # requests a second; one client does not make more
 
 
 def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
@@ -60,10 +56,7 @@ def find_cell(folder: Path, digest: str) -> BenchCell | None:
 
 
 def expected_s(ask: LoadSpec, done: Sequence[BenchCell]) -> float:
-    """Seconds of a cell: those in which its requests arrive, or in which they are answered where that takes longer.
-
-    They are answered at the highest speed seen with prompts of that length, else with any.
-    """
+    """Seconds until a cell's requests have come, and are answered at the highest speed seen."""
     arrivals_s = ask.requests / ask.load.request_rate
     same = [cell for cell in done if cell.input_tokens == ask.load.input_tokens]
     fastest = max((cell.output_tokens_per_s for cell in same or done), default=0.0)
@@ -127,8 +120,6 @@ class SweepResult:
 
 @dataclass(kw_only=True)
 class _Sweep:
-    """A sweep that is under way."""
-
     endpoint: Endpoint
     engine: VllmEnvironment
     bench: Bench

@@ -24,8 +24,7 @@ from gemsmith.system.files import sha256_json
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 
 _SHOWN = 300
-COMPARED = 3
-"""Prompts of each start of a server; what differs does so in all of them, or by an image's shape."""
+COMPARED = 3  # prompts of each start of a server; what differs does so in all of them, or by an image's shape
 _SHOWN_IDS = 8
 # Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
 # model's.
@@ -74,11 +73,7 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model of the run; `role` is base or tuned.
-
-    `digest(max_tokens)` is of all that makes its answers but the question. `stop` ends its server so that `start`
-    starts another.
-    """
+    """A model of the run, base or tuned; `digest(max_tokens)` is of all that makes its answers but the question."""
 
     role: str
     digest: Callable[[int], str]
@@ -115,12 +110,10 @@ class _Asking:
 
 
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
-    """The model's answers to each question of the task, in order, judged.
+    """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
-    Those kept from an earlier start are not asked for again, where `force` from an earlier start of the same; the
-    server is started only where answers are missing.
-    Raises EngineError where it dies again and again or more than MOST_FAILED of the answers do not come, ScorerError
-    where as many cannot be judged.
+    Raises EngineError where its server dies again and again or more than MOST_FAILED of the answers do not come,
+    ScorerError where as many cannot be judged.
     """
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = []
@@ -300,10 +293,7 @@ def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Req
 
 @contextlib.contextmanager
 def judging(scorer: Scorer | Judges) -> Iterator[Callable[[Question, str], Judged]]:
-    """Until the block ends, a function that has an answer to a question judged, beside what else there is to do.
-
-    As many answers are judged at once as there are cores. What has not begun when the block ends is never judged.
-    """
+    """Until the block ends, a function that has an answer to a question judged; as many at once as there are cores."""
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         yield lambda question, answer: pool.submit(judge, scorer, question, answer)

@@ -14,8 +14,7 @@ from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScor
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import images_of
 
-UNKNOWN = -1
-"""Stands for an answer that is no label."""
+UNKNOWN = -1  # stands for an answer that is no label
 MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_IMAGES = 24, 3, 4
 _CHARACTERS = 200
 

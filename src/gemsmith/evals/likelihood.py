@@ -22,10 +22,7 @@ Asked = Mapping[int, tuple[Sequence[Message], Sequence[str]]]
 def ask_likelihoods(
     server: Server | RemoteServer, asked: Asked, heard: Callable[[int, Reply | Failure], None], *, concurrency: int
 ) -> None:
-    """Calls `heard` with each question's number and its choices' log-probabilities as JSON, as tasks' Chooser has it.
-
-    Raises what ask_all raises. A question of which one request fails has that failure.
-    """
+    """Calls `heard` with each question's number and its choices' log-probabilities as JSON, or why one has failed."""
     tokenized = _tokenize(server, asked, concurrency)
     lengths: list[tuple[int, str, int]] = []
     requests: list[Request] = []

@@ -42,8 +42,7 @@ from gemsmith.system.version import __version__
 
 CONCURRENCY = 16
 ROOM_STEP = 1024
-_ALIKE = ("rows_sha256", "weights_sha256", "sampling")
-"""What is the same in all shards of the same rows."""
+_ALIKE = ("rows_sha256", "weights_sha256", "sampling")  # what is the same in all shards of the same rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +86,6 @@ def predict_run(
     force: bool = False,
 ) -> PredictRecord:
     """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
-
-    It has room for the longest prompt and answer, unless the user has set serve.max_model_len, as in `overrides`.
 
     Raises DataError naming a row that cannot be asked, RunError where the weights are not what verify has passed,
     InputError where `out` is there already, EngineError where the server dies or answers no row.
@@ -136,10 +133,7 @@ def predict_url(
     shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
-    """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size.
-
-    The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
-    """
+    """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size."""
     prompts, warnings = _read_rows(str(rows), PatchConfig(), shard)
     server = find_server(url, model)
     if server.max_model_len and sampling.max_tokens >= server.max_model_len:

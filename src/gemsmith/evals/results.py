@@ -131,10 +131,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others.
-
-    Of several samples the first counts.
-    """
+    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others."""
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     rows = [row for row in rows if row.get("sample", 1) == 1]
     wrong = [row for row in rows if not row["tuned_right"]][:2]

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -76,11 +76,13 @@ def evaluate(
         servers.check_verified()  # also where all answers are there from an earlier start
     if force := force or is_up_to_date(run, "eval"):
         _print_replaced(run, tasks)
+    # Tuned first: its server is often still up from serve or bench, so that servers change once.
     answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
-    for model in _models(run, servers, elsewhere):
+    for role in ("tuned", "base"):
+        model = _model(run, servers, role, elsewhere.get(role))
         for task in tasks:
-            answers[model.role].append(answer_all(run, task, model, force=force))
-            print_scores(task, model.role, answers[model.role][-1])
+            answers[role].append(answer_all(run, task, model, force=force))
+            print_scores(task, role, answers[role][-1])
     seed = run.recipe.eval.limit_seed
     scored = [
         ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned, limit_seed=seed))
@@ -109,25 +111,22 @@ def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
     return {role: Elsewhere(url=one.url, model=one.model, root=one.root) for role, one in elsewhere.items()}
 
 
-def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -> Iterator[Model]:
-    """Tuned first: its server is often still up from serve or bench, so that servers change once."""
-    for role, start in (("tuned", servers.tuned), ("base", servers.base)):
-        if server := elsewhere.get(role):
-            digest = functools.partial(_digest_elsewhere, server.digest, run.recipe.data.image_tokens)
-            ask = functools.partial(elsewhere.__getitem__, role)
-            yield Model(role=role, digest=digest, start=ask, stop=lambda: None)
-            continue
-        if role == "tuned":
-            folder, sha256 = run.merged, sha256_file(run.record_file("export"))
-        else:
-            checkpoint = open_checkpoint(run.recipe.checkpoint)
-            folder, sha256 = checkpoint.folder, checkpoint.fingerprint()
-        digest = functools.partial(digest_model, run, folder, sha256)
-        yield Model(role=role, digest=digest, start=start, stop=servers.stop)
-
-
-def _digest_elsewhere(server: str, image_tokens: int, max_tokens: int) -> str:
-    return sha256_json([server, image_tokens, max_tokens])
+def _model(run: Run, servers: Servers, role: str, elsewhere: RemoteServer | None) -> Model:
+    if elsewhere is not None:
+        made_by = [elsewhere.digest, run.recipe.data.image_tokens]
+        return Model(
+            role=role,
+            digest=lambda max_tokens: sha256_json([*made_by, max_tokens]),
+            start=lambda: elsewhere,
+            stop=lambda: None,
+        )
+    if role == "tuned":
+        start, folder, sha256 = servers.tuned, run.merged, sha256_file(run.record_file("export"))
+    else:
+        checkpoint = open_checkpoint(run.recipe.checkpoint)
+        start, folder, sha256 = servers.base, checkpoint.folder, checkpoint.fingerprint()
+    digest = functools.partial(digest_model, run, folder, sha256)
+    return Model(role=role, digest=digest, start=start, stop=servers.stop)
 
 
 def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:

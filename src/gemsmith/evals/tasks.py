@@ -113,11 +113,7 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
 
 
 def read_questions(run: Run) -> list[Question]:
-    """The held-out rows, those that eval.limit draws.
-
-    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text
-    would forge turns.
-    """
+    """The held-out rows that eval.limit draws. Raises RecipeError without data.eval, DataError for a bad row."""
     dataset, _ = _read_rows(run)
     rows = _questions_of(dataset.documents, eval_tasks(run.recipe))
     _check_prompts(run, list(zip(dataset.documents, rows, strict=False)))
@@ -137,10 +133,7 @@ def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[st
 
 
 def check_tasks(run: Run) -> None:
-    """Raises what open_tasks does of questions that cannot be read and of programs that are not here.
-
-    It needs and fetches no checkpoint, and runs no question's own code.
-    """
+    """Raises what open_tasks does of unreadable questions and programs that are not here; fetches no checkpoint."""
     entries = eval_tasks(run.recipe)
     if not entries:
         _refuse_no_rows()

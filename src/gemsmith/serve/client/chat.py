@@ -17,8 +17,7 @@ _ENDED = ("stop", "length", "tool_calls", "repetition")
 # with no text.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
-TOP = 20
-"""Of the likeliest tokens, as many as vLLM gives by default."""
+TOP = 20  # of the likeliest tokens, as many as vLLM gives by default
 
 
 @dataclass(frozen=True, kw_only=True)
