@@ -125,9 +125,8 @@ class _Request(NamedTuple):
         return None if self.output_tokens == ask.load.output_tokens else "wrong length"
 
     def meets(self, slo: Slo) -> bool:
-        return (slo.ttft_ms is None or 1000 * self.ttft_s <= slo.ttft_ms) and (
-            slo.tpot_ms is None or 1000 * self.tpot_s <= slo.tpot_ms
-        )
+        limits = ((slo.ttft_ms, self.ttft_s), (slo.tpot_ms, self.tpot_s))
+        return all(limit_ms is None or 1000 * taken_s <= limit_ms for limit_ms, taken_s in limits)
 
 
 def plan_cells(bench_: Bench, seed: int) -> list[LoadSpec]:

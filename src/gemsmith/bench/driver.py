@@ -37,8 +37,7 @@ class Client:
     endpoint: Endpoint
     folder: Path
     process: subprocess.Popen[bytes]
-    rows: ImageRows | None = None
-    """What requests are made of; None: of random text."""
+    rows: ImageRows | None = None  # what requests are made of; None: of random text
 
     @property
     def log(self) -> Path:

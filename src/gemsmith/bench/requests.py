@@ -98,8 +98,7 @@ class ImageRows:
     """Rows that requests are made of, in an order that says nothing of their classes."""
 
     documents: tuple[Document, ...]
-    lengths: tuple[int, ...]
-    """Tokens of each prompt as training renders it, soft tokens counted."""
+    lengths: tuple[int, ...]  # tokens of each prompt as training renders it, soft tokens counted
     patching: PatchConfig
 
     @property

@@ -41,7 +41,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     fail, or no request is answered.
     """
     clock, recipe = start_clock(), run.recipe
-    rows = _find_rows(recipe)
+    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
     server = servers.tuned()
     export = read_record(run, ExportRecord)
     # All files that may be served.
@@ -91,7 +91,7 @@ def bench_url(
         recipe = build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
     engine = find_vllm(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
-    rows = _find_rows(recipe)
+    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
     _refuse_too_long(recipe.bench, endpoint, rows)
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
@@ -112,10 +112,6 @@ def bench_url(
             write_text(out, record.model_dump_json(indent=1) + "\n")
         shutil.rmtree(folder / CELLS, ignore_errors=True)
     return record
-
-
-def _find_rows(recipe: Recipe) -> ImageRows | None:
-    return read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
 
 
 def _measure(

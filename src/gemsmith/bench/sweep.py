@@ -113,8 +113,7 @@ class SweepResult:
     saturations: tuple[Saturation, ...]
     prefix_caching: bool | None
     warnings: tuple[str, ...]
-    command: tuple[str, ...]
-    """That of the first cell."""
+    command: tuple[str, ...]  # that of the first cell
     slo: Slo | None
 
 
@@ -127,12 +126,10 @@ class _Sweep:
     seed: int
     folder: Path
     rows: ImageRows | None
-    clients: contextlib.ExitStack
-    """Ends the client."""
+    clients: contextlib.ExitStack  # ends the client
     console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Why cells have no numbers of the server itself."""
+    problems: list[str] = field(default_factory=list)  # why cells have no numbers of the server itself
     reused: int = 0
     client: Client | None = None
 
@@ -201,7 +198,8 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
         if ask.load.is_open:
             tried[ask.load.request_rate] = cell.goodput or 0.0
             if len(tried) == 1 and next_rate(tried) is None:
-                _print_saturation(sweep, read_saturation(tried, **lengths), "bold red")
+                described = describe_saturation(read_saturation(tried, **lengths))
+                sweep.console.print(Text.assemble("bench: ", (described, "bold red")))
         following = left[0].load if left else None
         if following and (following.input_tokens, following.output_tokens) == tuple(lengths.values()):
             continue
@@ -212,7 +210,7 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
                 tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
             found = read_saturation(tried, **lengths)
             if found.held_at is not None:
-                _print_saturation(sweep, found, "bold")
+                sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
             yield found
             tried = {}
 
@@ -296,7 +294,3 @@ def _notices(sweep: _Sweep, caching: bool | None) -> Iterator[str]:
         yield f"Prefix caching was on; {cached}."
     if sweep.reused:
         yield f"{sweep.reused} of {len(sweep.cells)} cells were measured by an earlier start that was stopped."
-
-
-def _print_saturation(sweep: _Sweep, found: Saturation, style: str) -> None:
-    sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), style)))

@@ -42,18 +42,13 @@ class GradedAnswer:
 
     text: str
     right: bool
-    cut: bool
-    """It reached the limit of tokens before it had ended."""
+    cut: bool  # it reached the limit of tokens before it had ended
     tokens: int | None = None
-    reason: str | None = None
-    """Why it is not right, where the scorer says so."""
+    reason: str | None = None  # why it is not right, where the scorer says so
     detail: str = ""
-    failed: str | None = None
-    """Why there is no answer, and so no text."""
-    ungraded: str | None = None
-    """Why the scorer could not judge it."""
-    others: Mapping[str, bool] = field(default_factory=dict)
-    """Whether it is right by the scorer's other measures."""
+    failed: str | None = None  # why there is no answer, and so no text
+    ungraded: str | None = None  # why the scorer could not judge it
+    others: Mapping[str, bool] = field(default_factory=dict)  # whether it is right by the scorer's other measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,8 +256,7 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
 def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
     """How many of the requests the server reads as the ids beside them: soft tokens, their borders, white space.
 
-    The others it did not answer, or does not tell. `asked` is by names for messages. Raises EngineError, with the first
-    place, where it reads other ids than those trained.
+    `asked` is by names for messages. Raises EngineError, with the first place, where it reads other ids.
     """
     names, compared = list(asked), 0
 

@@ -79,9 +79,8 @@ def _label_scores(labels: Sequence[str], expected: np.ndarray, answered: np.ndar
         LabelCount(expected=labels[one], answered=None if other == UNKNOWN else labels[other], rows=rows)
         for (one, other), rows in sorted(counts.items())
     )
-    return LabelScores(
-        macro_f1=f1, unknown=Interval(value=unknown / len(answered), low=low, high=high), confusion=tuple(confusion)
-    )
+    share = Interval(value=unknown / len(answered), low=low, high=high)
+    return LabelScores(macro_f1=f1, unknown=share, confusion=tuple(confusion))
 
 
 def _most_confused(

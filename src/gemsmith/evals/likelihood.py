@@ -46,9 +46,8 @@ def ask_likelihoods(
     def add(place: int, reply: dict[str, Any] | Failure) -> None:
         number, choice, last = lengths[place]
         logprob = reply if isinstance(reply, Failure) else read_logprob(reply, requests[place].body["prompt"], last)
-        found[number][choice] = (
-            logprob if isinstance(logprob, Failure) else {"choice": choice, "logprob": logprob, "tokens": last}
-        )
+        said = {"choice": choice, "logprob": logprob, "tokens": last}
+        found[number][choice] = logprob if isinstance(logprob, Failure) else said
         if len(found[number]) == len(asked[number][1]):
             listed = [found[number][choice] for choice in asked[number][1]]
             failure = next((each for each in listed if isinstance(each, Failure)), None)

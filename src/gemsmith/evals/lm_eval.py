@@ -101,11 +101,9 @@ def read_scores(results: dict[str, Any]) -> dict[str, dict[str, LmEvalScore]]:
             if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             stderr = found.get(f"{name}_stderr,{chosen}")
-            known = isinstance(stderr, int | float) and math.isfinite(stderr)
+            known = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
             # A filter that is not `none` stays in the name.
-            scores[task][name if chosen == "none" else key] = LmEvalScore(
-                value=float(value), stderr=float(stderr) if known else None
-            )
+            scores[task][name if chosen == "none" else key] = LmEvalScore(value=float(value), stderr=known)
     return scores
 
 

@@ -81,9 +81,8 @@ def print_answers(record: AnswersRecord) -> None:
     if record.left_out:
         console.print(f"{record.left_out} problems do not count: {record.simulator} cannot run their own reference")
     if record.unanswered:
-        console.print(
-            f"{record.unanswered} problems of the dataset have no answer in {record.answers} and do not count"
-        )
+        left = f"{record.unanswered} problems of the dataset"
+        console.print(f"{left} have no answer in {record.answers} and do not count")
     if not record.sandbox:
         console.print("generated code ran without a sandbox")
 

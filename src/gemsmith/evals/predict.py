@@ -50,10 +50,8 @@ class _Job:
     """Rows, the model that is asked, and how."""
 
     model: str
-    digest: str
-    """SHA-256 of what makes the model's answers."""
-    weights_sha256: str
-    """Of its weights; of a server's, of what it says of them."""
+    digest: str  # SHA-256 of what makes the model's answers
+    weights_sha256: str  # of its weights; of a server's, of what it says of them
     start: Callable[[], Server | RemoteServer]
     patching: PatchConfig | None = None
     rows: Path

@@ -212,10 +212,8 @@ def describe_scores(found: ModelResult, label: str) -> str:
     if not found.problems:
         interval = f"{score.low:.1%} to {score.high:.1%}, n = {score.n}"
         return f"eval: {label}: {score.score:.1%} right ({interval}{cut}{failed}{ungraded})"
-    passes = ", ".join(
-        f"pass@{each.k} {each.score:.1%} (95 % {each.low:.1%} to {each.high:.1%})" for each in found.pass_at
-    )
-    return f"eval: {label}: {passes} over {score.n} problems, {found.answers} answers{cut}{failed}{ungraded}"
+    passes = [f"pass@{each.k} {each.score:.1%} (95 % {each.low:.1%} to {each.high:.1%})" for each in found.pass_at]
+    return f"eval: {label}: {', '.join(passes)} over {score.n} problems, {found.answers} answers{cut}{failed}{ungraded}"
 
 
 def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:

@@ -50,9 +50,8 @@ def evaluate(
 ) -> EvalRecord:
     """Scores tuned and base on the same questions and records both; each answer goes to logs/eval_rows.jsonl.
 
-    Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only. So does one
-    with other tasks. `force`, or where it is complete, it asks for all, and what is there is replaced at its end.
-    `elsewhere`: base or tuned -> a server to ask in place of the run's own.
+    Answers are kept as they come, and a second start, or one with other tasks, asks for the others only; with `force`,
+    or where it is complete, for all. `elsewhere`: base or tuned -> a server to ask in place of the run's own.
 
     Raises RecipeError where there is nothing to score, DataError where a row has no answer to compare with, EngineError
     where a server dies again and again or too many requests fail, ScorerError where the scorer fails on as many.

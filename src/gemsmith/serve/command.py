@@ -71,12 +71,10 @@ def max_lora_rank(rank: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    source: str
-    """A folder, absolute or seen from the working directory, or a Hugging Face hub id."""
+    source: str  # a folder, absolute or seen from the working directory, or a Hugging Face hub id
     is_folder: bool
     variant: Variant
-    config: Mapping[str, Any]
-    """config.json, or as much of the published one's as matters here."""
+    config: Mapping[str, Any]  # config.json, or as much of the published one's as matters here
 
 
 def published_config(variant: Variant) -> dict[str, Any]:

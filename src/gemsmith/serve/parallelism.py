@@ -17,8 +17,7 @@ BATCHED = (8192, 4096)
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     tp: int
-    copies: int
-    """Servers' workers that have all the weights, each on `tp` devices."""
+    copies: int  # servers' workers that have all the weights, each on `tp` devices
     weight_dtype: str
     batched_tokens: int
     memory: ServingMemory

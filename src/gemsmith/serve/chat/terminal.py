@@ -109,8 +109,7 @@ class Conversation:
     voices: Sequence[ChatModel]
     system: str = ""
     turns: dict[str, Turns] = field(default_factory=dict)
-    images: list[str] = field(default_factory=list)
-    """The data: URLs of those that go with the next prompt."""
+    images: list[str] = field(default_factory=list)  # the data: URLs of those that go with the next prompt
 
     def forget(self) -> None:
         self.turns, self.images = {}, []
@@ -136,10 +135,9 @@ def chat_with_run(
     port: int | None,
     skip_verify_check: bool,
 ) -> None:
-    """Talks to the tuned model of a run, its base, or both, which one server then holds.
+    """Talks to the tuned model of a run, its base, or both, which one server then holds; `models`: "base", "tuned".
 
-    `models`: of "base" and "tuned". `read_questions` gives a run's held-out rows, to be asked. Other commands may use
-    the run directory meanwhile.
+    `read_questions` gives a run's held-out rows, to be asked. Other commands may use the run directory meanwhile.
     """
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]

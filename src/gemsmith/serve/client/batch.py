@@ -144,9 +144,8 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-            response = await client.post(
-                request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
-            )
+            content, headers = json.dumps(request.body), {"Content-Type": "application/json"}
+            response = await client.post(request.path, content=content, headers=headers)
     except TimeoutError:
         return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), None
     except (httpx.RemoteProtocolError, httpx.ReadError) as error:

@@ -47,8 +47,7 @@ class RemoteServer:
 
     url: str
     model: str
-    root: str | None = None
-    """What it says its weights are."""
+    root: str | None = None  # what it says its weights are
     max_model_len: int | None = None
     log: str = "the log of that server"
 
@@ -102,10 +101,7 @@ def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
 
 
 def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoint:
-    """That of any OpenAI-compatible server, which is asked for its models.
-
-    Raises InputError where it does not answer, or has no such model; CheckpointError without its tokenizer.
-    """
+    """That of any OpenAI-compatible server. Raises InputError as find_models, CheckpointError without its tokenizer."""
     url, cards = find_models(url, () if model is None else (model,))
     ((name, listed),) = cards.items()
     # That is given, or that the server says it serves, where that is on this machine.

@@ -24,8 +24,7 @@ class ChatModel:
     label: str
     url: str
     model: str
-    max_model_len: int | None = None
-    """Tokens of a prompt and its answer together, where the server says so."""
+    max_model_len: int | None = None  # tokens of a prompt and its answer together, where the server says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,7 @@ class StreamedAnswer:
     tokens: int = 0
     ttft_s: float | None = None
     elapsed_s: float = 0.0
-    ended: str | None = None
-    """The server's finish_reason; None while the answer is still coming."""
+    ended: str | None = None  # the server's finish_reason; None while the answer is still coming
 
     @property
     def tokens_per_s(self) -> float | None:
