@@ -16,7 +16,7 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import RemoteServer
+from gemsmith.serve.client.endpoint import AnyServer, RemoteServer
 from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
@@ -72,7 +72,7 @@ class Model:
 
     role: str
     digest: Callable[[int], str]
-    start: Callable[[], Server | RemoteServer]
+    start: Callable[[], AnyServer]
     stop: Callable[[], None]
 
 
@@ -155,7 +155,7 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
     return int(sha256_json([seed, question, sample])[:8], 16) >> 1  # vLLM's seeds are signed
 
 
-def make_request(server: Server | RemoteServer, task: OpenTask, number: int) -> Request:
+def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     """The chat that asks for the answer of this index."""
     question = task.question_of(number)
     messages = api_messages(question.messages, question.images, task.patching)
@@ -209,7 +209,7 @@ def _ask_missing(asking: _Asking) -> None:
             return
 
 
-def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
+def _ask_once(asking: _Asking, server: AnyServer) -> None:
     """Asks for what is missing, eval.concurrency requests at a time, and keeps each answer under its key."""
     missing, keys, task = asking.missing(), asking.keys, asking.task
     concurrency = asking.run.recipe.eval.concurrency
@@ -253,7 +253,7 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
 
 
-def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
+def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
     """How many of the requests the server reads as the ids beside them: soft tokens, their borders, white space.
 
     `asked` is by names for messages. Raises EngineError, with the first place, where it reads other ids.

@@ -31,9 +31,8 @@ from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import RemoteServer, find_server
+from gemsmith.serve.client.endpoint import AnyServer, find_server
 from gemsmith.serve.client.stream import SamplingParams
-from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
@@ -52,7 +51,7 @@ class _Job:
     model: str
     digest: str  # SHA-256 of what makes the model's answers
     weights_sha256: str  # of its weights; of a server's, of what it says of them
-    start: Callable[[], Server | RemoteServer]
+    start: Callable[[], AnyServer]
     patching: PatchConfig | None = None
     rows: Path
     shard: Shard | None

@@ -14,12 +14,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.client.endpoint import AnyServer
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import client_options
 from gemsmith.system.signals import handling
@@ -47,18 +48,6 @@ class Request:
     @property
     def timeout_s(self) -> float:
         return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
-
-
-class AnyServer(Protocol):
-    """What is asked, at `url`, with its key in `headers`; `check` raises EngineError where it is gone."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    def check(self) -> None: ...
 
 
 def ask_all(

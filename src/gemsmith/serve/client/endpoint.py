@@ -74,6 +74,9 @@ class RemoteServer:
             return
 
 
+AnyServer = Server | RemoteServer
+
+
 def find_server(url: str, model: str | None, *, of: str = "") -> RemoteServer:
     """The model of this name at the address, or its only one. Raises InputError as find_models."""
     address, cards = find_models(url, () if model is None else (model,), of=of)
