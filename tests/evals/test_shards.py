@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import InputError, RunError
-from gemsmith.evals.predict import predict_url
-from gemsmith.evals.shards import join_shards, read_shard
+from gemsmith.evals.predict import join_shards, predict_url, read_shard
 from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.serve.client import batch
 from gemsmith.serve.client.stream import SamplingParams

@@ -88,9 +88,7 @@ class LoadSpec:
     @property
     def idle_timeout_s(self) -> float:
         """For how long it is believable that no token comes."""
-        return (
-            self.timeout_s + IDLE_TIMEOUT_S + (0 if self.load.request_rate == BURST else GAPS / self.load.request_rate)
-        )
+        return self.timeout_s + IDLE_TIMEOUT_S + GAPS / self.load.request_rate
 
     @property
     def name(self) -> str:
@@ -127,9 +125,8 @@ class _Request(NamedTuple):
         return None if self.output_tokens == ask.load.output_tokens else "wrong length"
 
     def meets(self, slo: Slo) -> bool:
-        return (slo.ttft_ms is None or 1000 * self.ttft_s <= slo.ttft_ms) and (
-            slo.tpot_ms is None or 1000 * self.tpot_s <= slo.tpot_ms
-        )
+        limits = ((slo.ttft_ms, self.ttft_s), (slo.tpot_ms, self.tpot_s))
+        return all(limit_ms is None or 1000 * taken_s <= limit_ms for limit_ms, taken_s in limits)
 
 
 def plan_cells(bench_: Bench, seed: int) -> list[LoadSpec]:
@@ -171,8 +168,7 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
         reason = f"it has no {error.args[0]}" if isinstance(error, KeyError) else str(error)
         raise EngineError(f"{place} is no detailed result of vllm bench serve ({reason})") from None
     if len(requests) != ask.requests:
-        told = f"{len(requests)} requests told of, {ask.requests} asked for"
-        raise EngineError(f"{place} contradicts itself: {told}")
+        raise EngineError(f"{place} contradicts itself: {len(requests)} requests told of, {ask.requests} asked for")
     warmup, measured = requests[: ask.count.warmup], requests[ask.count.warmup :]
     whole = [request for request in measured if request.find_cause(ask) is None]
     failures, in_warmup = (
@@ -257,10 +253,8 @@ def _one_by_one(whole: Sequence[_Request], begin_s: float, prompts_sha256: str |
     """To a microsecond."""
     columns_s = zip(*((request.start_s - begin_s, request.ttft_s, request.latency_s) for request in whole), strict=True)
     start, ttft, latency = (tuple(round(1000 * value_s, 3) for value_s in column_s) for column_s in columns_s)
-    lengths = tuple(request.input_tokens for request in whole)
-    return Requests(
-        prompts_sha256=prompts_sha256, start_ms=start, ttft_ms=ttft, latency_ms=latency, input_tokens=lengths
-    )
+    lengths, sha256 = tuple(request.input_tokens for request in whole), prompts_sha256
+    return Requests(prompts_sha256=sha256, start_ms=start, ttft_ms=ttft, latency_ms=latency, input_tokens=lengths)
 
 
 def _percentiles(values_s: Sequence[float]) -> Percentiles:

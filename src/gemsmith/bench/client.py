@@ -42,8 +42,7 @@ class StreamObservation:
     error: Exception | None = None
     done: bool = False
     refused: bool = False
-    unread: bool = False
-    """It ended with a message that is no JSON."""
+    unread: bool = False  # it ended with a message that is no JSON
 
 
 @dataclass
@@ -88,9 +87,8 @@ def annotate_failure(request: RequestFunc) -> RequestFunc:
         NOTE.set(note)
         try:
             async with asyncio.timeout(CELL.timeout_s):
-                output = await request(
-                    request_func_input=request_func_input, session=ObservedSession(session, note), pbar=pbar
-                )
+                observed = ObservedSession(session, note)
+                output = await request(request_func_input=request_func_input, session=observed, pbar=pbar)
         except TimeoutError as error:
             output = RequestFuncOutput(prompt_len=request_func_input.prompt_len, start_time=begin_s)
             note.error = error
@@ -141,7 +139,6 @@ def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int
 
 
 def _detail(note: StreamObservation, output: RequestFuncOutput, asked: int) -> str:
-    """One line."""
     if note.error is not None:
         return " ".join(f"{type(note.error).__name__} {note.error}".split())
     if note.status == 200:
@@ -173,10 +170,7 @@ def note_messages(heard: threading.Event) -> None:
 
 
 def tell_when_heard(file: Path) -> None:
-    """Writes how many requests have ended to a file, at most once a second, when any request gets tokens.
-
-    So who waits for us can tell slow from stalled.
-    """
+    """Writes how many requests have ended, at most once a second, when tokens come: so slow is told from stalled."""
     heard = threading.Event()
 
     def tell() -> None:

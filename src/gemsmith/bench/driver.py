@@ -37,8 +37,7 @@ class Client:
     endpoint: Endpoint
     folder: Path
     process: subprocess.Popen[bytes]
-    rows: ImageRows | None = None
-    """What requests are made of; None: of random text."""
+    rows: ImageRows | None = None  # what requests are made of; None: of random text
 
     @property
     def log(self) -> Path:
@@ -63,24 +62,21 @@ def running_client(
 
 
 def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell, and `prompts_sha256`.
+    """What the client saved of one cell, and `prompts_sha256`; `heard` gets the number of requests that have ended.
 
-    `heard` is called with the number of its requests that have ended. Raises EngineError where the client or the server
-    ends, or no token comes any more.
+    Raises EngineError where the client or the server ends, or no token comes any more.
     """
     prompts, result = client.folder / f"{ask.name}-prompts.jsonl", client.folder / ask.result_file
     result.unlink(missing_ok=True)
     if client.rows is None:
-        texts = make_prompts(
-            client.endpoint.tokenizer, tokens=ask.load.input_tokens, prompts=ask.requests, seed=ask.seed
-        )
+        tokenizer, tokens = client.endpoint.tokenizer, ask.load.input_tokens
+        texts = make_prompts(tokenizer, tokens=tokens, prompts=ask.requests, seed=ask.seed)
         write_text(prompts, "".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     else:
         client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
     arguments = client_arguments(client.endpoint, ask, client.folder, images=client.rows is not None)
-    line = json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s})
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+        file.write(json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s}) + "\n")
     found = _wait_for(client, ask, heard)
     digest = sha256_file(prompts)
     prompts.unlink()  # as many bytes as all prompts have, and made again from the seed

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -11,23 +11,27 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gemsmith.runs.bench_records import ServerLoad
 from gemsmith.serve.facts import TRUTH, read_cache_config
-from gemsmith.serve.settings import needs_certificates
+from gemsmith.serve.settings import client_options
 
 EVERY_S = 1.0
 _TIMEOUT_S = 2.0
 # vLLM's names; those of one server's engines are added up, but for the share of the cache.
-_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-_KV_USE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+_FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "running": ("vllm:num_requests_running", sum),
+    "waiting": ("vllm:num_requests_waiting", sum),
+    "kv_use": ("vllm:kv_cache_usage_perc", max),
+    "preemptions": ("vllm:num_preemptions_total", sum),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One look at a server; None is what it does not tell."""
 
-    running: float | None
-    waiting: float | None
-    kv_use: float | None
-    preemptions: float | None
+    running: float | None = None
+    waiting: float | None = None
+    kv_use: float | None = None
+    preemptions: float | None = None
 
 
 @dataclass
@@ -49,13 +53,8 @@ def read_sample(text: str) -> Sample | None:
         for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
             if math.isfinite(sample.value):
                 values.setdefault(sample.name, []).append(sample.value)
-    running, waiting, kv_use, preemptions = (
-        join(values[name]) if name in values else None
-        for name, join in ((_RUNNING, sum), (_WAITING, sum), (_KV_USE, max), (_PREEMPTIONS, sum))
-    )
-    if running is waiting is kv_use is preemptions is None:
-        return None
-    return Sample(running=running, waiting=waiting, kv_use=kv_use, preemptions=preemptions)
+    told = {field: join(values[name]) for field, (name, join) in _FIELDS.items() if name in values}
+    return Sample(**told) if told else None
 
 
 def read_prefix_caching(text: str) -> bool | None:
@@ -65,8 +64,7 @@ def read_prefix_caching(text: str) -> bool | None:
 
 def open_metrics(url: str, headers: Mapping[str, str]) -> httpx.Client:
     """A client for a server's /metrics: one for all samples, since to make one takes longer than to ask."""
-    secure = needs_certificates(url)
-    return httpx.Client(base_url=url, headers=dict(headers), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
+    return httpx.Client(base_url=url, headers=dict(headers), timeout=_TIMEOUT_S, **client_options(url))
 
 
 def fetch_metrics(client: httpx.Client) -> str | httpx.HTTPError:
@@ -114,22 +112,15 @@ def _look(client: httpx.Client, samples: Samples) -> None:
 
 
 def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
-    """Means and highest values between the first and the last sample that saw a request; None of no samples.
-
-    Before the first, the client starts.
-    """
+    """Means and highest values between the first and the last sample that saw a request; None of no samples."""
     if not samples:
         return None
     counted = [sample.preemptions for sample in samples if sample.preemptions is not None]
     busy = [place for place, sample in enumerate(samples) if sample.running or sample.waiting]
     samples = samples[busy[0] : busy[-1] + 1] if busy else samples
-
     ends: dict[str, float] = {}
     for name in ("running", "waiting", "kv_use"):
         if values := [value for sample in samples if (value := getattr(sample, name)) is not None]:
             ends |= {f"{name}_mean": round(sum(values) / len(values), 4), f"{name}_max": round(max(values), 4)}
-    return ServerLoad(
-        samples=len(samples),
-        **ends,
-        preemptions=round(counted[-1] - counted[0]) if counted else None,
-    )
+    preemptions = round(counted[-1] - counted[0]) if counted else None
+    return ServerLoad(samples=len(samples), **ends, preemptions=preemptions)

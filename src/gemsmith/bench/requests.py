@@ -6,7 +6,6 @@ tokens that survive the round trip. A prompt's words do not change what it costs
 text beside it. So requests with images are the run's own.
 """
 
-import hashlib
 import json
 import random
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchImages
 from gemsmith.serve.client.chat import api_messages
+from gemsmith.system.files import sha256_json
 from gemsmith.tasks.messages import images_of, text_of
 
 if TYPE_CHECKING:
@@ -52,10 +52,7 @@ def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[
 
 
 def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
-    """Texts that are one token each, also behind a word.
-
-    No special tokens, no signs that begin one, no halves of characters.
-    """
+    """Texts of one token, also behind a word: no special tokens, signs that begin one, or halves of characters."""
     bare = len(tokenizer.encode("a").ids)
     added = tokenizer.get_added_tokens_decoder()
     # Neighbors could otherwise spell a special token between them, such as `<` and `eos>`.
@@ -101,8 +98,7 @@ class ImageRows:
     """Rows that requests are made of, in an order that says nothing of their classes."""
 
     documents: tuple[Document, ...]
-    lengths: tuple[int, ...]
-    """Tokens of each prompt as training renders it, soft tokens counted."""
+    lengths: tuple[int, ...]  # tokens of each prompt as training renders it, soft tokens counted
     patching: PatchConfig
 
     @property
@@ -113,8 +109,9 @@ class ImageRows:
     @property
     def sha256(self) -> str:
         """Of what the prompts say and show."""
-        asked = [(text_of(row.messages[0]), *(image.sha256 for image in row.images)) for row in self.documents]
-        return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        return sha256_json(
+            [(text_of(row.messages[0]), *(image.sha256 for image in row.images)) for row in self.documents]
+        )
 
     def describe(self, *, encoder_cache: bool | None) -> BenchImages:
         """What a record says of them."""
@@ -132,10 +129,7 @@ class ImageRows:
         )
 
     def write_requests(self, file: Path, *, requests: int, seed: int) -> None:
-        """The requests of a cell, as vLLM's `custom_image` dataset has them: no row comes twice before all have come.
-
-        The pixels are those that training saw (gemsmith.images.data_url).
-        """
+        """The requests of a cell, as vLLM's `custom_image` dataset has them; no row comes twice before all have."""
         order = list(range(len(self.documents)))
         random.Random(seed).shuffle(order)
         with file.open("w", encoding="utf-8") as lines:
@@ -171,8 +165,7 @@ def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
     patching = read_patching(read_config(folder), recipe.data.image_tokens)
     seen = validate_images(chosen, patching, bad="error", key="data.eval").documents
     template = find_template(folder, recipe.data.template)
-    prompts = check_prompts_in_process(folder, template, [(document, 1) for document in seen])
-    lengths = tuple(len(ids) for ids in prompts)
+    lengths = tuple(map(len, check_prompts_in_process(folder, template, [(document, 1) for document in seen])))
     for document, length in zip(seen, lengths, strict=True):
         if length > recipe.data.max_length:
             raise DataError(

@@ -1,7 +1,5 @@
 """A grid of loads, measured by vLLM's own client: against a run's tuned model (the stage `bench`), or any server."""
 
-import hashlib
-import json
 import platform
 import shutil
 import tempfile
@@ -23,7 +21,7 @@ from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import VllmEnvironment, find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
-from gemsmith.system.files import write_text
+from gemsmith.system.files import sha256_json, write_text
 from gemsmith.system.version import __version__
 
 TEXT_ALONE = (
@@ -39,17 +37,16 @@ _MAY_BE_KEPT = (
 def bench(run: Run, servers: Servers) -> BenchRecord:
     """Runs every cell and records it. Prefix caching is off, and each cell has prompts of its own.
 
-    With bench.images these are rows of data.eval; each image is embedded anew, however often it comes. A start that
-    is stopped leaves the cells that it has measured to the next. Raises EngineError where server or client fail, or no
-    request is answered.
+    A start that is stopped leaves the cells that it has measured to the next. Raises EngineError where server or client
+    fail, or no request is answered.
     """
     clock, recipe = start_clock(), run.recipe
-    rows = _find_rows(recipe)
+    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
     server = servers.tuned()
     export = read_record(run, ExportRecord)
     # All files that may be served.
-    served = json.dumps([(file.name, file.sha256) for file in (*export.merged, *export.adapter)])
-    endpoint = endpoint_of(server, weights_sha256=hashlib.sha256(served.encode()).hexdigest())
+    weights_sha256 = sha256_json([(file.name, file.sha256) for file in (*export.merged, *export.adapter)])
+    endpoint = endpoint_of(server, weights_sha256=weights_sha256)
     folder, engine = run.logs / "bench", find_vllm(recipe.serve.python)
     found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=keeps_images(server.command))
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
@@ -79,16 +76,22 @@ def bench_url(
 ) -> BenchRecord:
     """Runs every cell against any OpenAI-compatible server; the record goes to `out`, where that is given.
 
-    `source`: the recipe or run directory whose section bench says what is measured, else its defaults do. What is
-    measured is kept beside `out` until the record is whole.
+    `source`: the recipe or run directory whose section bench says what is measured, else its defaults do.
     """
     clock = start_clock()
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise InputError(f"--out {out}: must be a file in a folder that is there")
-    recipe = _read_settings(source, overrides)
+    if source is not None:
+        recipe = load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
+    elif other := [each for each in overrides if not each.strip().startswith(("bench.", "seed=", "serve.python="))]:
+        raise RecipeError(
+            f"--set {other[0]}: has no effect on a server that runs already; keys of bench, seed and serve.python have"
+        )
+    else:  # no key but those is read; these two must be given in every recipe
+        recipe = build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
     engine = find_vllm(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
-    rows = _find_rows(recipe)
+    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
     _refuse_too_long(recipe.bench, endpoint, rows)
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
@@ -109,22 +112,6 @@ def bench_url(
             write_text(out, record.model_dump_json(indent=1) + "\n")
         shutil.rmtree(folder / CELLS, ignore_errors=True)
     return record
-
-
-def _read_settings(source: Path | None, overrides: Sequence[str]) -> Recipe:
-    """A recipe whose section bench, seed and Python that has vLLM's bench client are read, and rows with images."""
-    if source is not None:
-        return load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    if other := [each for each in overrides if not each.strip().startswith(("bench.", "seed=", "serve.python="))]:
-        raise RecipeError(
-            f"--set {other[0]}: has no effect on a server that runs already; keys of bench, seed and serve.python have"
-        )
-    # No key but those of bench is read; these two must be given in every recipe.
-    return build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
-
-
-def _find_rows(recipe: Recipe) -> ImageRows | None:
-    return read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
 
 
 def _measure(

@@ -27,14 +27,10 @@ from gemsmith.system.files import sha256_json, write_text
 from gemsmith.system.format import rough
 from gemsmith.system.version import __version__
 
-CELLS = "cells"
-"""The folder of what is kept: a sweep that is whole needs it no more, and --force would find it."""
-ENOUGH = 0.95
-"""The goodput under which a rate is too much."""
-NEAR = 1.1
-"""The search ends where the two rates around saturation are no further apart than this."""
-HIGHEST_RATE = 1024.0
-"""Requests a second; one client does not make more."""
+CELLS = "cells"  # the folder of what is kept: a sweep that is whole needs it no more, and --force would find it
+ENOUGH = 0.95  # the goodput under which a rate is too much
+NEAR = 1.1  # the search ends where the two rates around saturation are no further apart than this
+HIGHEST_RATE = 1024.0  # requests a second; one client does not make more
 
 
 def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client: str) -> str:
@@ -60,10 +56,7 @@ def find_cell(folder: Path, digest: str) -> BenchCell | None:
 
 
 def expected_s(ask: LoadSpec, done: Sequence[BenchCell]) -> float:
-    """Seconds of a cell: those in which its requests arrive, or in which they are answered where that takes longer.
-
-    They are answered at the highest speed seen with prompts of that length, else with any.
-    """
+    """Seconds until a cell's requests have come, and are answered at the highest speed seen."""
     arrivals_s = ask.requests / ask.load.request_rate
     same = [cell for cell in done if cell.input_tokens == ask.load.input_tokens]
     fastest = max((cell.output_tokens_per_s for cell in same or done), default=0.0)
@@ -120,15 +113,12 @@ class SweepResult:
     saturations: tuple[Saturation, ...]
     prefix_caching: bool | None
     warnings: tuple[str, ...]
-    command: tuple[str, ...]
-    """That of the first cell."""
+    command: tuple[str, ...]  # that of the first cell
     slo: Slo | None
 
 
 @dataclass(kw_only=True)
 class _Sweep:
-    """A sweep that is under way."""
-
     endpoint: Endpoint
     engine: VllmEnvironment
     bench: Bench
@@ -136,12 +126,10 @@ class _Sweep:
     seed: int
     folder: Path
     rows: ImageRows | None
-    clients: contextlib.ExitStack
-    """Ends the client."""
+    clients: contextlib.ExitStack  # ends the client
     console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    """Why cells have no numbers of the server itself."""
+    problems: list[str] = field(default_factory=list)  # why cells have no numbers of the server itself
     reused: int = 0
     client: Client | None = None
 
@@ -210,7 +198,8 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
         if ask.load.is_open:
             tried[ask.load.request_rate] = cell.goodput or 0.0
             if len(tried) == 1 and next_rate(tried) is None:
-                _print_saturation(sweep, read_saturation(tried, **lengths), "bold red")
+                described = describe_saturation(read_saturation(tried, **lengths))
+                sweep.console.print(Text.assemble("bench: ", (described, "bold red")))
         following = left[0].load if left else None
         if following and (following.input_tokens, following.output_tokens) == tuple(lengths.values()):
             continue
@@ -221,7 +210,7 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
                 tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
             found = read_saturation(tried, **lengths)
             if found.held_at is not None:
-                _print_saturation(sweep, found, "bold")
+                sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
             yield found
             tried = {}
 
@@ -305,7 +294,3 @@ def _notices(sweep: _Sweep, caching: bool | None) -> Iterator[str]:
         yield f"Prefix caching was on; {cached}."
     if sweep.reused:
         yield f"{sweep.reused} of {len(sweep.cells)} cells were measured by an earlier start that was stopped."
-
-
-def _print_saturation(sweep: _Sweep, found: Saturation, style: str) -> None:
-    sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), style)))

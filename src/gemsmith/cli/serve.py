@@ -265,7 +265,7 @@ def predict(
     gemsmith predict --join 1.jsonl 2.jsonl 3.jsonl 4.jsonl --out answers.jsonl
     """
     if join:
-        record = lazy_import("evals.shards").join_shards(paths, out, force=options["force"])
+        record = lazy_import("evals.predict").join_shards(paths, out, force=options["force"])
         if as_json:
             print_json(record)
         return
@@ -278,7 +278,7 @@ def predict(
         module = lazy_import("evals.predict")
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in _SAMPLING})
         if shard is not None:
-            given["shard"] = lazy_import("evals.shards").read_shard(shard)
+            given["shard"] = module.read_shard(shard)
         if url:
             del given["overrides"], given["skip_verify_check"]
             record = module.predict_url(url, *paths, out, sampling=sampling, **given)
@@ -334,17 +334,17 @@ def chat(
     gemsmith chat --url http://127.0.0.1:8000
     """
     with require_extra():
-        command = lazy_import("serve.chat.command")
+        chats = lazy_import("serve.chat.terminal")
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
         if url is not None:
-            command.chat_with_url(url, models, sampling=sampling, **options)
+            chats.chat_with_url(url, models, sampling=sampling, **options)
             return
         if source is None:
             raise missing_source("a run directory, or --url of a server")
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))
         if unknown := [name for name in chosen if name not in OF_A_RUN]:
             raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")
-        command.chat_with_run(
+        chats.chat_with_run(
             source,
             overrides,
             models=list(dict.fromkeys(chosen)),

@@ -20,17 +20,13 @@ from gemsmith.tasks.messages import Message, plain_messages
 ANSWERS = "eval_answers.jsonl"
 DONE = "eval_answered.jsonl"
 """What ANSWERS is called once the record is written: tasks that are added later do not ask again for the others'."""
-AGAIN = "eval_answers_again.jsonl"
-"""What takes the place of both once an evaluation that is done again is complete."""
+AGAIN = "eval_answers_again.jsonl"  # what takes the place of both once an evaluation that is done again is complete
 # Beside the weights, these make a request's tokens and how the next is chosen.
 _READ_BY_VLLM = (".json", ".jinja", ".model")
 
 
 class AnswerCache:
-    """What some files hold; more is written to the last of them.
-
-    A line that cannot be read, such as one that a killed process was at, is left out.
-    """
+    """What some files hold; more is written to the last of them. A line that cannot be read is left out."""
 
     def __init__(self, *files: Path) -> None:
         self.files = files
@@ -109,9 +105,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, max_tokens: int) -
     return sha256_json(
         {
             "weights": weights_sha256,
-            "files": {
-                file.name: sha256_file(file) for file in sorted(folder.iterdir()) if file.suffix in _READ_BY_VLLM
-            },
+            "files": {file.name: sha256_file(file) for file in folder.iterdir() if file.suffix in _READ_BY_VLLM},
             "template": find_template(folder, recipe.data.template).sha256,
             "vllm": f"{engine.package} {engine.version}",
             "max_tokens": max_tokens,

@@ -1,8 +1,6 @@
 """One model's answers to one task: asked for, kept as they come, and judged meanwhile."""
 
 import contextlib
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +16,15 @@ from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import RemoteServer
+from gemsmith.serve.client.endpoint import AnyServer, RemoteServer
 from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
+from gemsmith.system.files import sha256_json
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 
 _SHOWN = 300
-COMPARED = 3
-"""Prompts of each start of a server; what differs does so in all of them, or by an image's shape."""
+COMPARED = 3  # prompts of each start of a server; what differs does so in all of them, or by an image's shape
 _SHOWN_IDS = 8
 # Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
 # model's.
@@ -44,18 +42,13 @@ class GradedAnswer:
 
     text: str
     right: bool
-    cut: bool
-    """It reached the limit of tokens before it had ended."""
+    cut: bool  # it reached the limit of tokens before it had ended
     tokens: int | None = None
-    reason: str | None = None
-    """Why it is not right, where the scorer says so."""
+    reason: str | None = None  # why it is not right, where the scorer says so
     detail: str = ""
-    failed: str | None = None
-    """Why there is no answer, and so no text."""
-    ungraded: str | None = None
-    """Why the scorer could not judge it."""
-    others: Mapping[str, bool] = field(default_factory=dict)
-    """Whether it is right by the scorer's other measures."""
+    failed: str | None = None  # why there is no answer, and so no text
+    ungraded: str | None = None  # why the scorer could not judge it
+    others: Mapping[str, bool] = field(default_factory=dict)  # whether it is right by the scorer's other measures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +68,11 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model of the run; `role` is base or tuned.
-
-    `digest(max_tokens)` is of all that makes its answers but the question. `stop` ends its server so that `start`
-    starts another.
-    """
+    """A model of the run, base or tuned; `digest(max_tokens)` is of all that makes its answers but the question."""
 
     role: str
     digest: Callable[[int], str]
-    start: Callable[[], Server | RemoteServer]
+    start: Callable[[], AnyServer]
     stop: Callable[[], None]
 
 
@@ -116,12 +105,10 @@ class _Asking:
 
 
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
-    """The model's answers to each question of the task, in order, judged.
+    """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
-    Those kept from an earlier start are not asked for again, where `force` from an earlier start of the same; the
-    server is started only where answers are missing.
-    Raises EngineError where it dies again and again or more than MOST_FAILED of the answers do not come, ScorerError
-    where as many cannot be judged.
+    Raises EngineError where its server dies again and again or more than MOST_FAILED of the answers do not come,
+    ScorerError where as many cannot be judged.
     """
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = []
@@ -143,7 +130,14 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
             )
         if len(asking.replies) < len(keys):
             _ask_missing(asking)
-        answers = _grade(asking)
+        waiting = sorted(asking.judged)
+        judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
+        if many := _describe_many(asking, judged):
+            raise ScorerError(
+                f"eval: {asking.label}: the scorer {task.entry.task} could not judge {many[0]}; the same command "
+                "asks for no answer again"
+            )
+        answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]
     return Answers(
         answers=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
         retries=cache.count_retries(set(keys)),
@@ -158,11 +152,10 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
     >>> sample_seed(0, "Prob001_zero", 0) == sample_seed(0, "Prob001_zero", 0) != sample_seed(0, "Prob001_zero", 1)
     True
     """
-    digest = hashlib.sha256(json.dumps([seed, question, sample]).encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1  # vLLM's seeds are signed
+    return int(sha256_json([seed, question, sample])[:8], 16) >> 1  # vLLM's seeds are signed
 
 
-def make_request(server: Server | RemoteServer, task: OpenTask, number: int) -> Request:
+def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     """The chat that asks for the answer of this index."""
     question = task.question_of(number)
     messages = api_messages(question.messages, question.images, task.patching)
@@ -216,7 +209,7 @@ def _ask_missing(asking: _Asking) -> None:
             return
 
 
-def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
+def _ask_once(asking: _Asking, server: AnyServer) -> None:
     """Asks for what is missing, eval.concurrency requests at a time, and keeps each answer under its key."""
     missing, keys, task = asking.missing(), asking.keys, asking.task
     concurrency = asking.run.recipe.eval.concurrency
@@ -238,7 +231,7 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
             progress.advance(bar)
 
         def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
-            heard(missing[place], found if isinstance(found, Failure) else read_chat(found))
+            heard(missing[place], read_chat(found))
 
         def retried(place: int, reason: str) -> None:
             asking.cache.add_retry(keys[missing[place]], reason)
@@ -250,23 +243,20 @@ def _ask_once(asking: _Asking, server: Server | RemoteServer) -> None:
             return
         if task.prompts:
             shown = [number for number in missing if task.questions[number].images][:COMPARED]
-            asking.compared += compare_prompts(
-                server,
-                {
-                    task.questions[number].origin: (make_request(server, task, number), task.prompts[number].tolist())
-                    for number in shown
-                },
-            )
+            requests_by_row = {
+                task.questions[number].origin: (make_request(server, task, number), task.prompts[number].tolist())
+                for number in shown
+            }
+            asking.compared += compare_prompts(server, requests_by_row)
         # One by one: the images of all of them may not fit into memory.
         requests = (make_request(server, task, number) for number in missing)
         ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
 
 
-def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
+def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
     """How many of the requests the server reads as the ids beside them: soft tokens, their borders, white space.
 
-    The others it did not answer, or does not tell. `asked` is by names for messages. Raises EngineError, with the first
-    place, where it reads other ids than those trained.
+    `asked` is by names for messages. Raises EngineError, with the first place, where it reads other ids.
     """
     names, compared = list(asked), 0
 
@@ -297,10 +287,7 @@ def compare_prompts(server: Server | RemoteServer, asked: Mapping[str, tuple[Req
 
 @contextlib.contextmanager
 def judging(scorer: Scorer | Judges) -> Iterator[Callable[[Question, str], Judged]]:
-    """Until the block ends, a function that has an answer to a question judged, beside what else there is to do.
-
-    As many answers are judged at once as there are cores. What has not begun when the block ends is never judged.
-    """
+    """Until the block ends, a function that has an answer to a question judged; as many at once as there are cores."""
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
         yield lambda question, answer: pool.submit(judge, scorer, question, answer)
@@ -328,18 +315,6 @@ def judge(scorer: Scorer | Judges, question: Question, answer: str) -> Verdict |
         detail = f"score returned {verdicts[0]!r:.80} in place of a gemsmith.tasks.Verdict"
         return Failure(reason="no verdict", detail=detail)
     return verdicts[0]
-
-
-def _grade(asking: _Asking) -> list[GradedAnswer]:
-    """The replies as answers. Raises ScorerError where too many of them cannot be judged."""
-    waiting = sorted(asking.judged)
-    judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
-    if many := _describe_many(asking, judged):
-        raise ScorerError(
-            f"eval: {asking.label}: the scorer {asking.task.entry.task} could not judge {many[0]}; the same command "
-            "asks for no answer again"
-        )
-    return [grade(asking.replies[number], judged.get(number)) for number in range(len(asking.keys))]
 
 
 def grade(reply: Reply | Failure, judged: Verdict | Failure | None) -> GradedAnswer:

@@ -14,8 +14,7 @@ from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScor
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import images_of
 
-UNKNOWN = -1
-"""Stands for an answer that is no label."""
+UNKNOWN = -1  # stands for an answer that is no label
 MOST_CONFUSED, MOST_OF_ONE_KIND, MOST_IMAGES = 24, 3, 4
 _CHARACTERS = 200
 
@@ -80,9 +79,8 @@ def _label_scores(labels: Sequence[str], expected: np.ndarray, answered: np.ndar
         LabelCount(expected=labels[one], answered=None if other == UNKNOWN else labels[other], rows=rows)
         for (one, other), rows in sorted(counts.items())
     )
-    return LabelScores(
-        macro_f1=f1, unknown=Interval(value=unknown / len(answered), low=low, high=high), confusion=tuple(confusion)
-    )
+    share = Interval(value=unknown / len(answered), low=low, high=high)
+    return LabelScores(macro_f1=f1, unknown=share, confusion=tuple(confusion))
 
 
 def _most_confused(

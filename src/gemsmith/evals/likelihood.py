@@ -11,8 +11,7 @@ from typing import Any
 
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, read_choice
-from gemsmith.serve.client.endpoint import RemoteServer
-from gemsmith.serve.server import Server
+from gemsmith.serve.client.endpoint import AnyServer
 from gemsmith.tasks.messages import Message, plain_messages
 
 Asked = Mapping[int, tuple[Sequence[Message], Sequence[str]]]
@@ -20,12 +19,9 @@ Asked = Mapping[int, tuple[Sequence[Message], Sequence[str]]]
 
 
 def ask_likelihoods(
-    server: Server | RemoteServer, asked: Asked, heard: Callable[[int, Reply | Failure], None], *, concurrency: int
+    server: AnyServer, asked: Asked, heard: Callable[[int, Reply | Failure], None], *, concurrency: int
 ) -> None:
-    """Calls `heard` with each question's number and its choices' log-probabilities as JSON, as tasks' Chooser has it.
-
-    Raises what ask_all raises. A question of which one request fails has that failure.
-    """
+    """Calls `heard` with each question's number and its choices' log-probabilities as JSON, or why one has failed."""
     tokenized = _tokenize(server, asked, concurrency)
     lengths: list[tuple[int, str, int]] = []
     requests: list[Request] = []
@@ -49,9 +45,8 @@ def ask_likelihoods(
     def add(place: int, reply: dict[str, Any] | Failure) -> None:
         number, choice, last = lengths[place]
         logprob = reply if isinstance(reply, Failure) else read_logprob(reply, requests[place].body["prompt"], last)
-        found[number][choice] = (
-            logprob if isinstance(logprob, Failure) else {"choice": choice, "logprob": logprob, "tokens": last}
-        )
+        said = {"choice": choice, "logprob": logprob, "tokens": last}
+        found[number][choice] = logprob if isinstance(logprob, Failure) else said
         if len(found[number]) == len(asked[number][1]):
             listed = [found[number][choice] for choice in asked[number][1]]
             failure = next((each for each in listed if isinstance(each, Failure)), None)
@@ -78,7 +73,7 @@ def read_logprob(reply: Mapping[str, Any], ids: Sequence[int], last: int) -> flo
     return total
 
 
-def _tokenize(server: Server | RemoteServer, asked: Asked, concurrency: int) -> dict[int | str, list[int] | Failure]:
+def _tokenize(server: AnyServer, asked: Asked, concurrency: int) -> dict[int | str, list[int] | Failure]:
     """The ids of each question's prompt, by its number, and of each choice, by its text; or why there are none."""
     bodies: dict[int | str, dict[str, Any]] = {
         number: {"messages": plain_messages(messages), "add_generation_prompt": True}

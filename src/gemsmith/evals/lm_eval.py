@@ -23,7 +23,7 @@ from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.run import Run, write_record
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import KEY_VARIABLE, clean_environment
+from gemsmith.serve.settings import KEY_VARIABLE, clean_environment, run_python
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, sha256_file
@@ -77,21 +77,14 @@ def find_lm_eval() -> tuple[Path, str]:
         "transformers"
     )
     try:
-        found = subprocess.run(
-            [python, "-c", _ASK_VERSION],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-            env=clean_environment(),
-        )
+        version = run_python(python, _ASK_VERSION, timeout_s=120)
     except subprocess.CalledProcessError as error:
         raise MachineError(
             f"--lm-eval: {where} has no lm-evaluation-harness ({last_line(error.stderr)}); {remedy}"
         ) from None
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"--lm-eval: {where} does not run ({error}); {remedy}") from None
-    return python, found.stdout.strip()
+    return python, version.strip()
 
 
 def read_scores(results: dict[str, Any]) -> dict[str, dict[str, LmEvalScore]]:
@@ -108,11 +101,9 @@ def read_scores(results: dict[str, Any]) -> dict[str, dict[str, LmEvalScore]]:
             if not comma or name.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             stderr = found.get(f"{name}_stderr,{chosen}")
-            known = isinstance(stderr, int | float) and math.isfinite(stderr)
+            known = float(stderr) if isinstance(stderr, int | float) and math.isfinite(stderr) else None
             # A filter that is not `none` stays in the name.
-            scores[task][name if chosen == "none" else key] = LmEvalScore(
-                value=float(value), stderr=float(stderr) if known else None
-            )
+            scores[task][name if chosen == "none" else key] = LmEvalScore(value=float(value), stderr=known)
     return scores
 
 

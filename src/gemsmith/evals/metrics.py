@@ -9,12 +9,10 @@ from gemsmith.runs.eval_records import Difference, PassAt, ProblemScore
 
 # scipy.stats is imported where it is called: that takes a second, and `gemsmith runs` reads SIGNIFICANT.
 
-SIGNIFICANT = 0.05
-"""A p-value below it tells the two scores apart."""
+SIGNIFICANT = 0.05  # a p-value below it tells the two scores apart
 # Were all of fewer questions to change in the same way, chance alone would do that more often: 2 × 0.5⁵ = 0.0625.
 _FEWEST_QUESTIONS = 6
-KS = (1, 5)
-"""pass@k is given for those of these that every problem has enough answers for."""
+KS = (1, 5)  # pass@k is given for those of these that every problem has enough answers for
 RESAMPLES, SEED = 10_000, 0
 # Numbers in memory at once while resampling.
 _MOST_DRAWN = 10_000_000
@@ -68,11 +66,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def bootstrap_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean: the quantiles of 10,000 resamples, seeded.
-
-    Of differences of two models a question is drawn with both its scores, so what makes it easy or hard for both
-    cancels.
-    """
+    """The 95 % interval of the mean: the quantiles of 10,000 resamples, seeded."""
     from scipy import stats
 
     values = np.asarray(values, dtype=float)

@@ -1,6 +1,5 @@
 """Answers that exist already, scored without a server: `gemsmith eval --task verilog --answers FILE`."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,13 @@ from rich.table import Table
 
 from gemsmith.data.reader import jsonl_rows
 from gemsmith.errors import DataError, InputError, suggest
-from gemsmith.evals.generate import grade, judging
+from gemsmith.evals.generate import describe_counts, grade, judging
 from gemsmith.evals.metrics import pass_at_each
 from gemsmith.evals.results import problem_score
 from gemsmith.runs.eval_records import AnswersRecord, ProblemScore
 from gemsmith.serve.client.chat import Reply
 from gemsmith.system.console import open_console, track
+from gemsmith.system.files import sha256_file
 from gemsmith.tasks.verilog.task import PROMPTS, open_judges, read_questions
 
 
@@ -43,12 +43,10 @@ def score_named(given: Mapping[str, Any]) -> AnswersRecord:
             for question in asked
             if question.origin not in judges.ungraded
         ]
-        scored = {
-            question.origin: problem_score(
-                question, [grade(Reply(text=text, cut=False), each.result()) for text, each in judged]
-            )
-            for question, judged in track(waiting, "scoring", open_console())
-        }
+        scored = {}
+        for question, judged in track(waiting, "scoring", open_console()):
+            graded = [grade(Reply(text=text, cut=False), each.result()) for text, each in judged]
+            scored[question.origin] = problem_score(question, graded)
     ungraded = {
         name: ProblemScore(name=name, samples=len(answers[name]), passed=0, reasons={}, ungraded=why)
         for name, why in judges.ungraded.items()
@@ -58,7 +56,7 @@ def score_named(given: Mapping[str, Any]) -> AnswersRecord:
         dataset=str(dataset),
         dataset_sha256=found.sha256,
         answers=str(file),
-        answers_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        answers_sha256=sha256_file(file),
         simulator=judges.tool,
         sandbox=judges.sandboxed,
         problems=tuple((scored | ungraded)[question.origin] for question in asked),
@@ -73,8 +71,8 @@ def print_answers(record: AnswersRecord) -> None:
     console = open_console()
     table = Table("problem", "passed", "not passed, by reason", box=None, header_style="bold")
     for score in record.problems:
-        why = ", ".join(f"{count} {reason}" for reason, count in score.reasons.items())
-        table.add_row(score.name, f"{score.passed} of {score.samples}", score.ungraded or why)
+        why = score.ungraded or describe_counts(score.reasons)
+        table.add_row(score.name, f"{score.passed} of {score.samples}", why)
     console.print(table)
     scored = len(record.problems) - record.left_out
     for each in record.pass_at:
@@ -83,9 +81,8 @@ def print_answers(record: AnswersRecord) -> None:
     if record.left_out:
         console.print(f"{record.left_out} problems do not count: {record.simulator} cannot run their own reference")
     if record.unanswered:
-        console.print(
-            f"{record.unanswered} problems of the dataset have no answer in {record.answers} and do not count"
-        )
+        left = f"{record.unanswered} problems of the dataset"
+        console.print(f"{left} have no answer in {record.answers} and do not count")
     if not record.sandbox:
         console.print("generated code ran without a sandbox")
 

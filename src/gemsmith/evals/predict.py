@@ -1,14 +1,15 @@
 """Answers to a file of prompts, `gemsmith predict`: of a run's model, or of any OpenAI server.
 
 Answers are kept in OUT.partial/ as they come, each under a digest of what made it, so that the same command asks only
-for those that are missing. OUT is written once each row has an answer or a reason why it has none.
+for those that are missing. OUT is written once each row has an answer or a reason why it has none. Those of shards, a
+part of the rows each, are put together in the rows' order.
 """
 
 import functools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,19 @@ from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
-from gemsmith.errors import DataError, EngineError, InputError
+from gemsmith.errors import DataError, EngineError, InputError, some
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.evals.generate import describe_counts
-from gemsmith.evals.shards import check_out, record_file
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.records import read_record_file
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
-from gemsmith.serve.client.endpoint import RemoteServer, find_server
+from gemsmith.serve.client.endpoint import AnyServer, find_server
 from gemsmith.serve.client.stream import SamplingParams
-from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
@@ -41,6 +41,7 @@ from gemsmith.system.version import __version__
 
 CONCURRENCY = 16
 ROOM_STEP = 1024
+_ALIKE = ("rows_sha256", "weights_sha256", "sampling")  # what is the same in all shards of the same rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +49,9 @@ class _Job:
     """Rows, the model that is asked, and how."""
 
     model: str
-    digest: str
-    """SHA-256 of what makes the model's answers."""
-    weights_sha256: str
-    """Of its weights; of a server's, of what it says of them."""
-    start: Callable[[], Server | RemoteServer]
+    digest: str  # SHA-256 of what makes the model's answers
+    weights_sha256: str  # of its weights; of a server's, of what it says of them
+    start: Callable[[], AnyServer]
     patching: PatchConfig | None = None
     rows: Path
     shard: Shard | None
@@ -84,8 +83,6 @@ def predict_run(
     force: bool = False,
 ) -> PredictRecord:
     """Writes each row's answer by the run's `model`, tuned or base, to `out`; vLLM is started only if one is missing.
-
-    It has room for the longest prompt and answer, unless the user has set serve.max_model_len, as in `overrides`.
 
     Raises DataError naming a row that cannot be asked, RunError where the weights are not what verify has passed,
     InputError where `out` is there already, EngineError where the server dies or answers no row.
@@ -133,10 +130,7 @@ def predict_url(
     shard: Shard | None = None,
     force: bool = False,
 ) -> PredictRecord:
-    """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size.
-
-    The key is in $VLLM_API_KEY or $OPENAI_API_KEY, if there is one.
-    """
+    """The same by any OpenAI server, whose template renders the prompts; images are sent in their own size."""
     prompts, warnings = _read_rows(str(rows), PatchConfig(), shard)
     server = find_server(url, model)
     if server.max_model_len and sampling.max_tokens >= server.max_model_len:
@@ -227,16 +221,22 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             retries=cache.count_retries({*job.digests}),
             warnings=tuple(warnings),
         )
-        with atomic_write(out) as file:
-            for row, reply in zip(job.prompts, found, strict=True):
-                file.write(json.dumps({"row": row.origin, **_answer(reply)}, ensure_ascii=False) + "\n")
-        write_text(record_file(out), record.model_dump_json(indent=1) + "\n")
+        lines = (_answer_line(row, reply) for row, reply in zip(job.prompts, found, strict=True))
+        rate = f", {record.asked_tokens / asked_s:,.0f} tokens/s" if record.asked_tokens and asked_s else ""
+        _write(record, lines, out, more=rate)
         if not failed:
             shutil.rmtree(partial)
-    print_warnings("predict", record.warnings)
-    rate = f", {record.asked_tokens / asked_s:,.0f} tokens/s" if record.asked_tokens and asked_s else ""
-    open_console().print(f"predict: {len(found) - failed.total():,} of {len(found):,} rows answered{rate}: {out}")
     return record
+
+
+def _write(record: PredictRecord, lines: Iterable[str], out: Path, *, more: str) -> None:
+    """Writes the answers and the record beside them, and prints how many rows have one."""
+    with atomic_write(out) as stream:
+        stream.writelines(lines)
+    write_text(record_file(out), record.model_dump_json(indent=1) + "\n")
+    print_warnings("predict", record.warnings)
+    answered = record.rows - sum(record.failed.values())
+    open_console().print(f"predict: {answered:,} of {record.rows:,} rows answered{more}: {out}")
 
 
 def _count_failures(found: Sequence[Reply | Failure], model: str) -> Counter[str]:
@@ -277,7 +277,100 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
         return begin.elapsed_s()
 
 
-def _answer(reply: Reply | Failure) -> dict[str, Any]:
+def _answer_line(row: Document, reply: Reply | Failure) -> str:
     if isinstance(reply, Failure):
-        return {"answer": None, "error": f"{reply.reason}: {reply.detail}"}
-    return {"answer": reply.text, "cut": reply.cut, "tokens": reply.tokens}
+        answer: dict[str, Any] = {"answer": None, "error": f"{reply.reason}: {reply.detail}"}
+    else:
+        answer = {"answer": reply.text, "cut": reply.cut, "tokens": reply.tokens}
+    return json.dumps({"row": row.origin, **answer}, ensure_ascii=False) + "\n"
+
+
+def record_file(out: Path) -> Path:
+    """Where the record of a file of answers is."""
+    return out.with_name(f"{out.name}.record.json")
+
+
+def check_out(out: Path, inputs: Sequence[Path]) -> None:
+    """Raises InputError where no file can be written there, or it is one of the inputs."""
+    if out.is_dir() or not out.parent.is_dir() or out.resolve() in {file.resolve() for file in inputs}:
+        raise InputError(f"--out {out}: must be a file of its own in a folder that is there")
+
+
+def read_shard(text: str) -> Shard:
+    """The shard that I/N names. Raises InputError."""
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise InputError(f"--shard {text}: must be I/N, with I from 1 to N, such as 1/4")
+    return Shard(number=int(number), of=int(of))
+
+
+def join_shards(files: Sequence[Path], out: Path, *, force: bool = False) -> PredictRecord:
+    """Writes the answers of all shards to `out`, in whatever order the files are given, and returns what they are.
+
+    Raises InputError where one is missing, there twice or not whole, or is of other rows, another model or sampling,
+    RunError where one has no record beside it.
+    """
+    check_out(out, files)
+    if out.exists() and not force:
+        raise InputError(f"--out {out}: is there already; --force replaces it")
+    found: list[tuple[PredictRecord, Shard, Path]] = []
+    for file in files:
+        again = "run gemsmith predict for that shard"
+        record = read_record_file(record_file(file), PredictRecord, missing=again, damaged=again)
+        if record.shard is None:
+            raise InputError(f"--join {file}: is no shard: predict wrote it without --shard; leave it out")
+        found.append((record, record.shard, file))
+    found.sort(key=lambda each: each[1].number)
+    _check(found)
+    records = [record for record, _, _ in found]
+    failed = sum((Counter(record.failed) for record in records), Counter[str]())
+    tokens = [record.asked_tokens for record in records]
+    joined = records[0].model_copy(
+        update={
+            "started": min(record.started for record in records),
+            "gemsmith": __version__,
+            "machine": host_info(),
+            "shard": None,
+            "rows": sum(record.rows for record in records),
+            "failed": dict(failed),
+            "cut": sum(record.cut for record in records),
+            "asked": sum(record.asked for record in records),
+            "asked_s": round(sum(record.asked_s for record in records), 3),
+            "asked_tokens": None if None in tokens else sum(count or 0 for count in tokens),
+            "retries": dict(sum((Counter(record.retries) for record in records), Counter[str]())),
+            "warnings": tuple(
+                f"shard {shard.number}/{shard.of}: {warning}"
+                for record, shard, _ in found
+                for warning in record.warnings
+            ),
+        }
+    )
+    lines = (line for record, _, file in found for line in _lines(file, record.rows))
+    _write(joined, lines, out, more=f" ({describe_counts(failed)})" if failed else "")
+    return joined
+
+
+def _check(found: Sequence[tuple[PredictRecord, Shard, Path]]) -> None:
+    """Raises InputError unless these, in the order of their numbers, are all shards of the same rows, once each."""
+    first, shard, first_file = found[0]
+    for record, other, file in found:
+        if odd := [key for key in _ALIKE if getattr(record, key) != getattr(first, key)]:
+            raise InputError(f"--join {file}: its {odd[0]} is not that of {first_file}; join shards of one command")
+        if other.of != shard.of:
+            raise InputError(f"--join {file}: is one of {other.of} shards, {first_file} one of {shard.of}")
+    numbers = Counter(other.number for _, other, _ in found)
+    if missing := [str(number) for number in range(1, shard.of + 1) if number not in numbers]:
+        raise InputError(f"--join: of {shard.of} shards there is no {some(missing, 3)}; give the file of each")
+    if twice := next((number for number, count in numbers.items() if count > 1), None):
+        raise InputError(f"--join: shard {twice}/{shard.of} was given twice; leave one out")
+
+
+def _lines(file: Path, rows: int) -> Iterator[str]:
+    """The file's lines. Raises InputError, at their end, where there are not as many as its record says."""
+    count = 0
+    with file.open(encoding="utf-8") as stream:
+        for line in stream:
+            count += 1
+            yield line
+    if count != rows:
+        raise InputError(f"--join {file}: has {count} lines, its record says {rows}; run predict for that shard")

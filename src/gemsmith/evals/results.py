@@ -131,10 +131,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others.
-
-    Of several samples the first counts.
-    """
+    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others."""
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     rows = [row for row in rows if row.get("sample", 1) == 1]
     wrong = [row for row in rows if not row["tuned_right"]][:2]
@@ -202,9 +199,8 @@ def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
 
 def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
     """Prints a model's score on a task as soon as it is there."""
-    open_console().print(
-        describe_scores(model_result(task, answers), role if task.held_out else f"{task.name}: {role}")
-    )
+    label = role if task.held_out else f"{task.name}: {role}"
+    open_console().print(describe_scores(model_result(task, answers), label))
 
 
 def describe_scores(found: ModelResult, label: str) -> str:
@@ -216,10 +212,8 @@ def describe_scores(found: ModelResult, label: str) -> str:
     if not found.problems:
         interval = f"{score.low:.1%} to {score.high:.1%}, n = {score.n}"
         return f"eval: {label}: {score.score:.1%} right ({interval}{cut}{failed}{ungraded})"
-    passes = ", ".join(
-        f"pass@{each.k} {each.score:.1%} (95 % {each.low:.1%} to {each.high:.1%})" for each in found.pass_at
-    )
-    return f"eval: {label}: {passes} over {score.n} problems, {found.answers} answers{cut}{failed}{ungraded}"
+    passes = [f"pass@{each.k} {each.score:.1%} (95 % {each.low:.1%} to {each.high:.1%})" for each in found.pass_at]
+    return f"eval: {label}: {', '.join(passes)} over {score.n} problems, {found.answers} answers{cut}{failed}{ungraded}"
 
 
 def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:
@@ -251,7 +245,7 @@ def problem_table(result: TaskResult) -> Table:
     table = Table("problem", "base", "tuned", "not passed, base", "not passed, tuned", box=None, header_style="bold")
     for base, tuned in zip(result.base.problems, result.tuned.problems, strict=True):
         models = (base, tuned)
-        reasons = [", ".join(f"{count} {reason}" for reason, count in each.reasons.items()) for each in models]
+        reasons = [describe_counts(each.reasons) for each in models]
         table.add_row(base.name, *(f"{each.passed} of {each.samples}" for each in models), *reasons)
     for name, why in result.left_out.items():
         table.add_row(name, "", "", "left out", why)

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -50,9 +50,8 @@ def evaluate(
 ) -> EvalRecord:
     """Scores tuned and base on the same questions and records both; each answer goes to logs/eval_rows.jsonl.
 
-    Answers are kept in logs/eval_answers.jsonl as they come, and a second start asks for the others only. So does one
-    with other tasks. `force`, or where it is complete, it asks for all, and what is there is replaced at its end.
-    `elsewhere`: base or tuned -> a server to ask in place of the run's own.
+    Answers are kept as they come, and a second start, or one with other tasks, asks for the others only; with `force`,
+    or where it is complete, for all. `elsewhere`: base or tuned -> a server to ask in place of the run's own.
 
     Raises RecipeError where there is nothing to score, DataError where a row has no answer to compare with, EngineError
     where a server dies again and again or too many requests fail, ScorerError where the scorer fails on as many.
@@ -76,11 +75,13 @@ def evaluate(
         servers.check_verified()  # also where all answers are there from an earlier start
     if force := force or is_up_to_date(run, "eval"):
         _print_replaced(run, tasks)
+    # Tuned first: its server is often still up from serve or bench, so that servers change once.
     answers: dict[str, list[Answers]] = {"tuned": [], "base": []}
-    for model in _models(run, servers, elsewhere):
+    for role in ("tuned", "base"):
+        model = _model(run, servers, role, elsewhere.get(role))
         for task in tasks:
-            answers[model.role].append(answer_all(run, task, model, force=force))
-            print_scores(task, model.role, answers[model.role][-1])
+            answers[role].append(answer_all(run, task, model, force=force))
+            print_scores(task, role, answers[role][-1])
     seed = run.recipe.eval.limit_seed
     scored = [
         ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned, limit_seed=seed))
@@ -109,26 +110,22 @@ def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
     return {role: Elsewhere(url=one.url, model=one.model, root=one.root) for role, one in elsewhere.items()}
 
 
-def _models(run: Run, servers: Servers, elsewhere: Mapping[str, RemoteServer]) -> Iterator[Model]:
-    """Tuned first: its server is often still up from serve or bench, so that servers change once."""
-    for role, start in (("tuned", servers.tuned), ("base", servers.base)):
-        if server := elsewhere.get(role):
-            digest = functools.partial(_digest_elsewhere, server.digest, run.recipe.data.image_tokens)
-            yield Model(
-                role=role, digest=digest, start=functools.partial(elsewhere.__getitem__, role), stop=lambda: None
-            )
-            continue
-        if role == "tuned":
-            folder, sha256 = run.merged, sha256_file(run.record_file("export"))
-        else:
-            checkpoint = open_checkpoint(run.recipe.checkpoint)
-            folder, sha256 = checkpoint.folder, checkpoint.fingerprint()
-        digest = functools.partial(digest_model, run, folder, sha256)
-        yield Model(role=role, digest=digest, start=start, stop=servers.stop)
-
-
-def _digest_elsewhere(server: str, image_tokens: int, max_tokens: int) -> str:
-    return sha256_json([server, image_tokens, max_tokens])
+def _model(run: Run, servers: Servers, role: str, elsewhere: RemoteServer | None) -> Model:
+    if elsewhere is not None:
+        made_by = [elsewhere.digest, run.recipe.data.image_tokens]
+        return Model(
+            role=role,
+            digest=lambda max_tokens: sha256_json([*made_by, max_tokens]),
+            start=lambda: elsewhere,
+            stop=lambda: None,
+        )
+    if role == "tuned":
+        start, folder, sha256 = servers.tuned, run.merged, sha256_file(run.record_file("export"))
+    else:
+        checkpoint = open_checkpoint(run.recipe.checkpoint)
+        start, folder, sha256 = servers.base, checkpoint.folder, checkpoint.fingerprint()
+    digest = functools.partial(digest_model, run, folder, sha256)
+    return Model(role=role, digest=digest, start=start, stop=servers.stop)
 
 
 def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
@@ -171,12 +168,10 @@ def _make_record(
     for each in scored:
         warnings += answer_notices(each.task, "base", each.base)
         warnings += answer_notices(each.task, "tuned", each.tuned)
-    if rows:
-        warnings += image_notices(rows[0].task)
+    warnings += image_notices(rows[0].task) if rows else ()
     for each in scored:
         warnings += result_notices(each.task, each.result)
-    if rows:
-        warnings += overlap_notices(overlap)
+    warnings += overlap_notices(overlap) if rows else ()
     return EvalRecord(
         provenance=provenance,
         server=first.base.server,

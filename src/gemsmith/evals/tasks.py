@@ -89,23 +89,21 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
     entries = eval_tasks(recipe)
     if not entries:
         _refuse_no_rows()
-    dataset, total = (
-        _read_rows(run, elsewhere=elsewhere) if any(entry.task not in SOURCES for entry in entries) else (None, 0)
-    )
-    if dataset is not None and dataset.ignored_columns:
-        open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
-    rows = _questions_of(dataset.documents) if dataset is not None else []
-    _check_rows(entries, rows)
+    dataset, total, rows = None, 0, list[Question]()
+    if any(entry.task not in SOURCES for entry in entries):
+        dataset, total = _read_rows(run, elsewhere=elsewhere)
+        if dataset.ignored_columns:
+            open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
+        rows = _questions_of(dataset.documents, entries)
     names = [entry.task for entry in entries]
     patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
     tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
         name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
-        tasks.append(
-            replace(_open_rows(run, entry, name, rows, total), patching=patching)
-            if entry.task not in SOURCES
-            else _open_source(run, entry, name)
-        )
+        if entry.task in SOURCES:
+            tasks.append(_open_source(run, entry, name))
+        else:
+            tasks.append(replace(_open_rows(run, entry, name, rows, total), patching=patching))
     if elsewhere:
         return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
@@ -115,14 +113,9 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
 
 
 def read_questions(run: Run) -> list[Question]:
-    """The held-out rows, those that eval.limit draws.
-
-    Raises RecipeError where data.eval is not given, DataError where a row has no answer to compare with, or its text
-    would forge turns.
-    """
+    """The held-out rows that eval.limit draws. Raises RecipeError without data.eval, DataError for a bad row."""
     dataset, _ = _read_rows(run)
-    rows = _questions_of(dataset.documents)
-    _check_rows(eval_tasks(run.recipe), rows)
+    rows = _questions_of(dataset.documents, eval_tasks(run.recipe))
     _check_prompts(run, list(zip(dataset.documents, rows, strict=False)))
     return rows
 
@@ -140,15 +133,12 @@ def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[st
 
 
 def check_tasks(run: Run) -> None:
-    """Raises what open_tasks does of questions that cannot be read and of programs that are not here.
-
-    It needs and fetches no checkpoint, and runs no question's own code.
-    """
+    """Raises what open_tasks does of unreadable questions and programs that are not here; fetches no checkpoint."""
     entries = eval_tasks(run.recipe)
     if not entries:
         _refuse_no_rows()
     if any(entry.task not in SOURCES for entry in entries):
-        _check_rows(entries, _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval)))
+        _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval), entries)
     for entry in entries:
         if entry.task in SOURCES:
             source = find_source(entry.task)
@@ -247,15 +237,11 @@ def _refuse_no_rows() -> NoReturn:
     )
 
 
-def _questions_of(documents: Sequence[Document]) -> list[Question]:
-    questions = [_question(document, number) for number, document in enumerate(documents, start=1)]
-    if not questions:
+def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) -> list[Question]:
+    """The rows as questions. Raises DataError where there are none, or a task's scorer cannot judge by one."""
+    rows = [_question(document, number) for number, document in enumerate(documents, start=1)]
+    if not rows:
         raise DataError("data.eval: holds no rows; name a dataset with at least one")
-    return questions
-
-
-def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
-    """Raises DataError where a scorer cannot judge by a row."""
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
         if isinstance(scorer, MultipleChoiceScorer) and (
@@ -268,6 +254,7 @@ def _check_rows(entries: Sequence[EvalTask], rows: Sequence[Question]) -> None:
         if isinstance(scorer, SupportsValidation):
             for question in rows:
                 scorer.check(question)
+    return rows
 
 
 def _question(document: Document, number: int) -> Question:

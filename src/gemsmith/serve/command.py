@@ -1,7 +1,6 @@
 """vLLM's command line: on this machine as it is, or deployed on one of the catalog, each choice with its reason.
 
-Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated by
-gemsmith.hardware.model.serving.
+Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated (hardware.model.serving).
 """
 
 import json
@@ -39,8 +38,7 @@ from gemsmith.serve.settings import (
 )
 from gemsmith.system.console import open_console
 
-GPU_IMAGE = "vllm/vllm-openai:v0.32.0"
-"""The version whose build for CPUs Gemsmith's tests serve with."""
+GPU_IMAGE = "vllm/vllm-openai:v0.32.0"  # the version whose build for CPUs Gemsmith's tests serve with
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
 """The image of a TPU VM, by chip; another boots and cannot be reached."""
 PORT = 8000
@@ -73,12 +71,10 @@ def max_lora_rank(rank: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    source: str
-    """A folder, absolute or seen from the working directory, or a Hugging Face hub id."""
+    source: str  # a folder, absolute or seen from the working directory, or a Hugging Face hub id
     is_folder: bool
     variant: Variant
-    config: Mapping[str, Any]
-    """config.json, or as much of the published one's as matters here."""
+    config: Mapping[str, Any]  # config.json, or as much of the published one's as matters here
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -91,9 +87,7 @@ def published_config(variant: Variant) -> dict[str, Any]:
 def server_command(
     engine: VllmEnvironment, folder: Path, name: str, settings: ServeSettings, *, container: str = ""
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of vLLM's OpenAI server for a checkpoint folder, and its environment.
-
-    It runs on this machine as it is, or as settings.machine, which this is; `container` names it in Docker.
+    """The command line of vLLM's OpenAI server for a checkpoint folder, and its environment; `container` names it.
 
     Raises RecipeError, CheckpointError or MachineError where images are wanted and cannot be had, and as `deploy`.
     """
@@ -134,9 +128,8 @@ def deploy(
 ) -> Deployment:
     """The deployment on a machine: in Docker, or where `program` is given (Python, -m, module), with that.
 
-    `keyed`: a key for clients is in the environment.
-
-    Raises RecipeError where settings do not go with the machine, MachineError where the model does not fit on it.
+    `keyed`: a key for clients is in the environment. Raises RecipeError where settings do not go with the machine,
+    MachineError where the model does not fit on it.
     """
     refuse_open_server(settings, has_key=keyed)
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
@@ -145,21 +138,25 @@ def deploy(
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
     choices = [*_choose(machine, weights, settings, length, image)]
     settings = settings.model_copy(update={"max_model_len": length})
-    told = [word for choice in choices for word in choice.arguments]
     model, mounts = weights.source, tuple[Mount, ...]()
     if image:
         model, settings, mounts = _see_from_container(kind, weights, settings)
+    of_machine = [word for choice in choices for word in choice.arguments]
+    server_arguments = _server_arguments(name, settings, of_machine, is_cpu=kind == "cpu")
+    environment = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
+    environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if kind == "cpu":
+        environment = vllm_issues.cpu_environment() | environment
+    elif kind == "tpu" and image:
+        environment["VLLM_XLA_CACHE_PATH"] = _XLA_CACHE.inside
     return Deployment(
         image=image,
         program=("serve",) if image else program,
         docker_flags=_DOCKER_FLAGS[kind] if image else (),
-        environment=_environment(kind, weights, in_image=image is not None),
+        environment=environment,
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
         mounts=mounts,
-        arguments=(
-            *((model,) if image else ("--model", model)),
-            *_server_arguments(name, settings, told, is_cpu=kind == "cpu"),
-        ),
+        arguments=(*(() if image else ("--model",)), model, *server_arguments),
         port=settings.port or PORT,
         choices=tuple(choice for choice in choices if choice.why),
     )
@@ -170,10 +167,7 @@ def image_of(machine: Machine, settings: ServeSettings) -> str:
 
 
 def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[str], *, is_cpu: bool) -> list[str]:
-    """What every server is told behind its model, wherever it is; `of_machine`: what the kind of machine decides.
-
-    The user's own arguments come last, so that they win.
-    """
+    """What every server is told behind its model; `of_machine`: by its kind. The user's own come last, so they win."""
     words = ["--served-model-name", name if settings.adapter is None else base_name(name)]
     words += ["--host", settings.host, "--port", str(settings.port or PORT)]
     words += ["--dtype", settings.dtype, "--seed", str(settings.seed)]
@@ -330,11 +324,3 @@ def _see_from_container(
     if kind == "tpu":
         mounts += [_SHARED_MEMORY, _XLA_CACHE]
     return model, settings.model_copy(update=inside), tuple(mounts)
-
-
-def _environment(kind: str, weights: Weights, *, in_image: bool) -> dict[str, str]:
-    found = {"HF_HUB_OFFLINE": "1"} if weights.is_folder else {}
-    found |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-    if kind == "cpu":
-        return vllm_issues.cpu_environment() | found
-    return found | ({"VLLM_XLA_CACHE_PATH": _XLA_CACHE.inside} if kind == "tpu" and in_image else {})

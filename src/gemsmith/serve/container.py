@@ -89,10 +89,7 @@ def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
 
 
 def as_shell(deployment: Deployment) -> str:
-    r"""The same for a shell, a line for each option, without the name of a container.
-
-    Variables that the environment gives are named: their values are never in it.
-    """
+    """The same for a shell, a line for each option; variables that the environment gives are named, never told."""
     lines = [" ".join(line) for line in _lines(deployment, (), quoted=shlex.quote, path=_shell_path)]
     if deployment.image is None:
         given = [f'{name}="${name}"' for name in deployment.passed]
@@ -104,10 +101,7 @@ def as_shell(deployment: Deployment) -> str:
 def _lines(
     deployment: Deployment, named: tuple[str, ...], *, quoted: Callable[[str], str], path: Callable[[str, str], str]
 ) -> Iterator[list[str]]:
-    """The words of the command line, an option and its values in a line.
-
-    `path` writes a path of the host and what follows it in its word, `quoted` every other word.
-    """
+    """The words, an option and its values in a line; `path` writes a path of the host and the rest of its word."""
     if deployment.image is None:
         first, *rest = deployment.program
         yield [path(first, ""), *map(quoted, rest)]
@@ -143,10 +137,7 @@ def _shell_path(path: str, rest: str) -> str:
 
 
 def machine_named(name: str, catalog: str | None) -> Machine:
-    """The machine of that name, in the shipped catalog or with the user's over it.
-
-    Raises RecipeError with the names that exist, and for one of several hosts, which one server does not span.
-    """
+    """The machine of that name. Raises RecipeError with those that exist, and for several hosts: a server has one."""
     machines = load_catalog(catalog).machines
     if name not in machines:
         raise RecipeError(
@@ -154,9 +145,8 @@ def machine_named(name: str, catalog: str | None) -> Machine:
             "others in hardware.catalog"
         )
     if machines[name].hosts > 1:
-        raise RecipeError(
-            f"--machine {name}: has {machines[name].hosts} hosts, a server here has one; name a smaller one"
-        )
+        hosts = machines[name].hosts
+        raise RecipeError(f"--machine {name}: has {hosts} hosts, a server here has one; name a smaller one")
     return machines[name]
 
 

@@ -31,10 +31,7 @@ def new_nonce() -> str:
 
 
 def with_nonce(command: Sequence[str], instance_id: str) -> list[str]:
-    """A command line of vLLM with the nonce as one more name, behind those of the last --served-model-name.
-
-    vLLM lists and takes all of them, and calls itself by the first.
-    """
+    """A command line with the nonce behind the last --served-model-name: vLLM lists all, and goes by the first."""
     words = list(command)
     last = max(place for place, word in enumerate(words) if word.partition("=")[0].replace("_", "-") == _OPTION)
     option, equals, value = words[last].partition("=")
@@ -46,8 +43,7 @@ def with_nonce(command: Sequence[str], instance_id: str) -> list[str]:
 def ask(url: str, path: str = "/v1/models", *, timeout_s: float) -> bytes | None:
     """What a server answers to GET in the time, status line first; None where none listens.
 
-    A socket and no HTTP client: those limit the time of each read, so that a byte now and then holds them for hours,
-    and follow redirects.
+    By a socket: HTTP clients limit the time of each read, so that a byte now and then holds them for hours.
     """
     parts = urlsplit(url)
     headers = {"Host": parts.netloc, "Accept": "application/json"} | dict(api_headers())

@@ -9,8 +9,7 @@ from gemsmith.hardware import Machine
 from gemsmith.hardware.model.serving import ServingMemory, serving_memory
 from gemsmith.serve.settings import ServeSettings
 
-UTILISATION = 0.90
-"""The share of a device's memory that vLLM may take."""
+UTILISATION = 0.90  # the share of a device's memory that vLLM may take
 BATCHED = (8192, 4096)
 """Tokens of a forward pass to try: vLLM's default on large GPUs, and half, which leaves more to keys and values."""
 
@@ -18,18 +17,14 @@ BATCHED = (8192, 4096)
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     tp: int
-    copies: int
-    """Servers' workers that have all the weights, each on `tp` devices."""
+    copies: int  # servers' workers that have all the weights, each on `tp` devices
     weight_dtype: str
     batched_tokens: int
     memory: ServingMemory
 
 
 def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
-    """Tensor parallel, copies and dtype: bfloat16 where that fits, and kv heads that tp divides where those do.
-
-    Raises MachineError where nothing fits.
-    """
+    """The first candidate that fits. Raises MachineError where none does."""
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
     tried = []

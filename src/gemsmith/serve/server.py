@@ -164,10 +164,9 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
             elapsed_s = time.monotonic() - begin_s
             if elapsed_s > timeout_s:
                 silent = f"; {server.url} takes connections and says nothing, which may be another program"
-                silent = "" if answer is None else silent
                 raise EngineError(
-                    f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {server.model}{silent}; "
-                    f"the end of {server.log}:\n{last_lines(server.log)}"
+                    f"vLLM did not answer in {timeout_s:.0f} s (serve.start_timeout_s) with {server.model}"
+                    f"{'' if answer is None else silent}; the end of {server.log}:\n{last_lines(server.log)}"
                 )
             status.update(f"vLLM is starting with {server.model}: {elapsed_s:.0f} s")
             time.sleep(POLL_S)

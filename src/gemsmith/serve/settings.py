@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.hardware import Machine
@@ -64,22 +65,18 @@ def base_name(name: str) -> str:
 
 
 def find_vllm(given: str | None = None) -> VllmEnvironment:
-    """The vLLM of serve.python, else of $GEMSMITH_SERVE_PYTHON, else of .venv-serve beside our own environment.
-
-    Raises MachineError where there is no such Python, or no vLLM in it.
-    """
+    """The vLLM in the Python that `engine_python` names. Raises MachineError where that has none, or is not there."""
     python = engine_python(given)
     origin = f"${PYTHON_VARIABLE}" if os.environ.get(PYTHON_VARIABLE) else "the default of serve.python"
     origin = "serve.python" if given else origin
     remedy = "make it with: make serve-env, or set serve.python to a Python that has vLLM"
     if not python.is_file():
         raise MachineError(f"{origin}: {python} does not exist; {remedy}")
-    ask, clean = [str(python), "-c", ASK_VERSION], clean_environment()
     try:
-        answer = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60, env=clean)
+        answer = run_python(python, ASK_VERSION, timeout_s=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, version, transformers, torchvision = (*answer.stdout.split(), "", "", "", "")[:4]
+    package, version, transformers, torchvision = (*answer.split(), "", "", "", "")[:4]
     if not version:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
     return VllmEnvironment(
@@ -88,9 +85,15 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
 
 
 def engine_python(given: str | None = None) -> Path:
-    """The Python that `find_vllm` asks, whether or not it is there."""
+    """That of serve.python, else of $GEMSMITH_SERVE_PYTHON, else of .venv-serve beside our own environment."""
     beside = Path(sys.prefix).parent / ".venv-serve" / "bin" / "python"
     return expanduser(given or os.environ.get(PYTHON_VARIABLE) or beside)
+
+
+def run_python(python: Path, code: str, *, timeout_s: float) -> str:
+    """What the code prints in another environment's Python. Raises OSError or SubprocessError where it fails."""
+    command, clean = [str(python), "-c", code], clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=clean).stdout
 
 
 def server_environment(engine: VllmEnvironment) -> dict[str, str]:
@@ -110,13 +113,13 @@ def api_headers() -> Mapping[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def needs_certificates(url: str) -> bool:
-    """Whether a client of this address must load them, which takes 50 ms: more than to ask a server of this machine.
+def client_options(url: str) -> dict[str, Any]:
+    """How httpx asks an address: by no proxy, with certificates, whose loading takes 50 ms, only where it needs them.
 
-    >>> needs_certificates("http://127.0.0.1:8000"), needs_certificates("HTTPS://a.example")
-    (False, True)
+    >>> client_options("HTTPS://a.example"), client_options("http://127.0.0.1:8000")["verify"]
+    ({'trust_env': False, 'verify': True}, False)
     """
-    return not url.lower().startswith("http:")
+    return {"trust_env": False, "verify": not url.lower().startswith("http:")}
 
 
 def refuse_without_template(folder: Path, settings: ServeSettings) -> None:

@@ -51,10 +51,7 @@ _ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
 
 
 def find_verification_issue(run: Run, *, adapter: bool = False) -> tuple[str, str] | None:
-    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None.
-
-    By verify.json, and by files that are not those of export.json. A check that could not be done is no failure.
-    """
+    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None."""
     exported: ExportRecord = read_record(run, ExportRecord)
     verify = f"gemsmith verify {run.path}"
     export_again = f"gemsmith export {run.path} --force && {verify}"
@@ -218,10 +215,7 @@ def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
 
 
 def with_room(run: Run, overrides: Sequence[str], tokens: int, *, why: str) -> Run:
-    """The run, served with room for so many tokens, or as many as its model reads.
-
-    But for a serve.max_model_len that the user has set: only one that was derived, from what eval needs, is raised.
-    """
+    """The run, served with room for so many tokens, or as many as its model reads, unless the user has set how many."""
     key, recipe = "serve.max_model_len", run.recipe
     derived = {item.key for item in read_reasons(run.recipe_file.read_text(encoding="utf-8"))}
     if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
@@ -231,10 +225,7 @@ def with_room(run: Run, overrides: Sequence[str], tokens: int, *, why: str) -> R
 
 
 def takes_images(run: Run) -> bool:
-    """Whether the run's models are served with what encodes images: where that is asked for, or its rows have some.
-
-    Rows are known by the recipe, or by what the data stage has read.
-    """
+    """Whether the run's models are served with what encodes images: where that is asked for, or its rows have some."""
     if run.recipe.serve.images or run.recipe.bench.images or run.recipe.data.format == IMAGE_FOLDER:
         return True
     try:
@@ -271,11 +262,10 @@ def keep_serving(
     skip_verify_check: bool = False,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves the tuned model until Ctrl-C, and prints a curl line; recorded where the run's recipe says the same.
+    """Serves the tuned model until Ctrl-C, with prefix caching; recorded where the run's recipe says the same.
 
     `machine_name`: what this machine is; None: as it is. `ready` is called once nothing more is written to the run.
-
-    Raises EngineError where vLLM dies. Prefix caching is on, unlike under bench, where it would falsify the times.
+    Raises EngineError where vLLM dies.
     """
     where = this_machine_as(machine_name, run.recipe.hardware.catalog)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check, **where) as servers:

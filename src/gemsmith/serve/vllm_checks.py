@@ -11,20 +11,11 @@ from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
-from gemsmith.serve.vllm_issues import (
-    CAUSAL_IMAGES_ON_CPU,
-    MM_BUDGET,
-    TPU_ISSUES,
-    TRANSFORMERS_5_15,
-    Version,
-)
+from gemsmith.serve.vllm_issues import CAUSAL_IMAGES_ON_CPU, MM_BUDGET, TPU_ISSUES, TRANSFORMERS_5_15, Version
 
-IMAGE_TOKENS = 2496
-"""Of Gemma 4's largest image (vLLM #42687)."""
-BATCHED_TOKENS = 4096
-"""The least that vLLM's own recipes give where an image must fit."""
-WARNING = "warning"
-"""What a DeploymentChoice is called that warns."""
+IMAGE_TOKENS = 2496  # of Gemma 4's largest image (vLLM #42687)
+BATCHED_TOKENS = 4096  # the least that vLLM's own recipes give where an image must fit
+WARNING = "warning"  # what a DeploymentChoice is called that warns
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
@@ -64,10 +55,7 @@ def refuse_engine(engine: VllmEnvironment) -> None:
 def image_budget(
     variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
 ) -> DeploymentChoice | None:
-    """What lets one image fit into a batch; None where vLLM sees to it.
-
-    Raises RecipeError where the user's own arguments leave no room for one.
-    """
+    """What lets one image fit into a batch; None where vLLM sees to it. Raises RecipeError where nothing does."""
     if not takes_images or not variant.bidirectional_images:
         return None
     given = option_value(settings.arguments, "--max-num-batched-tokens")
@@ -83,10 +71,7 @@ def image_budget(
 
 
 def encoder_arguments(config: Mapping[str, Any], settings: ServeSettings, *, is_cpu: bool) -> list[str]:
-    """Arguments that leave the encoders out, or give an image as many soft tokens as in training.
-
-    Raises CheckpointError where images are wanted of a model that takes none.
-    """
+    """What leaves the encoders out, or sets soft tokens as in training. Raises CheckpointError without an encoder."""
     if not settings.images:
         if not any("ConditionalGeneration" in name for name in config.get("architectures") or ()):
             return []

@@ -14,7 +14,7 @@ from gemsmith.errors import InputError, MachineError
 from gemsmith.recipe.load import dump_recipe
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import find_run
-from gemsmith.serve.chat import command
+from gemsmith.serve.chat import terminal as command
 from gemsmith.serve.chat.web import answer_all
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.server import running_server

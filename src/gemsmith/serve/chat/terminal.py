@@ -1,25 +1,34 @@
-"""A conversation in the terminal; prompts come from stdin, so that they can be piped in, too."""
+"""The command `chat`: who is talked to, on the page of web.py, or here, with prompts from stdin."""
 
 import contextlib
+import functools
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import DataError, EngineError
+from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.errors import DataError, EngineError, MachineError
 from gemsmith.images.data_url import to_data_url
-from gemsmith.images.patches import PatchConfig
+from gemsmith.images.patches import PatchConfig, read_patching
+from gemsmith.runs.run import Run, open_run_readonly
 from gemsmith.serve.client.chat import api_messages, image_content
+from gemsmith.serve.client.endpoint import find_models
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
+from gemsmith.serve.stage import Servers, takes_images, with_room
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import Question
 
 Content = str | list[dict[str, Any]]
 Turns = list[dict[str, Any]]
 PLACE = "[image] "
+CONVERSATION_TOKENS = 4096  # what a server of a run holds at least here, or all that its model reads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +47,7 @@ class ImageSupport:
         return to_data_url(file, self.patching)
 
     def split(self, row: Question) -> tuple[str, Turns, Content]:
-        """A held-out row's system prompt, the turns before its last one, and what that one holds.
-
-        Raises DataError where an image of it has changed since it was read.
-        """
+        """A row's system prompt, earlier turns and last one's content. Raises DataError where an image has changed."""
         *before, last = api_messages(row.messages, row.images, self.patching)
         system = next((turn["content"] for turn in before if turn["role"] == "system"), "")
         return system, [turn for turn in before if turn["role"] != "system"], last["content"]
@@ -103,8 +109,7 @@ class Conversation:
     voices: Sequence[ChatModel]
     system: str = ""
     turns: dict[str, Turns] = field(default_factory=dict)
-    images: list[str] = field(default_factory=list)
-    """The data: URLs of those that go with the next prompt."""
+    images: list[str] = field(default_factory=list)  # the data: URLs of those that go with the next prompt
 
     def forget(self) -> None:
         self.turns, self.images = {}, []
@@ -116,6 +121,75 @@ class Conversation:
     def keep(self, voice: ChatModel, prompt: Content, answer: str) -> None:
         said: Turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         self.turns.setdefault(voice.label, []).extend(said)
+
+
+def chat_with_run(
+    source: Path,
+    overrides: Sequence[str],
+    *,
+    models: Sequence[str],
+    read_questions: Callable[[Run], Sequence[Question]],
+    sampling: SamplingParams,
+    system: str,
+    web: bool,
+    port: int | None,
+    skip_verify_check: bool,
+) -> None:
+    """Talks to the tuned model of a run, its base, or both, which one server then holds; `models`: "base", "tuned".
+
+    `read_questions` gives a run's held-out rows, to be asked. Other commands may use the run directory meanwhile.
+    """
+    if len(models) > 1:
+        overrides = ["serve.weights=adapter", *overrides]
+    run = open_run_readonly(source, overrides, section="serve")
+    run = with_room(run, overrides, CONVERSATION_TOKENS, why="a conversation is longer than a row")
+    rows = functools.cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
+    sight = ImageSupport(takes_images=False)
+    with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
+        found = {"base": servers.base, "tuned": servers.tuned}
+        voices = []
+        for label in models:
+            server = found[label]()
+            length = server.facts.max_model_len
+            voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
+        print_warnings("chat", servers.warnings)
+        if takes_images(run):
+            config = read_config(fetch_folder(run.recipe.checkpoint))
+            sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))
+        title = run.path.resolve().name
+        setup = ChatSetup(voices=voices, title=title, sampling=sampling, system=system, sight=sight, rows=rows)
+        _chat(setup, web=web, port=port)
+
+
+def chat_with_url(
+    url: str, models: Sequence[str], *, sampling: SamplingParams, system: str, web: bool, port: int | None
+) -> None:
+    """Talks to models of an OpenAI server that is up; without a name to the only one. Raises as find_models."""
+    address, cards = find_models(url, models)
+    lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
+    voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
+    _chat(ChatSetup(voices=voices, title=address, sampling=sampling, system=system), web=web, port=port)
+
+
+def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
+    if not web:
+        chat_loop(setup)
+        return
+    from gemsmith.serve.chat.web import serve_page
+
+    try:
+        url, page = serve_page(setup, port)
+    except OSError:
+        raise MachineError(f"--port: {port or 'no port'} is free; name another, or leave it out") from None
+    console = open_console()
+    console.print("Ctrl-C stops it. Open in a browser of this machine:")
+    print(escape_control_chars(url), flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        console.print("stopping")
+    finally:
+        page.close(verbose=False)
 
 
 def chat_loop(setup: ChatSetup) -> None:

@@ -34,8 +34,7 @@ ADDRESS = "127.0.0.1"
 HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 * 2**20
 SHOWN_ROWS = 200
-FRAME_S = 0.05
-"""At most so often a column is drawn again; each time costs the browser the whole conversation."""
+FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
 CSS = """
 .turns {height: 20rem; overflow-y: auto; border: 1px solid var(--border-color-primary); padding: 0.5rem 0.75rem;
@@ -53,10 +52,7 @@ footer {display: none !important}
 
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
-    """The page's address, and the page, which is up until it is closed.
-
-    Raises OSError where the port is taken.
-    """
+    """The page's address, and the page, which is up until it is closed. Raises OSError where the port is taken."""
     uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(setup)

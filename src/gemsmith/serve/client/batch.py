@@ -11,17 +11,18 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.client.endpoint import AnyServer
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import needs_certificates
+from gemsmith.serve.settings import client_options
 from gemsmith.system.signals import handling
 
 CONNECT_S = 10.0
@@ -49,40 +50,43 @@ class Request:
         return PROMPT_S + TOKEN_S * float(self.body.get("max_tokens", 0))
 
 
-class AnyServer(Protocol):
-    """What is asked, at `url`, with its key in `headers`; `check` raises EngineError where it is gone."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
-
-    def check(self) -> None: ...
-
-
-Heard = Callable[[int, dict[str, Any] | Failure], None]
-Retried = Callable[[int, str], None]
-
-
 def ask_all(
     server: AnyServer,
     requests: Iterable[Request],
-    heard: Heard,
+    heard: Callable[[int, dict[str, Any] | Failure], None],
     *,
     concurrency: int,
-    retried: Retried = lambda _number, _reason: None,
+    retried: Callable[[int, str], None] = lambda _number, _reason: None,
 ) -> None:
     """Calls `heard` with each request's index and the JSON object that answers it, in the order in which they come.
 
-    A request is taken when there is room for it, so that those of an iterator are made one by one.
-
-    Ends at once at Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A
-    request that cannot connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a
-    call of `retried` with its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one
-    that takes too long is not tried again.
+    A request is taken when there is room for it, so that those of an iterator are made one by one. Ends at once at
+    Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A request that cannot
+    connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a call of `retried` with
+    its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says.
     """
-    _run_until_stopped(_ask_all(server, iter(enumerate(requests)), heard, retried, concurrency))
+    numbered = iter(enumerate(requests))
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for number, request in numbered:  # shared: each takes the next
+            heard(number, await _ask(client, server, request, functools.partial(retried, number)))
+
+    async def ask() -> None:
+        limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
+        # The whole request's is kept in _post: a read's would not end a server that drips.
+        timeout, options = httpx.Timeout(None, connect=CONNECT_S), client_options(server.url)
+        async with httpx.AsyncClient(
+            base_url=server.url, headers=server.headers, timeout=timeout, limits=limits, **options
+        ) as client:
+            workers = [asyncio.create_task(work(client)) for _ in range(concurrency)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    _run_until_stopped(ask())
 
 
 def ask_each(
@@ -93,10 +97,7 @@ def ask_each(
     to: str,
     concurrency: int = 1,
 ) -> list[Answer]:
-    """What `read` makes of each answer, in the order of the requests; `to` is what the server was to answer.
-
-    Raises EngineError where one is a failure, and as `ask_all`.
-    """
+    """What `read` makes of each answer, in order; `to` is what was asked. Raises EngineError for a failure of any."""
     answers: dict[int, Answer] = {}
 
     def heard(number: int, found: dict[str, Any] | Failure) -> None:
@@ -109,33 +110,6 @@ def ask_each(
 
     ask_all(server, requests, heard, concurrency=concurrency)
     return [answers[number] for number in sorted(answers)]
-
-
-async def _ask_all(
-    server: AnyServer,
-    requests: Iterator[tuple[int, Request]],
-    heard: Heard,
-    retried: Retried,
-    concurrency: int,
-) -> None:
-    async def work() -> None:
-        for number, request in requests:  # shared: each takes the next
-            heard(number, await _ask(client, server, request, functools.partial(retried, number)))
-
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    # The whole request's is kept in _post: a read's would not end a server that drips.
-    timeout = httpx.Timeout(None, connect=CONNECT_S)
-    secure = needs_certificates(server.url)
-    async with httpx.AsyncClient(
-        base_url=server.url, headers=server.headers, timeout=timeout, limits=limits, trust_env=False, verify=secure
-    ) as client:
-        workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def _ask(
@@ -159,9 +133,8 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
     try:
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-            response = await client.post(
-                request.path, content=json.dumps(request.body), headers={"Content-Type": "application/json"}
-            )
+            content, headers = json.dumps(request.body), {"Content-Type": "application/json"}
+            response = await client.post(request.path, content=content, headers=headers)
     except TimeoutError:
         return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), None
     except (httpx.RemoteProtocolError, httpx.ReadError) as error:
@@ -174,10 +147,7 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
 
 
 def _retry_after_s(header: str) -> float:
-    """The seconds that a Retry-After asks for, at most MOST_WAIT_S; 0 for one that says nothing.
-
-    RFC 9110, 10.2.3: a number of seconds, or a date.
-    """
+    """The seconds, at most MOST_WAIT_S, that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); else 0."""
     try:
         wait_s = float(header)
     except ValueError:

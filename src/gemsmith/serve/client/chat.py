@@ -17,8 +17,7 @@ _ENDED = ("stop", "length", "tool_calls", "repetition")
 # with no text.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
-TOP = 20
-"""Of the likeliest tokens, as many as vLLM gives by default."""
+TOP = 20  # of the likeliest tokens, as many as vLLM gives by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +26,7 @@ class Reply:
 
     text: str
     cut: bool
-    tokens: int | None = None
-    """How many tokens it wrote, where the server says so."""
+    tokens: int | None = None  # how many tokens it wrote, where the server says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +57,13 @@ def read_choice(found: Mapping[str, Any] | Failure) -> dict[str, Any] | Failure:
         return Failure(reason="no choices", detail=excerpt(json.dumps(found).encode()))
     choice: dict[str, Any] = choices[0]
     if choice.get("finish_reason") not in _ENDED:
-        return Failure(
-            reason=f"finish_reason {str(choice.get('finish_reason'))[:20]}", detail=excerpt(json.dumps(choice).encode())
-        )
+        reason = f"finish_reason {str(choice.get('finish_reason'))[:20]}"
+        return Failure(reason=reason, detail=excerpt(json.dumps(choice).encode()))
     return choice
 
 
 def read_chat(found: Mapping[str, Any] | Failure) -> Reply | Failure:
-    """The text of a chat completion; a failure stays one.
-
-    Empty where the model wrote only what a reasoning or tool parser of vLLM takes out.
-    """
+    """The text of a chat completion, empty where all of it was taken out (_BESIDE_TEXT); a failure stays one."""
     if isinstance(found, Failure):
         return found
     choice = read_choice(found)
@@ -95,10 +89,9 @@ def excerpt(body: bytes) -> str:
 def api_messages(
     messages: Sequence[Message], images: Sequence[ImageInfo] = (), patching: PatchConfig | None = None
 ) -> list[dict[str, Any]]:
-    """The messages of a request; content that is text alone is a string.
+    """The messages of a request; content that is text alone is a string. `patching`: see to_data_url.
 
-    `images` are what was found of theirs, in order; where they are given, bytes that have changed since are a
-    DataError. `patching`: see to_data_url.
+    `images` are what was found of theirs, in order; bytes that have changed since are a DataError.
     """
     hashes: Iterator[str | None] = iter([image.sha256 for image in images])
     found: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ import httpx
 from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
 from gemsmith.serve.client.chat import Failure, read_object
 from gemsmith.serve.server import Server
-from gemsmith.serve.settings import KEY_VARIABLE, needs_certificates
+from gemsmith.serve.settings import KEY_VARIABLE, client_options
 from gemsmith.system.files import sha256_file, sha256_json
 
 KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
@@ -47,8 +47,7 @@ class RemoteServer:
 
     url: str
     model: str
-    root: str | None = None
-    """What it says its weights are."""
+    root: str | None = None  # what it says its weights are
     max_model_len: int | None = None
     log: str = "the log of that server"
 
@@ -64,8 +63,8 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            secure = needs_certificates(self.url)
-            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, trust_env=False, verify=secure)
+            options = client_options(self.url)
+            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **options)
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
@@ -73,6 +72,9 @@ class RemoteServer:
             ) from None
         except httpx.HTTPError:  # it is there, and busy
             return
+
+
+AnyServer = Server | RemoteServer
 
 
 def find_server(url: str, model: str | None, *, of: str = "") -> RemoteServer:
@@ -102,13 +104,21 @@ def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
 
 
 def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoint:
-    """That of any OpenAI-compatible server, which is asked for its models.
-
-    Raises InputError where it does not answer, or has no such model; CheckpointError without its tokenizer.
-    """
+    """That of any OpenAI-compatible server. Raises InputError as find_models, CheckpointError without its tokenizer."""
     url, cards = find_models(url, () if model is None else (model,))
     ((name, listed),) = cards.items()
-    folder = _find_tokenizer(tokenizer, listed)
+    # That is given, or that the server says it serves, where that is on this machine.
+    named = listed.get("root")
+    folder = tokenizer or (Path(named) if isinstance(named, str) and named else None)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        if tokenizer is not None:
+            raise CheckpointError(
+                f"--tokenizer {tokenizer}: has no tokenizer.json; give the folder of the model's weights"
+            )
+        raise InputError(
+            "--tokenizer is missing: prompts of an exact number of tokens need the model's; give a folder with its "
+            "tokenizer.json"
+        )
     facts = {key: str(listed[key]) for key in _FACTS if listed.get(key) is not None}
     version = _ask(f"{url}/version")
     if isinstance(version, dict) and isinstance(version.get("version"), str):
@@ -182,22 +192,7 @@ def key_headers() -> dict[str, str]:
 
 def _ask(url: str) -> dict[str, Any] | Failure:
     try:
-        secure = needs_certificates(url)
-        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, trust_env=False, verify=secure)
+        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, **client_options(url))
     except httpx.HTTPError as error:
         return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
     return read_object(response.status_code, response.content)
-
-
-def _find_tokenizer(given: Path | None, listed: Mapping[str, Any]) -> Path:
-    """The folder that is given, or that the server says it serves, where that is on this machine."""
-    named = listed.get("root")
-    folder = given or (Path(named) if isinstance(named, str) and named else None)
-    if folder is not None and (folder / "tokenizer.json").is_file():
-        return folder
-    if given is not None:
-        raise CheckpointError(f"--tokenizer {given}: has no tokenizer.json; give the folder of the model's weights")
-    raise InputError(
-        "--tokenizer is missing: prompts of an exact number of tokens need the model's; give a folder with its "
-        "tokenizer.json"
-    )

@@ -12,10 +12,9 @@ import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import excerpt
-from gemsmith.serve.settings import api_headers, needs_certificates
+from gemsmith.serve.settings import api_headers, client_options
 
-CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0
-"""A first token may take minutes on a CPU that reads a long prompt."""
+CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0  # a first token may take minutes on a CPU that reads a long prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,7 @@ class ChatModel:
     label: str
     url: str
     model: str
-    max_model_len: int | None = None
-    """Tokens of a prompt and its answer together, where the server says so."""
+    max_model_len: int | None = None  # tokens of a prompt and its answer together, where the server says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +45,7 @@ class StreamedAnswer:
     tokens: int = 0
     ttft_s: float | None = None
     elapsed_s: float = 0.0
-    ended: str | None = None
-    """The server's finish_reason; None while the answer is still coming."""
+    ended: str | None = None  # the server's finish_reason; None while the answer is still coming
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -66,8 +63,7 @@ def stream_answer(
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
     timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
-    secure = needs_certificates(voice.url)
-    client = httpx.Client(timeout=timeout, trust_env=False, headers=api_headers(), verify=secure)
+    client = httpx.Client(timeout=timeout, headers=api_headers(), **client_options(voice.url))
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
     asked = {
