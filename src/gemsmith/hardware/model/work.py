@@ -352,7 +352,7 @@ def attended_pairs(
     blocks of queries cannot see, the dense form nothing.
 
     >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
-    [3670528, 5767168, 16777216]
+    [3670528, 5505024, 16777216]
     """
     if attention == "flash":
         reach = min(length, window or length)
