@@ -52,17 +52,13 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
                 if stage == "train":
                     break
         if first:
-            _send_report(run, mirror, console)
+            # The report comes home with the records; an image of one's own may lack what draws it.
+            try:
+                importlib.import_module("gemsmith.report.page").report(run)
+            except (GemsmithError, OSError, ModuleNotFoundError) as error:
+                console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
+            mirror.send()
     return run
-
-
-def _send_report(run: Run, mirror: RunSync, console: Console) -> None:
-    """The report comes home with the records; an image of one's own may lack what draws it."""
-    try:
-        importlib.import_module("gemsmith.report.page").report(run)
-    except (GemsmithError, OSError, ModuleNotFoundError) as error:
-        console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
-    mirror.send()
 
 
 def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, console: Console) -> None:
