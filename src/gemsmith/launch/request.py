@@ -101,13 +101,13 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     if options.stages is None:
         # What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own.
         tasks = {task.task for task in eval_tasks(recipe)}
-        scored = target.EVALUATES and options.image is None and tasks and tasks.isdisjoint(SOURCES)
+        scored = "evaluates" in target.FEATURES and options.image is None and tasks and tasks.isdisjoint(SOURCES)
         options = options.model_copy(update={"stages": (*STAGES_THERE, *(("eval",) if scored else ()))})
     name = options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-")
     _check_options(name, target, provider, options)
     catalog = load_catalog(recipe.hardware.catalog)
     root = f"{options.bucket.rstrip('/')}/{name}"
-    inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
+    inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None)
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
         raise InputError(
             f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
@@ -121,7 +121,7 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
             )
             target.check(request)
             found.append(request)
-            if not target.SUPPORTS_ANY_MACHINE:
+            if "any machine" not in target.FEATURES:
                 return request
         except InputError as error:
             (unfit if request is None else refused).append(error)
@@ -144,7 +144,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         if value is not None and not WORD.fullmatch(value):
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
     if options.wheel is not None:
-        if not target.SUPPORTS_WHEEL:
+        if "wheel" not in target.FEATURES:
             raise InputError(
                 f"--wheel {options.wheel}: --provider {provider} runs a container; leave it out, or choose "
                 "--provider tpu-vm"

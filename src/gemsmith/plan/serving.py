@@ -18,7 +18,7 @@ from gemsmith.plan.cost import on_demand, rounded_range
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
-from gemsmith.runs.records import Range
+from gemsmith.runs.records import Range, ServerFacts
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
 from gemsmith.serve.settings import ServeSettings
@@ -199,21 +199,6 @@ class Shares:
     prefill: tuple[float, ...]
 
 
-def read_served(recipe: Recipe, bench: BenchRecord, machine: Machine) -> Served:
-    """The model as the load test's server had it on its devices."""
-    facts = bench.server
-    dtype = (facts.dtype if facts and facts.dtype else recipe.serve.dtype).removeprefix("torch.")
-    quantized = bool(facts and facts.quantization not in (None, "none"))
-    kv_dtype = facts.kv_cache_dtype if facts and facts.kv_cache_dtype not in (None, "auto") else dtype
-    return Served(
-        variant=recipe_variant(recipe),
-        machine=machine,
-        tp=(facts.tensor_parallel if facts else None) or 1,
-        weight_dtype="fp8" if quantized else dtype,
-        kv_dtype="fp8" if str(kv_dtype).startswith("fp8") else str(kv_dtype),
-    )
-
-
 def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:
     """What share of the roofline prompts and decode steps came to in each cell that tells.
 
@@ -244,10 +229,17 @@ def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: 
 
 def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machine) -> Shares:
     """The same of a run's load test. Raises RunError where it says too little, or more than the machine can."""
-    served = read_served(recipe, bench, machine)
-    found = roofline_utilization(
-        served, bench.cells, copies=(bench.server.data_parallel if bench.server else None) or 1
+    facts = bench.server or ServerFacts()
+    dtype = (facts.dtype or recipe.serve.dtype).removeprefix("torch.")
+    kv_dtype = dtype if facts.kv_cache_dtype in (None, "auto") else str(facts.kv_cache_dtype)
+    served = Served(
+        variant=recipe_variant(recipe),
+        machine=machine,
+        tp=facts.tensor_parallel or 1,
+        weight_dtype="fp8" if facts.quantization not in (None, "none") else dtype,
+        kv_dtype="fp8" if kv_dtype.startswith("fp8") else kv_dtype,
     )
+    found = roofline_utilization(served, bench.cells, copies=facts.data_parallel or 1)
     if not found.decode or not found.prefill:
         raise RunError(
             f"--calibrate {folder}: bench.json has no load with at most {ALONE:g} requests under way, which tells what "

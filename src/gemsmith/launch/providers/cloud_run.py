@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
-from gemsmith.launch.provider import MOUNT, LaunchRequest, WithReason
+from gemsmith.launch.provider import MOUNT, Feature, LaunchRequest, WithReason
 from gemsmith.launch.render import render_commands, render_files, render_template
 from gemsmith.launch.upload import GB, disk_bytes, format_footprint, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
@@ -18,10 +18,7 @@ from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published
 from gemsmith.serve.container import Deployment
 from gemsmith.serve.settings import ServeSettings
 
-MOUNTS_WEIGHTS = True
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = True
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates"})
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")

@@ -14,15 +14,12 @@ from typing import Any
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import fill, values_of
-from gemsmith.launch.provider import LaunchRequest, WithReason
+from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
 from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import describe_slice, disk_bytes, format_footprint, timed_command
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = False
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset()
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"
 """The Kubernetes service account, tied to the request's by Workload Identity."""

@@ -8,16 +8,13 @@ from typing import Any
 
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
-from gemsmith.launch.provider import LaunchRequest, WithReason
+from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
 from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.request import is_googles
 from gemsmith.launch.upload import GB, disk_bytes, format_footprint, timed_command
 from gemsmith.serve.command import RUNTIMES
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = True
-EVALUATES = False
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset({"any machine"})
 FOLDER = "/tmp/gemsmith"
 TPUS = ("v5p", "v6e")
 """SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""

@@ -8,15 +8,12 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import LABEL, LaunchRequest
+from gemsmith.launch.provider import LABEL, Feature, LaunchRequest
 from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.upload import describe_slice, worker_command
 from gemsmith.serve.command import RUNTIMES
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = False
-SUPPORTS_WHEEL = True
+FEATURES: frozenset[Feature] = frozenset({"wheel"})
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
 UV, PYTHON = "0.13.9", "3.11"
