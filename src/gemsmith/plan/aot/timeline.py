@@ -11,7 +11,7 @@ arrays in on-chip memory free; kernels KERNEL_SHARE of the peak; a collective it
 its group receives over its links. No latency is charged, and no compute for vector operations.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -56,8 +56,6 @@ _FREE_TARGETS = {
     "AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "AsyncCollectiveStart",
     "AsyncCollectiveDone",
 }  # fmt: skip
-
-KernelFlops = Callable[[Instruction, Computation], float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +123,10 @@ class Costs:
         return tuple(sorted(self.operations, key=lambda each: -each.exposed_s)[:count])
 
 
-def walk(
-    text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = (), kernels: Mapping[str, KernelFlops] | None = None
-) -> Costs:
+def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = ()) -> Costs:
     """The costs of a compiled module's text on a chip.
 
     coordinates: where each partition's chip stands, in order; without them groups are taken to be squares or rings.
-    kernels: FLOPs of Mosaic kernels by the beginning of their name, for those that kernel_flops does not know.
     Raises InputError for a chip of which the catalog has no clock or links, and for text that is no HLO.
     """
     if chip.clock_hz is None or chip.link_bytes_per_s is None:
@@ -140,7 +135,7 @@ def walk(
             "programs"
         )
     module = parse(text)
-    walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), kernels=kernels or {}, home=module.entry)
+    walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), home=module.entry)
     walker.run()
     return Costs(chip=chip.name, operations=tuple(walker.operations), unpriced=tuple(dict.fromkeys(walker.unpriced)))
 
@@ -152,7 +147,6 @@ class _Walker:
     module: Module
     chip: Chip
     coordinates: tuple[Coordinates, ...]
-    kernels: Mapping[str, KernelFlops]
     home: Computation
     times: int = 1
     clock: EngineClock = field(default_factory=EngineClock)
@@ -215,8 +209,7 @@ class _Walker:
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
         elif "tpu_custom_call" in each.attributes:
-            own = (count(each, self.home) for name, count in self.kernels.items() if each.name.startswith(name))
-            known = kernel_flops(each, self.home) if (given := next(own, None)) is None else given
+            known = kernel_flops(each, self.home)
             if known is None:
                 self.unpriced.append(f"kernel {each.name}")
             kind, flops = "kernel", known or 0.0
