@@ -52,9 +52,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe = asked.recipe
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, recipe)
-    compiled = None
-    if asked.limits is not None:
-        compiled = compile_chosen(recipe, choice, machine, work.images, asked.limits)
+    compiled = asked.limits and compile_chosen(recipe, choice, machine, work.images, asked.limits)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
@@ -185,14 +183,11 @@ def _images_note(work: StepCost, choice: Choice, machine: Machine) -> str:
     seen = replace(work, remat=choice.remat)
     text = replace(seen, images=None)
     one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
-    held = machine.chip.devices * (memory_of(seen, choice.mesh).total - memory_of(text, choice.mesh).total)
+    held = machine.chip.devices * (choice.memory.total - memory_of(text, choice.mesh).total)
     layers = work.blocked_sliding_layers
     blocks = f" and {layers} sliding layers without the kernel" if layers else ""
-    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s"
-    return (
-        f"images, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
-        "peak"
-    )
+    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s of the step"
+    return f"images, by formula: {seconds}, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the peak"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:

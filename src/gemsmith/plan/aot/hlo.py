@@ -258,10 +258,12 @@ def _valid_pairs(sizes: tuple[int, int, int], window: Mapping[str, str]) -> int:
     pairs = 0
     for position in range(kernel):
         first = position * spread - low
-        pairs += sum(
-            1 for each in range(out) if 0 <= first + each * stride <= last and (first + each * stride) % dilation == 0
-        )
+        places = range(first, first + out * stride, stride)
+        pairs += sum(0 <= place <= last and place % dilation == 0 for place in places)
     return pairs
+
+
+_COPIES = ("copy", "bitcast", "copy-done", "copy-start")
 
 
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
@@ -271,13 +273,12 @@ def trip_count(loop: Instruction, home: Computation, module: Module) -> int | No
         return int(known)
     condition = module.computations[loop.attribute(r"condition=%([^\s,]+)")]
     body = module.computations[loop.attribute(r"body=%([^\s,]+)")]
-    compare = _comparison(condition, module)
-    if compare is None:
+    direction, counter, limit = _comparison(condition, module) or ("", "", "")
+    if direction not in ("LT", "LE"):
         return None
-    direction, counter, limit = compare
     start_of = home.instructions[loop.operands[0]]
     start, end = _carried(counter, condition, start_of, home), _carried(limit, condition, start_of, home)
-    if start is None or end is None or direction not in ("LT", "LE"):
+    if start is None or end is None:
         return None
     step = _step(counter, condition, body, module)
     return max(0, ceil((end - start + (direction == "LE")) / step)) if step else None
@@ -306,7 +307,7 @@ def _carried(name: str, condition: Computation, start: Instruction, home: Comput
 
 
 def _number(instruction: Instruction, home: Computation) -> int | None:
-    while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+    while instruction.opcode in _COPIES:
         instruction = home.instructions[instruction.operands[0]]
     is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
     return int(instruction.argument) if is_number else None
@@ -317,9 +318,8 @@ def _step(counter: str, condition: Computation, body: Computation, module: Modul
     index = condition.instructions[counter].attribute(r"index=(\d+)")
     if body.root.opcode != "tuple" or not index:
         return None
-    added = body.instructions[body.root.operands[int(index)]]
-    home = body
-    while added.opcode in ("copy", "bitcast", "copy-done", "copy-start", "fusion"):
+    added, home = body.instructions[body.root.operands[int(index)]], body
+    while added.opcode in (*_COPIES, "fusion"):
         if added.opcode == "fusion":
             home = module.computations[added.called[0]]
             added = home.root
@@ -327,7 +327,7 @@ def _step(counter: str, condition: Computation, body: Computation, module: Modul
             added = home.instructions[added.operands[0]]
     if added.opcode != "add":
         return None
-    numbers = [_number(home.instructions[name], home) for name in added.operands]
+    numbers = (_number(home.instructions[name], home) for name in added.operands)
     return next((number for number in numbers if number is not None), None)
 
 

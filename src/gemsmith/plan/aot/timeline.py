@@ -291,7 +291,12 @@ class _Walker:
         kind = "reduce-scatter" if scatters else each.opcode.removesuffix("-start")
         arrays = [array for name in each.operands for array in home.instructions[name].arrays]
         seconds, moved = self._link_seconds(kind, each, arrays)
-        engine = _engine(kind, each)
+        engine = "collective"
+        if kind == "collective-permute":
+            # The two directions of a ring are two engines: a link carries as much each way at once.
+            pairs = read_pairs(each.attributes)
+            ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
+            engine = "forward" if 2 * ahead >= len(pairs) else "backward"
         exposed = 0.0
         if waits:
             queued = self.clock.queued(engine)
@@ -354,15 +359,6 @@ class _Walker:
     def _clock_hz(self) -> float:
         assert self.chip.clock_hz
         return self.chip.clock_hz
-
-
-def _engine(kind: str, each: Instruction) -> str:
-    """The two directions of a ring are two engines: a link carries as much each way at once."""
-    if kind != "collective-permute":
-        return "collective"
-    pairs = read_pairs(each.attributes)
-    ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
-    return "forward" if 2 * ahead >= len(pairs) else "backward"
 
 
 def _collective(each: Instruction) -> bool:
