@@ -52,7 +52,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe = asked.recipe
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, recipe)
-    compiled = asked.limits and compile_chosen(recipe, choice, machine, work.images, asked.limits)
+    limits = asked.limits
+    compiled = None if limits is None else compile_chosen(recipe, choice, machine, work.images, limits)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
