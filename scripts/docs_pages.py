@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from gemsmith.analysis.published import read_published, reanalyze
-from gemsmith.plan import sweep as plan_sweep
+from gemsmith.plan import stage as plan_stage
 from gemsmith.recipe.keys import KEYS, recipe_schema
 from gemsmith.report import tables
 from gemsmith.runs.stages import STAGES, reads
@@ -333,8 +333,8 @@ def serving_calibration_table() -> str:
 
 def sweep_table() -> str:
     """What `gemsmith plan --sweep` prints of the paper's recipe."""
-    axes = [plan_sweep.read_axis(text) for text in ("model=all", "data.max_length=4096..131072")]
-    found = list(plan_sweep.sweep(ROOT / "recipes" / "verilog_31b.yaml", axes, machine="v5p-8,2xh100"))
+    axes = [plan_stage.read_axis(text) for text in ("model=all", "data.max_length=4096..131072")]
+    found = list(plan_stage.sweep(ROOT / "recipes" / "verilog_31b.yaml", axes, machine="v5p-8,2xh100"))
     return "\n".join(tables.sweep_table([key for key, _ in axes], found).to_markdown()).strip()
 
 

@@ -23,7 +23,7 @@ def config():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_reads_back_from_its_own_config(name):
     variant = VARIANTS[name]
-    assert differing_fields(read_variant(config_of(variant), name=name), variant) == []
+    assert differing_fields(read_variant(config_of(variant)), variant) == []
     assert differing_fields(read_variant(variant.to_config()), variant) == []
 
 

@@ -1,9 +1,10 @@
 import inspect
+from typing import get_args
 
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.launch.provider import Target, launch_folder, read_launch, write_launch
+from gemsmith.launch.provider import Feature, Target, launch_folder, read_launch, write_launch
 from gemsmith.launch.providers import TARGETS, cloud_run, tpu_vm
 
 
@@ -32,7 +33,7 @@ def test_modules_have_all_that_a_target_is_asked_for():
     assert len(TARGETS) > 3
     for module in TARGETS.values():
         assert all(callable(getattr(module, name)) for name in asked)
-        assert {type(module.MOUNTS_WEIGHTS), type(module.SUPPORTS_ANY_MACHINE)} == {bool}
+        assert {*get_args(Feature)} >= module.FEATURES
     assert TARGETS["cloud-run"] is cloud_run and TARGETS["tpu-vm"] is tpu_vm
 
 

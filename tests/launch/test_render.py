@@ -25,7 +25,10 @@ def test_what_is_written_is_read_back_as_it_was(template, value):
     assert yaml.safe_load(text) == {"list": [value], "key": value}
     template("printf %s {{ value }}\nprintf %s {{ value | because('why') }}\n")
     done = subprocess.run(
-        ["bash", "-c", render_template("mine.sh", REQUEST, value=value)], capture_output=True, text=True, check=True
+        ["bash", "-c", render_template("mine.sh", REQUEST, heading=(), value=value)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == 2 * str(value)
 

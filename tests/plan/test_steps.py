@@ -110,10 +110,10 @@ def test_what_is_not_there_or_not_lines_is_unknown_and_says_so(tmp_path):
 
 def test_real_tokens_are_those_that_the_data_stage_counted():
     data = data_record(5).model_copy(update={"packing_efficiency": 0.25})
-    counted = count_real_tokens(recipe(), data)
-    assert counted.per_step == 4 * recipe().data.max_length / 4 and "counted by the data stage" in counted.reason
+    real, reason = count_real_tokens(recipe(), data)
+    assert real == 4 * recipe().data.max_length / 4 and "counted by the data stage" in reason
 
 
 def test_real_tokens_of_rows_that_nobody_counted_are_assumed_or_unknown():
-    assert "95 % of its" in count_real_tokens(recipe(packing=True)).reason
-    assert count_real_tokens(recipe()).per_step is None
+    assert "95 % of its" in count_real_tokens(recipe(packing=True))[1]
+    assert count_real_tokens(recipe())[0] is None

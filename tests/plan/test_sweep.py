@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import InputError, RecipeError
-from gemsmith.plan.stage import plan_only
-from gemsmith.plan.sweep import read_axis, sweep
+from gemsmith.plan.stage import plan_only, read_axis, sweep
 from gemsmith.report.plan_page import sweep_charts, write_sweep
 from gemsmith.report.tables import sweep_csv, sweep_table
 from gemsmith.runs.resolve import resolve_file

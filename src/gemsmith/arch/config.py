@@ -180,7 +180,7 @@ class Variant:
         return text
 
 
-def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
+def read_variant(config: dict[str, Any]) -> Variant:
     """The variant that an HF config.json (whole, or its text_config) describes.
 
     Raises CheckpointError where the config is not Gemma 4's, lacks a key, or asks for something no Gemma 4 has.
@@ -207,14 +207,14 @@ def read_variant(config: dict[str, Any], *, name: str = "custom") -> Variant:
             raise CheckpointError(
                 f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
             )
-        variant = replace(_from_text_config(text, name=name, model_type=text_type), vision=read_vision(config))
+        variant = replace(_from_text_config(text, text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
     _check_layers(text, variant)
     return variant
 
 
-def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Variant:
+def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
     layer_types = text["layer_types"] or []
     if len(layer_types) != text["num_hidden_layers"]:
         raise CheckpointError(
@@ -224,7 +224,7 @@ def _from_text_config(text: dict[str, Any], *, name: str, model_type: str) -> Va
     rope = text["rope_parameters"] or {}
     global_head_dim, global_kv_heads = _global_heads(text)
     return Variant(
-        name=name,
+        name="custom",
         model_type=model_type,
         **{field: text[key] for key, field in _COUNTS.items()},
         global_every=first_global + 1,

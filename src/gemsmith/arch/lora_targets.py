@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from gemsmith.arch.config import Variant
-from gemsmith.arch.tensors import LORA_KINDS, Tensor, text_tensors, vision_tensors
+from gemsmith.arch.tensors import EXPERTS, LORA_KINDS, Tensor, text_tensors, vision_tensors
 from gemsmith.arch.vision_config import VisionTower
 from gemsmith.errors import RecipeError, suggest
 
@@ -65,7 +65,7 @@ LEVELS = (
     0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
 """Of nf4."""
-ROLES = (*LORA_KINDS, "expert_gate_up", "expert_down")
+ROLES = (*LORA_KINDS, *EXPERTS)
 """Nearly all that a layer multiplies with. Embeddings, the router, per-layer inputs and norms stay as they are."""
 
 
@@ -80,12 +80,14 @@ def block_of(inputs: int, kind: str) -> int:
 
 
 def disk_bytes(tensor: Tensor, dtype: str) -> float:
-    """Of the tensor in a base of `train.dtype`; scales are bfloat16.
+    """Of the tensor in a base of `train.dtype`, whose scales are bfloat16, or served in fp8, a byte a weight.
 
     >>> up = Tensor(name="up", shape=(21504, 5376), role="up")
     >>> [8 * disk_bytes(up, dtype) / up.size for dtype in ("bfloat16", "nf4")]
     [16.0, 4.25]
     """
-    if dtype not in KINDS or not is_quantized(tensor):
+    if dtype not in (*KINDS, "fp8") or not is_quantized(tensor):
         return tensor.size * (4 if dtype == "float32" else 2)
+    if dtype == "fp8":
+        return tensor.size
     return tensor.size * ((0.5 if dtype == "nf4" else 1) + 2 / block_of(tensor.shape[-1], dtype))

@@ -4,7 +4,7 @@ Parameter counts, memory, LoRA targets, loading, export and verification all der
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from gemsmith.arch.config import Variant
@@ -12,8 +12,12 @@ from gemsmith.arch.vision_config import PatchProjection, VisionTower
 
 PREFIX = "model.language_model."
 LORA_KINDS = ("q", "k", "v", "o", "gate", "up", "down")
+EXPERTS = ("expert_gate_up", "expert_down")
+"""Roles of the experts' matrices, each of which holds those of all experts of a layer."""
 _MODULES = {kind: f"{'self_attn' if kind in 'qkvo' else 'mlp'}.{kind}_proj" for kind in LORA_KINDS}
 _NORMS = tuple(f"{place}_layernorm" for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"))
+_Row = tuple[str, tuple[int, ...], str]
+"""A tensor's name behind a stem, its shape and role."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +46,26 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     With `optional`, also those that some published files carry and no model uses: k, v and k_norm of layers that share
     another's.
     """
-    tensors = [Tensor(name=f"{PREFIX}embed_tokens.weight", shape=(variant.vocabulary, variant.embed_dim), role="embed")]
+    hidden, width = variant.embed_dim, variant.layers * variant.per_layer_input
+    rows: list[_Row] = [("embed_tokens.weight", (variant.vocabulary, hidden), "embed")]
     if variant.per_layer_input:
-        width = variant.layers * variant.per_layer_input
-        rows = [
-            ("embed_tokens_per_layer", (variant.vocabulary, width), "per_layer_embed"),
-            ("per_layer_model_projection", (width, variant.embed_dim), "per_layer_projection"),
-            ("per_layer_projection_norm", (variant.per_layer_input,), "norm"),
+        rows += [
+            ("embed_tokens_per_layer.weight", (variant.vocabulary, width), "per_layer_embed"),
+            ("per_layer_model_projection.weight", (width, hidden), "per_layer_projection"),
+            ("per_layer_projection_norm.weight", (variant.per_layer_input,), "norm"),
         ]
-        tensors += [Tensor(name=f"{PREFIX}{name}.weight", shape=shape, role=role) for name, shape, role in rows]
+    tensors = _tensors(PREFIX, rows)
     for layer in range(variant.layers):
         tensors += _layer_tensors(variant, layer)
-    tensors.append(Tensor(name=f"{PREFIX}norm.weight", shape=(variant.embed_dim,), role="norm"))
+    tensors += _tensors(PREFIX, [("norm.weight", (hidden,), "norm")])
     return [tensor for tensor in tensors if optional or not tensor.optional]
+
+
+def _tensors(stem: str, rows: Iterable[_Row], layer: int | None = None, *, unused: Container[str] = ()) -> list[Tensor]:
+    return [
+        Tensor(name=stem + name, shape=shape, role=role, layer=layer, optional=name in unused)
+        for name, shape, role in rows
+    ]
 
 
 def parameter_count(tensors: Iterable[Tensor]) -> int:
@@ -62,51 +73,40 @@ def parameter_count(tensors: Iterable[Tensor]) -> int:
 
 
 def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
-    hidden, head_dim, ffn = variant.embed_dim, variant.head_dim_of(layer), variant.ffn_of(layer)
-    query, shares = variant.heads * head_dim, variant.shares_kv(layer)
-    rows = [
-        *((name, (hidden,), "norm", False) for name in _NORMS),
-        ("self_attn.q_norm", (head_dim,), "norm", False),
-        ("self_attn.k_norm", (head_dim,), "norm", shares),
-        (_MODULES["q"], (query, hidden), "q", False),
-        (_MODULES["k"], (variant.kv_heads_of(layer) * head_dim, hidden), "k", shares),
-        (_MODULES["o"], (hidden, query), "o", False),
-        (_MODULES["gate"], (ffn, hidden), "gate", False),
-        (_MODULES["up"], (ffn, hidden), "up", False),
-        (_MODULES["down"], (hidden, ffn), "down", False),
-    ]
+    hidden, head_dim, ffn, experts = (
+        variant.embed_dim,
+        variant.head_dim_of(layer),
+        variant.ffn_of(layer),
+        variant.experts,
+    )
+    query, keys, shares = variant.heads * head_dim, variant.kv_heads_of(layer) * head_dim, variant.shares_kv(layer)
+    norms = dict.fromkeys(_NORMS, hidden) | dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), head_dim)
+    shapes = {"q": (query, hidden), "k": (keys, hidden), "o": (hidden, query)}
+    shapes |= {"gate": (ffn, hidden), "up": (ffn, hidden), "down": (hidden, ffn)}
     if variant.has_v(layer) or (shares and not (variant.attention_k_eq_v and variant.is_global(layer))):
-        rows.append((_MODULES["v"], (variant.kv_heads_of(layer) * head_dim, hidden), "v", shares))
+        shapes["v"] = (keys, hidden)
+    rows: list[_Row] = [(f"{name}.weight", (size,), "norm") for name, size in norms.items()]
+    rows += [(f"{_MODULES[kind]}.weight", shape, kind) for kind, shape in shapes.items()]
     if variant.per_layer_input:
         rows += [
-            ("per_layer_input_gate", (variant.per_layer_input, hidden), "per_layer_gate", False),
-            ("per_layer_projection", (hidden, variant.per_layer_input), "per_layer_out", False),
-            ("post_per_layer_input_norm", (hidden,), "norm", False),
+            ("per_layer_input_gate.weight", (variant.per_layer_input, hidden), "per_layer_gate"),
+            ("per_layer_projection.weight", (hidden, variant.per_layer_input), "per_layer_out"),
+            ("post_per_layer_input_norm.weight", (hidden,), "norm"),
         ]
-    stem = f"{PREFIX}layers.{layer}."
-    tensors = [
-        Tensor(name=f"{stem}{name}.weight", shape=shape, role=role, layer=layer, optional=unused)
-        for name, shape, role, unused in rows
-    ]
-    tensors.append(Tensor(name=f"{stem}layer_scalar", shape=(1,), role="scalar", layer=layer))
-    return tensors + _expert_tensors(variant, layer, stem)
-
-
-def _expert_tensors(variant: Variant, layer: int, stem: str) -> list[Tensor]:
-    if not variant.experts:
-        return []
-    hidden, experts, ffn = variant.embed_dim, variant.experts, variant.expert_ffn
-    rows: list[tuple[str, tuple[int, ...], str]] = [
-        ("router.proj.weight", (experts, hidden), "router"),
-        ("router.scale", (hidden,), "norm"),
-        ("router.per_expert_scale", (experts,), "norm"),
-        ("experts.gate_up_proj", (experts, 2 * ffn, hidden), "expert_gate_up"),
-        ("experts.down_proj", (experts, hidden, ffn), "expert_down"),
-        ("post_feedforward_layernorm_1.weight", (hidden,), "norm"),
-        ("post_feedforward_layernorm_2.weight", (hidden,), "norm"),
-        ("pre_feedforward_layernorm_2.weight", (hidden,), "norm"),
-    ]
-    return [Tensor(name=stem + name, shape=shape, role=role, layer=layer) for name, shape, role in rows]
+    rows.append(("layer_scalar", (1,), "scalar"))
+    if experts:
+        rows += [
+            ("router.proj.weight", (experts, hidden), "router"),
+            ("router.scale", (hidden,), "norm"),
+            ("router.per_expert_scale", (experts,), "norm"),
+            ("experts.gate_up_proj", (experts, 2 * variant.expert_ffn, hidden), "expert_gate_up"),
+            ("experts.down_proj", (experts, hidden, variant.expert_ffn), "expert_down"),
+            ("post_feedforward_layernorm_1.weight", (hidden,), "norm"),
+            ("post_feedforward_layernorm_2.weight", (hidden,), "norm"),
+            ("pre_feedforward_layernorm_2.weight", (hidden,), "norm"),
+        ]
+    unused = [f"self_attn.{name}.weight" for name in ("k_norm", "k_proj", "v_proj") if shares]
+    return _tensors(f"{PREFIX}layers.{layer}.", rows, layer, unused=unused)
 
 
 TOWER_LAYERS = "model.vision_tower.encoder.layers."
@@ -142,46 +142,34 @@ def vision_tensors(variant: Variant) -> list[Tensor]:
     if vision is None:
         return []
     tensors = _tower_tensors(vision) if isinstance(vision, VisionTower) else _projection_tensors(vision)
-    projector = Tensor(
-        name="model.embed_vision.embedding_projection.weight",
-        shape=(variant.embed_dim, vision.embed_dim),
-        role="vision",
-    )
-    return [*tensors, projector]
+    projector = ("embedding_projection.weight", (variant.embed_dim, vision.embed_dim), "vision")
+    return [*tensors, *_tensors("model.embed_vision.", [projector])]
 
 
 def _tower_tensors(tower: VisionTower) -> list[Tensor]:
-    stem, width = "model.vision_tower.", tower.embed_dim
-    tensors = [
-        Tensor(name=f"{stem}patch_embedder.input_proj.weight", shape=(width, tower.patch_dim), role="vision_patch"),
-        Tensor(
-            name=f"{stem}patch_embedder.position_embedding_table",
-            shape=(2, tower.positions, width),
-            role="vision_position",
-        ),
+    stem, width, heads = "model.vision_tower.", tower.embed_dim, tower.heads * tower.head_dim
+    outside: list[_Row] = [
+        ("patch_embedder.input_proj.weight", (width, tower.patch_dim), "vision_patch"),
+        ("patch_embedder.position_embedding_table", (2, tower.positions, width), "vision_position"),
     ]
-    for layer in range(tower.layers):
-        tensors += _tower_layer_tensors(tower, layer)
-    if tower.standardizes:
-        tensors += [Tensor(name=stem + name, shape=(width,), role="vision_std") for name in ("std_bias", "std_scale")]
-    return tensors
-
-
-def _tower_layer_tensors(tower: VisionTower, layer: int) -> list[Tensor]:
-    stem, width, heads = f"{TOWER_LAYERS}{layer}.", tower.embed_dim, tower.heads * tower.head_dim
     shapes = dict.fromkeys("qkv", (heads, width)) | {"o": (width, heads)}
     shapes |= {"gate": (tower.ffn, width), "up": (tower.ffn, width), "down": (width, tower.ffn)}
     norms = dict.fromkeys(_NORMS, width) | dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), tower.head_dim)
-    rows: list[tuple[str, tuple[int, ...], str]] = [(f"{name}.weight", (size,), "norm") for name, size in norms.items()]
+    inside: list[_Row] = [(f"{name}.weight", (size,), "norm") for name, size in norms.items()]
     for kind, shape in shapes.items():
-        rows.append((f"{_MODULES[kind]}.linear.weight", shape, "vision"))
-        rows += [(f"{_MODULES[kind]}.{bound}", (), "vision_bound") for bound in CLIP_BOUNDS if tower.clips]
-    return [Tensor(name=stem + name, shape=shape, role=role, layer=layer) for name, shape, role in rows]
+        inside.append((f"{_MODULES[kind]}.linear.weight", shape, "vision"))
+        inside += [(f"{_MODULES[kind]}.{bound}", (), "vision_bound") for bound in CLIP_BOUNDS if tower.clips]
+    tensors = _tensors(stem, outside)
+    for layer in range(tower.layers):
+        tensors += _tensors(f"{TOWER_LAYERS}{layer}.", inside, layer)
+    return tensors + _tensors(
+        stem, [(name, (width,), "vision_std") for name in ("std_bias", "std_scale") if tower.standardizes]
+    )
 
 
 def _projection_tensors(vision: PatchProjection) -> list[Tensor]:
     width = vision.embed_dim
-    rows: list[tuple[str, tuple[int, ...], str]] = [
+    rows: list[_Row] = [
         ("patch_ln1.weight", (vision.patch_dim,), "norm"),
         ("patch_ln1.bias", (vision.patch_dim,), "norm"),
         ("patch_dense.weight", (width, vision.patch_dim), "vision_patch"),
@@ -192,4 +180,4 @@ def _projection_tensors(vision: PatchProjection) -> list[Tensor]:
         ("pos_norm.weight", (width,), "norm"),
         ("pos_norm.bias", (width,), "norm"),
     ]
-    return [Tensor(name=f"model.vision_embedder.{name}", shape=shape, role=role) for name, shape, role in rows]
+    return _tensors("model.vision_embedder.", rows)

@@ -24,24 +24,15 @@ _TOWER_COUNTS = {
     "num_attention_heads": "heads", "position_embedding_size": "positions", **_SHARED_COUNTS,
 }  # fmt: skip
 # What transformers' classes take for a key that a config.json leaves out. Those are no published tower's numbers.
+_DEFAULTS = {"patch_size": 16, "pooling_kernel_size": 3, "rms_norm_eps": 1e-6, "default_output_length": 280}
 _TOWER_DEFAULTS: dict[str, Any] = {
-    "num_hidden_layers": 16,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "head_dim": 64,
-    "use_clipped_linears": False,
-    "standardize": False,
-    "position_embedding_size": 10_240,
-}
-_PROJECTION_DEFAULTS: dict[str, Any] = {"mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120}
-_DEFAULTS: dict[str, Any] = {
-    "patch_size": 16,
-    "pooling_kernel_size": 3,
-    "rms_norm_eps": 1e-6,
-    "default_output_length": 280,
-}
+    "num_hidden_layers": 16, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+    "num_key_value_heads": 12, "head_dim": 64, "use_clipped_linears": False, "standardize": False,
+    "position_embedding_size": 10_240, **_DEFAULTS,
+}  # fmt: skip
+_PROJECTION_DEFAULTS: dict[str, Any] = {
+    "mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120, **_DEFAULTS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +124,7 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
     if not isinstance(given, dict):
         raise CheckpointError(f"config.json has vision_config = {given!r}; it must hold the keys of the vision model")
     if config.get("model_type") == "gemma4_unified":
-        given = _DEFAULTS | _PROJECTION_DEFAULTS | given
+        given = _PROJECTION_DEFAULTS | given
         width, outputs = read_count(given, "mm_embed_dim", _INSIDE), given["output_proj_dims"]
         if outputs != width:
             raise CheckpointError(
@@ -142,10 +133,7 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
         shared = {field: read_count(given, key, _INSIDE) for key, field in _SHARED_COUNTS.items()}
         positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), float(given["rms_norm_eps"])
         return PatchProjection(embed_dim=width, positions=positions, rms_eps=rms_eps, **shared)
-    return _tower_of(_DEFAULTS | _TOWER_DEFAULTS | given)
-
-
-def _tower_of(given: dict[str, Any]) -> VisionTower:
+    given = _TOWER_DEFAULTS | given
     check_fixed(given, _FIXED, _INSIDE)
     counts = {field: read_count(given, key, _INSIDE) for key, field in _TOWER_COUNTS.items()}
     heads, kv_heads = counts["heads"], given["num_key_value_heads"]

@@ -105,7 +105,7 @@ def plan(
 
 
 def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, html: Path | None, *, csv: bool) -> None:
-    module = lazy_import("plan.sweep")
+    module = lazy_import("plan.stage")
     axes = [module.read_axis(text) for text in sweep]
     found = list(module.sweep(args.source[0], axes, args.overrides, machine))
     tables, keys = lazy_import("report.tables"), [key for key, _ in axes]

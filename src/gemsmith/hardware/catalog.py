@@ -76,6 +76,10 @@ class Price:
     date: str
     checked: bool = True
 
+    def rate(self, *, spot: bool) -> float | None:
+        """USD an hour, on demand or on spot."""
+        return self.usd_per_hour_spot if spot else self.usd_per_hour
+
     def times(self, count: int) -> "Price":
         """Of so many machines."""
         hour, spot = self.usd_per_hour, self.usd_per_hour_spot

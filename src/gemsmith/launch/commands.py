@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from importlib import resources as package_files
 from string import Formatter
@@ -105,88 +105,68 @@ def preflight(request: LaunchRequest, provider: str, target: Target) -> list[Pre
                 name=entry["name"].format_map(known),
                 command=fill(entry["command"], known),
                 remedy=entry["remedy"].format_map(known),
-                complaint=partial(COMPLAINTS[entry.get("complaint", "empty")], known),
+                complaint=partial(find_complaint, entry.get("complaint", "empty"), known),
                 needed=entry.get("needed", True),
             )
             checks.append(check)
     return checks
 
 
-def _empty(values: _Values, output: str) -> str | None:
-    return None if output.strip() else values.get("if_empty")
+def find_complaint(kind: str, values: _Values, output: str) -> str | None:
+    """What is wrong with a command's output, None where nothing is; commands.yaml names the kind of check.
 
-
-def _not_enabled(values: _Values, output: str) -> str | None:
-    names = [name for name in values["apis"].split() if name not in output.split()]
-    return f"not enabled: {', '.join(names)}" if names else None
-
-
-def _far_away(values: _Values, output: str) -> str | None:
-    """Unless reads from there stay in the region, or in the multi-region that holds it.
-
-    >>> _far_away({"region": "us-central1"}, "US"), _far_away({"region": "europe-west4"}, "US")
-    (None, 'it is in us')
+    >>> [find_complaint("far away", {"region": region}, "US") for region in ("us-central1", "europe-west4")]
+    [None, 'it is in us']
     """
-    location, region = output.strip().lower(), values["region"]
-    holds = {"us": "us-", "eu": "europe-", "asia": "asia-"}.get(location, "-")
-    return None if location == region or region.startswith(holds) else f"it is in {location}"
+    found = output.strip()
+    match kind:
+        case "without role":
+            return _without_role(values["role"], values["member"], output)
+        case "without quota":
+            return _without_quota(values["region"], output)
+        case "empty":
+            wrong, said = not found, values.get("if_empty")
+        case "not enabled":
+            names = [name for name in values["apis"].split() if name not in found.split()]
+            wrong, said = bool(names), f"not enabled: {', '.join(names)}"
+        case "far away":  # unless reads from there stay in the region, or in the multi-region that holds it
+            location, region = found.lower(), values["region"]
+            holds = {"us": "us-", "eu": "europe-", "asia": "asia-"}.get(location, "-")
+            wrong, said = location != region and not region.startswith(holds), f"it is in {location}"
+        case "not of account":  # pods on their host's network are what their node is
+            wrong, said = values["service_account"] not in re.split(r"[;\s]+", output), "none of its node pools does"
+        case "another account":
+            wrong, said = found != values["service_account"], f"it is {found or 'nobody'} there"
+        case "taken":  # the command prints names, kubectl with the kind and a slash
+            names = [word.rpartition("/")[2] for word in found.split()]
+            wrong, said = values["name"] in names, f"there is {values['name']}"
+        case "smaller than 26":  # Direct VPC takes a /26 or larger
+            bits = found.rpartition("/")[2]
+            wrong, said = not bits.isdecimal() or int(bits) > 26, f"it is {found or 'not there'}"
+        case _:
+            raise AssertionError(f"commands.yaml: complaint {kind}")
+    return said if wrong else None
 
 
-def _without_role(values: _Values, output: str) -> str | None:
-    member = values["member"]
+def _without_role(role: str, member: str, output: str) -> str | None:
     try:
         bindings = json.loads(output or "{}").get("bindings", [])
     except (ValueError, AttributeError):
         return "its policy cannot be read"
-    has = any(entry.get("role") == values["role"] and member in entry.get("members", ()) for entry in bindings)
+    has = any(entry.get("role") == role and member in entry.get("members", ()) for entry in bindings)
     return None if has else f"{member.partition(':')[2]} does not have it"
 
 
-def _not_of_account(values: _Values, output: str) -> str | None:
-    """Pods on their host's network are what their node is."""
-    return None if values["service_account"] in re.split(r"[;\s]+", output) else "none of its node pools does"
-
-
-def _another_account(values: _Values, output: str) -> str | None:
-    return None if (found := output.strip()) == values["service_account"] else f"it is {found or 'nobody'} there"
-
-
-def _without_quota(values: _Values, output: str) -> str | None:
+def _without_quota(region: str, output: str) -> str | None:
     """Why a task gets no GPU, by all quotas of Cloud Run, which are listed whatever their value in a region is."""
     try:
         quotas = [quota for quota in json.loads(output) if _QUOTA.search(quota["quotaId"])]
         infos = [info for quota in quotas for info in quota.get("dimensionsInfos", ())]
-        here = [info.get("details", {}) for info in infos if values["region"] in info["applicableLocations"]]
+        here = [info.get("details", {}) for info in infos if region in info["applicableLocations"]]
         found = [int(details.get("value", 0)) for details in here]  # 0 is left out, -1 is no limit
     except (ValueError, KeyError, TypeError, AttributeError):
         return "the quotas cannot be read"
     return None if any(found) else "it is 0" if found else "none is listed for this GPU"
-
-
-def _taken(values: _Values, output: str) -> str | None:
-    """The command prints names, kubectl with the kind and a slash."""
-    name = values["name"]
-    return f"there is {name}" if name in (word.rpartition("/")[2] for word in output.split()) else None
-
-
-def _smaller_than_26(_values: _Values, output: str) -> str | None:
-    """Direct VPC takes a /26 or larger."""
-    bits = output.strip().rpartition("/")[2]
-    return None if bits.isdecimal() and int(bits) <= 26 else f"it is {output.strip() or 'not there'}"
-
-
-COMPLAINTS: dict[str, Callable[[_Values, str], str | None]] = {
-    "empty": _empty,
-    "not enabled": _not_enabled,
-    "far away": _far_away,
-    "without role": _without_role,
-    "not of account": _not_of_account,
-    "another account": _another_account,
-    "without quota": _without_quota,
-    "taken": _taken,
-    "smaller than 26": _smaller_than_26,
-}
-"""What is wrong with an output, None where nothing is, by the name that commands.yaml has for it."""
 
 
 def registry_of(image: str) -> str:

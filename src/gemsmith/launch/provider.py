@@ -221,20 +221,18 @@ class Resource:
     """`{}` stands for the name."""
 
 
+Feature = Literal["mounts weights", "any machine", "evaluates", "wheel"]
+"""What not every target can do.
+
+Read a base in a bucket in place, below MOUNT; take whichever it gets of several machines that fit; end with eval, where
+it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container.
+"""
+
+
 class Target(Protocol):
     """Where a launch goes. Modules are targets: cloud_run, tpu_vm, gke and skypilot."""
 
-    MOUNTS_WEIGHTS: bool
-    """Whether a base in a bucket is read in place, below MOUNT."""
-
-    SUPPORTS_ANY_MACHINE: bool
-    """Whether it takes whichever it gets of several machines that fit."""
-
-    EVALUATES: bool
-    """Whether a launch there ends with eval, where it is not told what to do and rows are held out."""
-
-    SUPPORTS_WHEEL: bool
-    """Whether Gemsmith's wheel can be installed on it, in place of a container."""
+    FEATURES: frozenset[Feature]
 
     def gives(self, machine: Machine) -> bool:
         """Whether the target has such machines."""

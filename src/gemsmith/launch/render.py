@@ -6,22 +6,31 @@ or a catalog says is taken for more; a WithReason has its reason in a comment be
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
 import yaml
 
 from gemsmith.launch.provider import Command, LaunchRequest, WithReason
+from gemsmith.launch.upload import cost_lines, upload_steps
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
 
 
-def render_template(name: str, request: LaunchRequest, *, heading: Iterable[str] = (), **values: Any) -> str:
+def render_files(
+    request: LaunchRequest, files: Mapping[str, str], submit: Iterable[tuple[str, Command]]
+) -> dict[str, str]:
+    """All files of a launch: the recipe, those of its target, and submit.sh, which uploads before it submits."""
+    commands = render_commands([*upload_steps(request), *submit], heading=cost_lines(request))
+    return {"recipe.yaml": request.recipe_text, **files, "submit.sh": commands}
+
+
+def render_template(name: str, request: LaunchRequest, *, heading: Iterable[str] | None = None, **values: Any) -> str:
     """A template of YAML, or of bash (.sh), filled in with the request, its options and the values.
 
-    The heading stands above it as comments.
+    The heading, by default what the launch can cost, stands above it as comments.
     """
     # Here, since commands that only ask after a launch do without it.
     import jinja2
@@ -37,7 +46,8 @@ def render_template(name: str, request: LaunchRequest, *, heading: Iterable[str]
     environment.filters["because"] = WithReason
     source = resources.files("gemsmith.launch.providers").joinpath(f"{name}.jinja").read_text(encoding="utf-8")
     filled = environment.from_string(source).render(request=request, options=request.options, **values)
-    return "\n".join([*(["#!/usr/bin/env bash"] if is_shell else []), *comments(heading), filled])
+    above = comments(cost_lines(request) if heading is None else heading)
+    return "\n".join([*(["#!/usr/bin/env bash"] if is_shell else []), *above, filled])
 
 
 def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:

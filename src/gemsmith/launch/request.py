@@ -99,12 +99,15 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     """
     recipe, derived = resolve_file(source, options.overrides)
     if options.stages is None:
-        options = options.model_copy(update={"stages": _default_stages(recipe, target, options)})
+        # What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own.
+        tasks = {task.task for task in eval_tasks(recipe)}
+        scored = "evaluates" in target.FEATURES and options.image is None and tasks and tasks.isdisjoint(SOURCES)
+        options = options.model_copy(update={"stages": (*STAGES_THERE, *(("eval",) if scored else ()))})
     name = options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-")
     _check_options(name, target, provider, options)
     catalog = load_catalog(recipe.hardware.catalog)
     root = f"{options.bucket.rstrip('/')}/{name}"
-    inputs = find_inputs(recipe, root, mount=MOUNT if target.MOUNTS_WEIGHTS else None)
+    inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None)
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
         raise InputError(
             f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
@@ -118,7 +121,7 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
             )
             target.check(request)
             found.append(request)
-            if not target.SUPPORTS_ANY_MACHINE:
+            if "any machine" not in target.FEATURES:
                 return request
         except InputError as error:
             (unfit if request is None else refused).append(error)
@@ -134,13 +137,6 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     raise problems[0]
 
 
-def _default_stages(recipe: Recipe, target: Target, options: LaunchOptions) -> tuple[str, ...]:
-    """What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own."""
-    tasks = [task.task for task in eval_tasks(recipe)]
-    scored = target.EVALUATES and options.image is None and tasks and not set(tasks) & set(SOURCES)
-    return (*STAGES_THERE, *(("eval",) if scored else ()))
-
-
 def _check_options(name: str, target: Target, provider: str, options: LaunchOptions) -> None:
     """What goes into scripts and manifests is a word, whoever wrote the command line."""
     for option in _WORDS:
@@ -148,7 +144,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         if value is not None and not WORD.fullmatch(value):
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
     if options.wheel is not None:
-        if not target.SUPPORTS_WHEEL:
+        if "wheel" not in target.FEATURES:
             raise InputError(
                 f"--wheel {options.wheel}: --provider {provider} runs a container; leave it out, or choose "
                 "--provider tpu-vm"
@@ -191,7 +187,7 @@ def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, o
     def usd_per_hour(machine: Machine) -> float:
         with suppress(InputError):
             price = find_price(machine, _region(machine, options), spot=options.spot)
-            return price_of_hour(price, spot=options.spot) or 0.0
+            return price.rate(spot=options.spot) or 0.0
         return math.inf
 
     return sorted(named if named and "machines" in recipe.hardware.model_fields_set else given, key=usd_per_hour)
@@ -323,7 +319,7 @@ def estimate_cost(
 ) -> LaunchCost:
     """The bill of a launch. Raises InputError where the price, or how long it takes, is not known."""
     price = find_price(machine, region, spot=spot)
-    rate = price_of_hour(price, spot=spot)
+    rate = price.rate(spot=spot)
     assert rate is not None
     if timeout_hours is not None:
         timeout = WithReason(math.ceil(timeout_hours * 3600), f"--timeout-hours {timeout_hours:g}")
@@ -357,9 +353,7 @@ def is_googles(machine: Machine) -> bool:
 def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
-    there = {
-        price.region: price for price in machine.prices if price.provider == GCP and price_of_hour(price, spot=spot)
-    }
+    there = {price.region: price for price in machine.prices if price.provider == GCP and price.rate(spot=spot)}
     area = region.partition("-")[0]
     if found := there.get(region) or there.get(area):
         return found
@@ -368,7 +362,7 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
             f"--machine {machine.name}: the catalog has no {kind} price of it at Google, so its greatest bill is not "
             "known; add one in hardware.catalog"
         )
-    has = ", ".join(f"{name} ({price_of_hour(price, spot=spot):.2f} USD/h)" for name, price in there.items())
+    has = ", ".join(f"{name} ({price.rate(spot=spot):.2f} USD/h)" for name, price in there.items())
     if not region:
         raise InputError(f"--region: is missing; the catalog's {kind} price of {machine.name} is of {has}; name one")
     raise InputError(
@@ -380,9 +374,5 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
 def default_region(machine: Machine, *, spot: bool) -> str | None:
     """The cheapest region that the catalog has a price for; None where it knows prices of whole areas alone."""
     known = (price for price in machine.prices if price.provider == GCP and "-" in price.region)
-    priced = [price for price in known if price_of_hour(price, spot=spot)]
-    return min(priced, key=lambda price: price_of_hour(price, spot=spot) or 0).region if priced else None
-
-
-def price_of_hour(price: Price, *, spot: bool) -> float | None:
-    return price.usd_per_hour_spot if spot else price.usd_per_hour
+    rates = {price.region: rate for price in known if (rate := price.rate(spot=spot))}
+    return min(rates, key=rates.__getitem__, default=None)

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from gemsmith.launch.provider import (
     LaunchRecord,
     LaunchRequest,
     PreflightCheck,
-    Resource,
     Target,
     launch_folder,
     read_launch,
@@ -178,15 +177,13 @@ def _confirm(question: str, *, assume_yes: bool, to: str) -> None:
 
 def stop(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Ends all that costs money; what is in the bucket stays, so that the run can resume."""
-    found = list(_found(resources(record, "running")))
-    _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it runs")
+    _remove(record, "running", assume_yes=assume_yes, console=console, nothing="nothing of it runs")
 
 
 def clean(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     """Removes all that the launch created, and says what outlives it. Raises EngineError where something stays."""
-    found = list(_found(resources(record, "created")))
-    _remove(found, assume_yes=assume_yes, console=console, nothing=f"{record.name}: nothing of it is there")
-    if left := [name for _, name, _ in _found(resources(record, "created"))]:
+    _remove(record, "created", assume_yes=assume_yes, console=console, nothing="nothing of it is there")
+    if left := [name for _, name, _ in _found(record, "created")]:
         raise EngineError(f"{record.name}: still there: {', '.join(left)}; it may be on its way out, run clean again")
     write_launch(record.model_copy(update={"state": "cleaned"}))
     for line in leftover_resources(record):
@@ -206,9 +203,9 @@ def leftover_resources(record: LaunchRecord) -> tuple[str, ...]:
     )
 
 
-def _found(kinds: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]:
+def _found(record: LaunchRecord, verb: str) -> Iterator[tuple[str, str, Command]]:
     """Each thing that is there: its kind, its name, and the command that removes it."""
-    for resource in kinds:
+    for resource in resources(record, verb):
         answer = ask(resource.list)
         if answer.code:
             raise EngineError(
@@ -216,22 +213,21 @@ def _found(kinds: Iterable[Resource]) -> Iterator[tuple[Resource, str, Command]]
                 f"{' '.join(resource.list)}"
             )
         for name in answer.output.split():
-            yield resource, name, tuple(part.replace("{}", name) for part in resource.remove)
+            yield resource.kind, name, tuple(part.replace("{}", name) for part in resource.remove)
 
 
-def _remove(
-    found: Sequence[tuple[Resource, str, Command]], *, assume_yes: bool, console: Console, nothing: str
-) -> None:
+def _remove(record: LaunchRecord, verb: str, *, assume_yes: bool, console: Console, nothing: str) -> None:
+    found = list(_found(record, verb))
     if not found:
-        console.print(nothing)
+        console.print(f"{record.name}: {nothing}")
         return
-    for resource, name, _ in found:
-        console.print(f"{resource.kind} {name}")
+    for kind, name, _ in found:
+        console.print(f"{kind} {name}")
     _confirm("Remove all of these?", assume_yes=assume_yes, to="remove what is listed")
     failures = []
-    for resource, name, command in found:
+    for kind, name, command in found:
         answer = ask(command)
-        console.print(f"{resource.kind} {name}: {'removed' if not answer.code else answer.complaint}")
+        console.print(f"{kind} {name}: {'removed' if not answer.code else answer.complaint}")
         failures += [name] if answer.code else []
     if failures:
         raise EngineError(f"{', '.join(failures)}: not removed, for the reason above; run the same command again")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError
+from gemsmith.hardware import Machine
 from gemsmith.launch.provider import Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
 from gemsmith.system.version import __version__
@@ -139,6 +140,12 @@ def format_footprint(held: dict[str, int]) -> str:
     """
     largest = sorted(held.items(), key=lambda item: -item[1])
     return f"{sum(held.values()) / GB:.0f} GB: " + ", ".join(f"{what} {count / GB:.2g}" for what, count in largest)
+
+
+def describe_slice(machine: Machine) -> str:
+    """How large each of its slices is, such as `8 chips on 2 hosts`."""
+    chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
+    return f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}"
 
 
 def cost_lines(request: LaunchRequest) -> list[str]:

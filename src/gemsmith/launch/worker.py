@@ -41,7 +41,11 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
     there = bucket.names(RUN)
     left = {stage for stage in stages if f"{RUN}{stage}.json" not in there}
     mirror.fetch(without=() if _READERS_OF_MERGED & left else ("merged",))
-    _say_attempt(console, path)
+    attempt = os.environ.get("CLOUD_RUN_TASK_ATTEMPT", "")
+    number = f"attempt {attempt}: " if attempt.isdecimal() else ""
+    records = ", ".join(sorted(file.stem for file in path.glob("*.json"))) or "nothing"
+    steps = len(list((path / "checkpoints").glob("*")))
+    console.print(f"{number}complete in the bucket: {records}; saved steps: {steps}")
     with contextlib.chdir(launched), contextlib.ExitStack() as stack:
         run = open_source(Path("recipe.yaml"), path, lock=lambda held: stack.enter_context(locked(held)))
         for stage in stages:
@@ -52,17 +56,13 @@ def run_on_worker(root: str, folder: Path, stages: Sequence[str], run_stage: Run
                 if stage == "train":
                     break
         if first:
-            _send_report(run, mirror, console)
+            # The report comes home with the records; an image of one's own may lack what draws it.
+            try:
+                importlib.import_module("gemsmith.report.page").report(run)
+            except (GemsmithError, OSError, ModuleNotFoundError) as error:
+                console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
+            mirror.send()
     return run
-
-
-def _send_report(run: Run, mirror: RunSync, console: Console) -> None:
-    """The report comes home with the records; an image of one's own may lack what draws it."""
-    try:
-        importlib.import_module("gemsmith.report.page").report(run)
-    except (GemsmithError, OSError, ModuleNotFoundError) as error:
-        console.print(f"report: warning: not written ({error}); at home: gemsmith report RUN")
-    mirror.send()
 
 
 def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, console: Console) -> None:
@@ -85,12 +85,3 @@ def _fetch_launched(bucket: Bucket, folder: Path) -> None:
         [*threads.map(lambda name: bucket.download(name, folder / name.removeprefix(LAUNCHED)), mine)]
     for packed in sorted((folder / PACKED).glob("*")):
         unpack(packed, folder / FOLDER / packed.name)
-
-
-def _say_attempt(console: Console, path: Path) -> None:
-    """On which attempt this is, and what there is to resume from."""
-    attempt = os.environ.get("CLOUD_RUN_TASK_ATTEMPT", "")
-    records = sorted(file.stem for file in path.glob("*.json"))
-    steps = sorted((file.name for file in (path / "checkpoints").glob("*")), key=len)
-    number = f"attempt {attempt}: " if attempt.isdecimal() else ""
-    console.print(f"{number}complete in the bucket: {', '.join(records) or 'nothing'}; saved steps: {len(steps)}")

@@ -15,7 +15,7 @@ from gemsmith.hardware.model import on_chips, step_cost
 from gemsmith.hardware.model.step_time import share_reached
 from gemsmith.plan.serving import read_shares
 from gemsmith.recipe.backends import Remat
-from gemsmith.recipe.schema import Mesh, Recipe
+from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import host_info
 from gemsmith.runs.records import Computer, TrainRecord
@@ -125,15 +125,25 @@ def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
         f"median of {len(seconds):,} steps of {run.path.resolve().name} ({record.model}): "
         f"{statistics.median(seconds):.4g} s, {fast:.4g} to {slow:.4g} without the fastest and slowest tenth"
     )
-    return [
-        Calibration(
-            machine=machine.name,
-            shares={"matmuls": [_share(run.path, run.recipe, record, machine, step_s) for step_s in (slow, fast)]},
-            source=source,
-            date=record.provenance.started[:10],
+    found = []
+    for machine in _machines(run, record.provenance.machine, "was trained"):
+        work = on_chips(step_cost(run.recipe, recipe_variant(run.recipe)), machine.chip.kind, run.recipe)
+        work = replace(work, remat=cast(Remat, record.remat))
+        shares = []
+        for step_s in (slow, fast):
+            share = share_reached(work, machine, Mesh(**record.mesh), step_s)
+            if share is None or share > 1:
+                raise RunError(
+                    f"--calibrate {run.path}: a step took {step_s:.3g} s, shorter than {machine.name} can be by its "
+                    "row in the catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"
+                )
+            shares.append(share)
+        found.append(
+            Calibration(
+                machine=machine.name, shares={"matmuls": shares}, source=source, date=record.provenance.started[:10]
+            )
         )
-        for machine in _machines(run, record.provenance.machine, "was trained")
-    ]
+    return found
 
 
 def _middle(folder: Path, seconds: Sequence[float]) -> tuple[float, float]:
@@ -199,16 +209,3 @@ def _machines(run: Run, there: Computer, what: str) -> list[Machine]:
             f"{here.processor}, {here.cores}); calibrate there"
         )
     return machines
-
-
-def _share(folder: Path, recipe: Recipe, record: TrainRecord, machine: Machine, step_s: float) -> float:
-    work = replace(
-        on_chips(step_cost(recipe, recipe_variant(recipe)), machine.chip.kind, recipe), remat=cast(Remat, record.remat)
-    )
-    share = share_reached(work, machine, Mesh(**record.mesh), step_s)
-    if share is None or share > 1:
-        raise RunError(
-            f"--calibrate {folder}: a step took {step_s:.3g} s, shorter than {machine.name} can be by its row in the "
-            "catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"
-        )
-    return share

@@ -38,13 +38,18 @@ def cost_of(
     start_s = (sum(low for low, _ in startup.values()), sum(high for _, high in startup.values()))
     hours = rounded_range(((start_s[0] + steps * time.low_s) / 3600, (start_s[1] + steps * time.high_s) / 3600))
     price = on_demand(machine)
-    usd = None if price is None else _dollars(price, price.usd_per_hour, hours)
+    usd = None if price is None else _dollars(price, hours)
     millions = None if not tokens else steps * tokens / 1e6
+    # Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again.
+    spot, lost_hours, usd_spot = cheapest_spot(machine), (start_s[1] + train.save_steps * time.high_s / 2) / 3600, None
+    if spot is not None and lost_hours < PREEMPTION_HOURS:
+        taken = PREEMPTION_HOURS / (PREEMPTION_HOURS - lost_hours)
+        usd_spot = _dollars(spot, (hours[0], hours[1] * taken), spot=True)
     return Cost(
         startup_s={name: rounded_range(seconds) for name, seconds in startup.items()},
         hours=hours,
         usd=usd,
-        usd_spot=_spot_usd(machine, hours, lost_s=start_s[1] + train.save_steps * time.high_s / 2),
+        usd_spot=usd_spot,
         usd_per_million_tokens=None
         if usd is None or not millions
         else rounded_range((usd[0] * (1 / millions), usd[1] * (1 / millions))),
@@ -73,8 +78,7 @@ def cheapest_spot(machine: Machine) -> Price | None:
 
 def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
     """The row of the catalog as a plan's record keeps it; None where it has no such price."""
-    rate = None if price is None else price.usd_per_hour_spot if spot else price.usd_per_hour
-    if price is None or rate is None:
+    if price is None or (rate := price.rate(spot=spot)) is None:
         return None
     doubt = "" if price.checked else ", not checked"
     return PlanPrice(
@@ -91,15 +95,7 @@ def rounded_range(values: Range) -> Range:
     return rounded(values[0]), rounded(values[1])
 
 
-def _spot_usd(machine: Machine, hours: Range, *, lost_s: float) -> Range | None:
-    """Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again."""
-    price, lost_hours = cheapest_spot(machine), lost_s / 3600
-    if price is None or lost_hours >= PREEMPTION_HOURS:
-        return None
-    taken = PREEMPTION_HOURS / (PREEMPTION_HOURS - lost_hours)
-    return _dollars(price, price.usd_per_hour_spot, (hours[0], hours[1] * taken))
-
-
-def _dollars(price: Price, rate: float | None, hours: Range) -> Range:
+def _dollars(price: Price, hours: Range, *, spot: bool = False) -> Range:
+    rate = price.rate(spot=spot)
     assert rate is not None
     return rounded_range((rate * billed_hours(price, hours[0]), rate * billed_hours(price, hours[1])))

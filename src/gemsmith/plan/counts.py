@@ -53,26 +53,20 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
         return _unknown(f"data.train {source} is not there yet, or no file that can be read")
 
 
-class RealTokens(NamedTuple):
-    """The tokens of a step that are no padding, or None, and a sentence that says why."""
+def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> tuple[float | None, str]:
+    """The tokens of a step that are no padding, or None, and a sentence that says why.
 
-    per_step: float | None
-    reason: str
-
-
-def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> RealTokens:
-    """Real tokens from the data stage's record, else estimated where rows are packed."""
+    From the data stage's record, else estimated where rows are packed.
+    """
     positions = recipe.train.global_batch_size * recipe.data.max_length
     if data is not None:
         share, how = data.packing_efficiency, "counted by the data stage"
     elif recipe.data.packing:
         share, how = FILLED_SHARE, "assumed"
     else:
-        return RealTokens(None, "How much of a row is padding is known after the data stage: no dollars per token.")
-    return RealTokens(
-        positions * share,
-        f"{positions * share:,.0f} real tokens a step: {100 * share:.0f} % of its {positions:,} positions, {how}.",
-    )
+        return None, "How much of a row is padding is known after the data stage: no dollars per token."
+    real = positions * share
+    return real, f"{real:,.0f} real tokens a step: {100 * share:.0f} % of its {positions:,} positions, {how}."
 
 
 def _from_made(recipe: Recipe, made: GeneratedData) -> StepCount:
@@ -96,11 +90,8 @@ def _from_jsonl(recipe: Recipe, path: Path) -> StepCount:
         return _unknown(f"data.train {path} is empty")
     how = f"{path.name} has {documents:,} documents"
     if size > len(sample):
-        documents = round(documents * size / len(sample))
-        how = (
-            f"{path.name} has about {documents:,} documents, judged by its first {SAMPLE_BYTES >> 20} MiB of "
-            f"{size >> 20}"
-        )
+        documents, judged = round(documents * size / len(sample)), f"its first {SAMPLE_BYTES >> 20} MiB of {size >> 20}"
+        how = f"{path.name} has about {documents:,} documents, judged by {judged}"
     trained = min(round(documents * (1 - recipe.data.held_out)), recipe.data.limit or documents)
     if trained < documents:
         how += f", of which {trained:,} are trained on"
@@ -156,25 +147,33 @@ def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = Non
     """
     if variant.vision is None:
         return ImageCount(None)
+    patches = recipe.data.image_tokens * variant.vision.patches_per_token
     if data is not None:
-        most = data.most_images or -(
-            -data.most_patches // (recipe.data.image_tokens * variant.vision.patches_per_token)
-        )
+        most = data.most_images or math.ceil(data.most_patches / patches)
         count, how = (most if data.images else 0), "counted by the data stage"
         in_prompt = -(-data.images // max(1, data.rows))
     else:
         in_prompt, how = _in_prompt(recipe)
-        count, image_tokens = in_prompt, recipe.data.image_tokens
+        count = in_prompt
         if in_prompt:  # those of the fullest row
             if recipe.data.packing:
-                count = max(count, recipe.data.max_length // (image_tokens + _TEXT_TOKENS))
-            patches = image_tokens * variant.vision.patches_per_token
+                count = max(count, recipe.data.max_length // (recipe.data.image_tokens + _TEXT_TOKENS))
             count = max(1, min(count, recipe.data.max_patches // patches))
     if not count:
         return ImageCount(None, () if data is not None or not how else (how,))
     soft_tokens = bucket_of(recipe.data.image_tokens)
     images = images_of(recipe, variant, images=count, soft_tokens=soft_tokens)
-    return ImageCount(images, _reasons(recipe, variant, images, how), in_prompt)
+    several = "an image" if count == 1 else f"{count:,} images"
+    reasons = [
+        f"Every row has room for {several} of {soft_tokens:,} soft tokens ({images.patches:,} patches), {how}; what a "
+        f"row leaves empty costs as much. They are embedded {'forward and back' if images.adapters else 'forward'}."
+    ]
+    if variant.bidirectional_images and recipe.train.backend == "tunix":
+        reasons.append(
+            "Sliding layers see an image's tokens in both directions, which the splash kernel cannot: on TPU they run "
+            "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
+        )
+    return ImageCount(images, tuple(reasons), in_prompt)
 
 
 def _in_prompt(recipe: Recipe) -> tuple[int, str]:
@@ -213,18 +212,3 @@ def _images(row: dict[str, Any]) -> int:
     contents = [row.get("prompt"), *(one.get("content") for one in messages or [] if isinstance(one, dict))]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))
-
-
-def _reasons(recipe: Recipe, variant: Variant, images: ImageWork, how: str) -> tuple[str, ...]:
-    walked = "forward and back" if images.adapters else "forward"
-    several = "an image" if images.images == 1 else f"{images.images:,} images"
-    sentences = [
-        f"Every row has room for {several} of {images.soft_tokens:,} soft tokens ({images.patches:,} patches), "
-        f"{how}; what a row leaves empty costs as much. They are embedded {walked}."
-    ]
-    if variant.bidirectional_images and recipe.train.backend == "tunix":
-        sentences.append(
-            "Sliding layers see an image's tokens in both directions, which the splash kernel cannot: on TPU they run "
-            "as blocks of queries, whose scores go through the chips' memory; the global layers by the kernel."
-        )
-    return tuple(sentences)

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from heapq import nlargest
+from itertools import accumulate
 from typing import Any
 
 from gemsmith.arch import Variant
@@ -50,17 +52,16 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     recipe = asked.recipe
     work = on_chips(asked.work, machine.chip.kind, recipe)
     choice = choose_mesh(work, machine, recipe)
-    compiled = None
-    if asked.limits is not None:
-        compiled = compile_chosen(recipe, choice, machine, work.images, asked.limits)
+    limits = asked.limits
+    compiled = None if limits is None else compile_chosen(recipe, choice, machine, work.images, limits)
     if compiled is not None:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
     parts, price = _parts(work, choice, machine), on_demand(machine)
+    largest, exceeded_by = _largest_parts(parts, machine)
     spans = ", ".join(f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
-    exceeded_by = None if fits else _exceeded_by(parts, machine)
     return MachinePlan(
         name=machine.name,
         chips=machine.chips,
@@ -68,7 +69,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         hbm_bytes_per_chip=choice.hbm_bytes_per_chip,
         hbm_limit_bytes_per_chip=machine.chip.hbm_bytes,
         parts=parts,
-        exceeded_by=exceeded_by,
+        exceeded_by=None if fits else exceeded_by,
         step_s=rounded_range((choice.time.low_s, choice.time.high_s)),
         measured=_measured(machine),
         startup_s=cost.startup_s,
@@ -84,7 +85,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         fix=None if fix is None else _fixed_plan(asked, fix, machine),
         notes=(
             *choice.problems,
-            *([] if fits else [_largest_parts(parts, exceeded_by)]),
+            *([] if fits else [largest]),
             *([] if compiled is None else [compiled_note(compiled)]),
             *_training_notes(work, choice, recipe, machine),
             *([f"start, estimated: {spans}"] if fits else []),
@@ -133,19 +134,16 @@ def _parts(work: StepCost, choice: Choice, machine: Machine) -> dict[str, int]:
     }
 
 
-def _exceeded_by(parts: Mapping[str, int], machine: Machine) -> str | None:
-    left = machine.chip.hbm_bytes - parts[RUNTIME]
-    for name, size in parts.items():
-        left -= size if name != RUNTIME else 0
-        if left < 0:
-            return name
-    return None
-
-
-def _largest_parts(parts: Mapping[str, int], exceeded_by: str | None) -> str:
-    largest = sorted((name for name in parts if name != RUNTIME), key=lambda name: -parts[name])[:3]
-    sizes = ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in largest)
-    return f"the largest parts, in GiB a chip: {sizes}" + (f"; {exceeded_by} exceed it" if exceeded_by else "")
+def _largest_parts(parts: Mapping[str, int], machine: Machine) -> tuple[str, str | None]:
+    """A note of the three largest, and which part, in their order, no longer fits."""
+    held = {name: size for name, size in parts.items() if name != RUNTIME}
+    limit = machine.chip.hbm_bytes - parts[RUNTIME]
+    exceeded_by = next(
+        (name for name, total in zip(held, accumulate(held.values()), strict=True) if total > limit), None
+    )
+    largest = ", ".join(f"{name} {held[name] / GIB:.1f}" for name in nlargest(3, held, key=held.__getitem__))
+    also = f"; {exceeded_by} exceed it" if exceeded_by else ""
+    return f"the largest parts, in GiB a chip: {largest}{also}", exceeded_by
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
@@ -186,14 +184,11 @@ def _images_note(work: StepCost, choice: Choice, machine: Machine) -> str:
     seen = replace(work, remat=choice.remat)
     text = replace(seen, images=None)
     one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
-    held = machine.chip.devices * (memory_of(seen, choice.mesh).total - memory_of(text, choice.mesh).total)
+    held = machine.chip.devices * (choice.memory.total - memory_of(text, choice.mesh).total)
     layers = work.blocked_sliding_layers
     blocks = f" and {layers} sliding layers without the kernel" if layers else ""
-    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s"
-    return (
-        f"images, by formula: {seconds} of the step, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the "
-        "peak"
-    )
+    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s of the step"
+    return f"images, by formula: {seconds}, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the peak"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:

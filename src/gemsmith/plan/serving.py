@@ -18,7 +18,7 @@ from gemsmith.plan.cost import on_demand, rounded_range
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
-from gemsmith.runs.records import Range
+from gemsmith.runs.records import Range, ServerFacts
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
 from gemsmith.serve.settings import ServeSettings
@@ -83,6 +83,10 @@ def plan_lengths(
     warnings = tpu_warnings(machine, variant, settings, layout.weight_dtype, in_image=True, is_folder=True)
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     served = Served(variant=variant, machine=machine, tp=layout.tp, weight_dtype=layout.weight_dtype, kv_dtype=kv_dtype)
+    prompt_images = None
+    if images:  # which are only walked forward
+        whole = images_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens)
+        prompt_images = replace(whole, adapters=0)
     return ServingPlan(
         **asked,
         fits=True,
@@ -91,26 +95,15 @@ def plan_lengths(
         weight_dtype=layout.weight_dtype,
         tensor_parallel=layout.tp,
         copies=layout.copies,
-        **_full_load(recipe, served, layout, input_tokens, output_tokens, images=images, most=most),
+        **_full_load(served, layout, input_tokens, output_tokens, prompt_images, most),
     )
 
 
 def _full_load(
-    recipe: Recipe,
-    served: Served,
-    layout: Layout,
-    input_tokens: int,
-    output_tokens: int,
-    *,
-    images: int,
-    most: int | None,
+    served: Served, layout: Layout, input_tokens: int, output_tokens: int, images: ImageWork | None, most: int | None
 ) -> dict[str, Any]:
     """Memory, times and dollars with as many requests at once as there is room for: fields of ServingPlan."""
     variant, machine, chip = served.variant, served.machine, served.machine.chip
-    prompt_images = None
-    if images:  # which are only walked forward
-        whole = images_of(recipe, variant, images=images, soft_tokens=recipe.data.image_tokens)
-        prompt_images = replace(whole, adapters=0)
     kv_per_request = kv_bytes(variant, served.tp, served.kv_dtype, input_tokens + output_tokens)
     kv_room: float = CPU_KV_BYTES
     if chip.kind != "cpu":
@@ -118,7 +111,7 @@ def _full_load(
     copies = min(layout.copies, most or layout.copies)  # that have something to do
     requests = max(1, min(int(kv_room / kv_per_request), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
     low, high = output_tokens_per_s(
-        served, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens, images=prompt_images
+        served, requests=requests, input_tokens=input_tokens, output_tokens=output_tokens, images=images
     )
     low, high = low * copies, high * copies
     price = on_demand(machine)
@@ -128,7 +121,7 @@ def _full_load(
         "kv_room_bytes_per_chip": round(kv_room * chip.devices),
         "kv_bytes_per_request": round(kv_per_request * chip.devices),
         "requests": requests * copies,
-        "prefill_s": rounded_range(prefill_s(served, input_tokens, prompt_images)),
+        "prefill_s": rounded_range(prefill_s(served, input_tokens, images)),
         "decode_step_s": rounded_range(decode_s(served, requests=requests, context=input_tokens + output_tokens / 2)),
         "output_tokens_per_s": rounded_range((low, high)),
         "usd_per_million_tokens": None if usd is None else rounded_range((usd / high, usd / low)),
@@ -199,21 +192,6 @@ class Shares:
     prefill: tuple[float, ...]
 
 
-def read_served(recipe: Recipe, bench: BenchRecord, machine: Machine) -> Served:
-    """The model as the load test's server had it on its devices."""
-    facts = bench.server
-    dtype = (facts.dtype if facts and facts.dtype else recipe.serve.dtype).removeprefix("torch.")
-    quantized = bool(facts and facts.quantization not in (None, "none"))
-    kv_dtype = facts.kv_cache_dtype if facts and facts.kv_cache_dtype not in (None, "auto") else dtype
-    return Served(
-        variant=recipe_variant(recipe),
-        machine=machine,
-        tp=(facts.tensor_parallel if facts else None) or 1,
-        weight_dtype="fp8" if quantized else dtype,
-        kv_dtype="fp8" if str(kv_dtype).startswith("fp8") else str(kv_dtype),
-    )
-
-
 def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:
     """What share of the roofline prompts and decode steps came to in each cell that tells.
 
@@ -244,10 +222,17 @@ def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: 
 
 def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machine) -> Shares:
     """The same of a run's load test. Raises RunError where it says too little, or more than the machine can."""
-    served = read_served(recipe, bench, machine)
-    found = roofline_utilization(
-        served, bench.cells, copies=(bench.server.data_parallel if bench.server else None) or 1
+    facts = bench.server or ServerFacts()
+    dtype = (facts.dtype or recipe.serve.dtype).removeprefix("torch.")
+    kv_dtype = dtype if facts.kv_cache_dtype in (None, "auto") else str(facts.kv_cache_dtype)
+    served = Served(
+        variant=recipe_variant(recipe),
+        machine=machine,
+        tp=facts.tensor_parallel or 1,
+        weight_dtype="fp8" if facts.quantization not in (None, "none") else dtype,
+        kv_dtype="fp8" if kv_dtype.startswith("fp8") else kv_dtype,
     )
+    found = roofline_utilization(served, bench.cells, copies=facts.data_parallel or 1)
     if not found.decode or not found.prefill:
         raise RunError(
             f"--calibrate {folder}: bench.json has no load with at most {ALONE:g} requests under way, which tells what "

@@ -1,11 +1,19 @@
-"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others."""
+"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others.
+
+Also over values of its keys: what fits where, how fast, and what a million tokens cost.
+"""
 
 import functools
+import itertools
 import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError
 from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
 from gemsmith.hardware.model import StepCost, step_cost
@@ -20,8 +28,8 @@ from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord
-from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.records import DataRecord, Range
+from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
 
@@ -151,7 +159,7 @@ def _plan(
     if limits is not None:
         check_compiles(recipe, machines)
     variant = recipe_variant(recipe)
-    steps, tokens = count_steps(recipe, data), count_real_tokens(recipe, data)
+    steps, (tokens, told) = count_steps(recipe, data), count_real_tokens(recipe, data)
     counted = count_images(recipe, variant, data)
 
     @functools.cache
@@ -163,7 +171,7 @@ def _plan(
         variant=variant,
         work_in=work_in,
         steps=steps.steps or PRICED_STEPS,
-        tokens=tokens.per_step,
+        tokens=tokens,
         today=datetime.now(UTC).date(),
         limits=limits,
     )
@@ -178,10 +186,10 @@ def _plan(
         steps=steps.steps,
         priced_steps=asked.steps,
         tokens_per_step=work.tokens,
-        real_tokens_per_step=tokens.per_step,
+        real_tokens_per_step=tokens,
         machines=planned,
         serving=serving,
-        assumptions=(steps.reason, tokens.reason, *counted.reasons, *assumptions_of(work, recipe)),
+        assumptions=(steps.reason, told, *counted.reasons, *assumptions_of(work, recipe)),
     )
     return record if sort is None else ranked(record, sort)
 
@@ -197,3 +205,63 @@ def _find_machines(recipe: Recipe, catalog: Catalog, machine: str | None) -> lis
     else:
         raise InputError(f"--machine {machine!r}: names no machine; give {ALL}, or names with a comma between them")
     return list({machine.name: machine for machine in found}.values())
+
+
+MOST_SWEPT = 200
+"""Plans of one sweep: some seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptPlan:
+    """A machine under one choice of the values; estimated."""
+
+    values: tuple[str, ...]
+    machine: MachinePlan
+    tokens_per_s: Range
+    """Positions of full rows, low and high."""
+    usd_per_million: Range | None
+    """Of those positions, at the price on demand; None where it does not fit or has no price."""
+
+
+def read_axis(text: str) -> tuple[str, list[str]]:
+    """A key and its values: KEY=A,B, KEY=4096..131072 by doubling, or model=all.
+
+    >>> read_axis("data.max_length=4096..16384")
+    ('data.max_length', ['4096', '8192', '16384'])
+    """
+    key, mark, given = text.partition("=")
+    key, given = key.strip(), given.strip()
+    low, dots, high = given.partition("..")
+    if key == "model" and given == "all":
+        return key, [name for name in VARIANTS if not name.startswith("tiny-")]
+    if dots and low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high):
+        doublings = itertools.takewhile(
+            lambda value: value <= int(high), (int(low) << each for each in itertools.count())
+        )
+        return key, list(map(str, doublings))
+    if not mark or not key or dots or not given:
+        raise InputError(f"--sweep {text}: must be KEY=A,B, KEY=LOW..HIGH, which doubles LOW up to HIGH, or model=all")
+    return key, [value.strip() for value in given.split(",")]
+
+
+def sweep(
+    source: Path, axes: Sequence[tuple[str, Sequence[str]]], overrides: Sequence[str] = (), machine: str | None = None
+) -> Iterator[SweptPlan]:
+    """The recipe's plan for each combination of the values, machine by machine. Raises RecipeError as a plan does."""
+    if (count := math.prod(len(values) for _, values in axes)) > MOST_SWEPT:
+        raise InputError(f"--sweep: {count} combinations; at most {MOST_SWEPT} are planned at once")
+    for values in itertools.product(*(values for _, values in axes)):
+        choice = dict(zip((key for key, _ in axes), values, strict=True))
+        chosen = [f"{key}={value}" for key, value in choice.items()]
+        if (variant := VARIANTS.get(choice.get("model", ""))) and variant.hub_ids:
+            # The recipe's own is another model's.
+            chosen.append(f"checkpoint={variant.hub_ids[0]}")
+        record = plan_only(resolve_file(source, [*overrides, *chosen])[0], machine)
+        for each in record.machines:
+            low_s, high_s = each.step_s
+            usd = None
+            if each.fits and each.price is not None:
+                second = each.price.usd_per_hour / 3600 * 1e6 / record.tokens_per_step
+                usd = (second * low_s, second * high_s)
+            rates = (record.tokens_per_step / high_s, record.tokens_per_step / low_s)
+            yield SweptPlan(values=values, machine=each, tokens_per_s=rates, usd_per_million=usd)

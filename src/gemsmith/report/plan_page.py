@@ -7,7 +7,7 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
-from gemsmith.plan.sweep import SweptPlan
+from gemsmith.plan.stage import SweptPlan
 from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
 from gemsmith.report.page import Tile, open_environment
 from gemsmith.report.plan_table import OTHER, PARTS, serving_cost

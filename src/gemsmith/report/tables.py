@@ -24,7 +24,7 @@ from gemsmith.analysis.summary import (
     stage_s,
     total_s,
 )
-from gemsmith.plan.sweep import SweptPlan
+from gemsmith.plan.stage import SweptPlan
 from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord

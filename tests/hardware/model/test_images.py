@@ -53,7 +53,7 @@ def test_memory_holds_the_tower_its_patches_and_its_workspace():
     assert other.data - one.data == rows * seen.images.row_bytes
     assert one.tower.total == 0 and other.tower.total > 0
     many = memory_of(replace(seen, images=replace(seen.images, images=60)), mesh)
-    assert many.total > other.total and many.workspace == many.tower.total
+    assert many.total > other.total and many.workspace is many.tower
 
 
 def test_sliding_layers_that_see_both_ways_run_without_the_kernel():

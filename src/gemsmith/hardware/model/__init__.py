@@ -11,10 +11,10 @@ from gemsmith.hardware.model.memory import (
     tokens_per_device,
     weight_shards,
 )
-from gemsmith.hardware.model.work import ImageWork, StepCost, attended_pairs, images_of, on_chips, step_cost
+from gemsmith.hardware.model.work import ImageWork, StepCost, forward_attention_flops, images_of, on_chips, step_cost
 
 __all__ = [
-    "ImageWork", "Memory", "StepCost", "attended_pairs", "choose_remat", "held_on_cpu", "images_of",
+    "ImageWork", "Memory", "StepCost", "choose_remat", "forward_attention_flops", "held_on_cpu", "images_of",
     "memory_breakdown", "memory_of", "micro_batches", "on_chips", "rows_per_device", "step_cost", "tokens_per_device",
     "weight_shards",
 ]  # fmt: skip

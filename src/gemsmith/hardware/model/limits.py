@@ -11,6 +11,7 @@ from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantized
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, LANES, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh, Recipe
+from gemsmith.system.format import mesh as name_mesh
 
 
 def check_training(recipe: Recipe, variant: Variant) -> None:
@@ -45,11 +46,6 @@ def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> No
             f"{math.prod(sizes.values())}"
         )
     _check_heads(variant, sizes["tp"], "train.mesh.tp:")
-
-
-def name_mesh(sizes: Mapping[str, int]) -> str:
-    """The axes that split anything, such as `fsdp 4 × tp 2`."""
-    return " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one device"
 
 
 def check_splash(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:

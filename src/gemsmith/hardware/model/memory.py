@@ -51,12 +51,13 @@ class Memory:
     """While images are embedded, before all else."""
 
     @property
-    def workspace(self) -> float:
-        return max(self.layer.total, self.head.total, self.tower.total)
+    def workspace(self) -> "Workspace":
+        """The largest of the three."""
+        return max(self.layer, self.head, self.tower, key=lambda workspace: workspace.total)
 
     @property
     def total(self) -> int:
-        return int(self.base + self.adapters + self.saved + self.workspace + self.data)
+        return int(self.base + self.adapters + self.saved + self.workspace.total + self.data)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,16 +80,22 @@ class Workspace:
 def memory_of(work: StepCost, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
-    image_rows = -(-work.rows // (mesh.replica * mesh.fsdp))
+    base = work.base_bytes / (weight_shards(mesh) * mesh.tp)
+    data = float(BATCH_BYTES * tokens_per_device(work, mesh))
+    if images := work.images:
+        # What embeds images is not split over tp; it stays in the dtype that it is computed in.
+        split = (images.parameters - images.whole_parameters) / weight_shards(mesh)
+        base += (split + images.whole_parameters) * work.dtype_bytes
+        data += -(-work.rows // (mesh.replica * mesh.fsdp)) * images.row_bytes
     return Memory(
-        base=work.base_bytes / (weight_shards(mesh) * mesh.tp) + _vision_base(work, mesh),
+        base=base,
         adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
         / weight_shards(mesh)
         * (4 * ADAPTER_BYTES + copy_bytes),
         saved=_saved(work, mesh),
         layer=_layer_workspace(work, mesh),
         head=_head_workspace(work, mesh),
-        data=BATCH_BYTES * tokens_per_device(work, mesh) + (image_rows * work.images.row_bytes if work.images else 0.0),
+        data=data,
         tower=_tower_workspace(work, mesh),
     )
 
@@ -106,7 +113,7 @@ def memory_breakdown(work: StepCost, memory: Memory) -> dict[str, int]:
     """
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     number = memory.adapters / (4 * ADAPTER_BYTES + copy_bytes)
-    peak = max(memory.layer, memory.head, memory.tower, key=lambda workspace: workspace.total)
+    peak = memory.workspace
     activations = "tower's activations" if peak is memory.tower else "layer's activations"
     parts = {
         "frozen weights": memory.base,
@@ -159,8 +166,8 @@ def _saved(work: StepCost, mesh: Mesh) -> float:
     kept = work.kept_widths
     numbers += kept.split / mesh.tp + kept.whole
     saved = tokens_per_device(work, mesh) * numbers * work.dtype_bytes
-    if work.remat == "none":
-        saved += variant.layers * _scores(work, mesh) if work.attention == "dense" else 0
+    if work.remat == "none" and work.attention == "dense":
+        saved += variant.layers * _scores(work, mesh)
     if work.images:
         saved += images_per_device(work, mesh) * work.images.patches * work.images.saved_width * work.dtype_bytes
         features = rows_per_device(work, mesh) * work.images.images * work.images.soft_tokens * variant.embed_dim
@@ -182,17 +189,15 @@ def _layer_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     in_flight = LAYERS_IN_FLIGHT if shards > 1 else 1
     in_order = not work.recomputes or (work.optimizations.in_turn and not work.chains)
     widths = [width.split / mesh.tp + width.whole for width in work.walked_widths]
-    period = max(blocks.period for blocks in work.variant.scan_blocks)
-    waiting = WAITING_OF_TP * work.variant.embed_dim * (period - 1) if mesh.tp > 1 else 0
-    gathered = _heaviest(work.layer_bytes, in_flight) / mesh.tp if shards > 1 else 0.0
-    plain = work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantizes else 0.0
+    numbers = _heaviest(widths, 1 if in_order else in_flight)
+    if mesh.tp > 1:
+        period = max(blocks.period for blocks in work.variant.scan_blocks)
+        numbers += WAITING_OF_TP * work.variant.embed_dim * (period - 1)
     return Workspace(
-        activations=tokens_per_device(work, mesh)
-        * work.dtype_bytes
-        * (_heaviest(widths, 1 if in_order else in_flight) + waiting),
+        activations=tokens_per_device(work, mesh) * work.dtype_bytes * numbers,
         attention=_scores(work, mesh),
-        gathered=gathered,
-        dequantized=plain,
+        gathered=_heaviest(work.layer_bytes, in_flight) / mesh.tp if shards > 1 else 0.0,
+        dequantized=work.largest_layer_parameters * work.dtype_bytes / mesh.tp if work.dequantizes else 0.0,
     )
 
 
@@ -207,7 +212,6 @@ def _head_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     Under fsdp also the embedding matrix: gathered, or where the vocabulary is split, laid out anew.
     """
     tokens, shards = tokens_per_device(work, mesh), weight_shards(mesh)
-    logits = 2 * min(LOGIT_TOKENS, tokens) * work.variant.vocabulary * 4 / mesh.tp
     splits = work.optimizations.splits_vocabulary and splits_vocabulary(
         tokens=tokens * mesh.fsdp * mesh.sequence,
         vocabulary=work.variant.vocabulary,
@@ -218,17 +222,9 @@ def _head_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     matrix = work.head_parameters * work.dtype_bytes / mesh.tp if shards > 1 else 0.0
     return Workspace(
         activations=3.0 * tokens * work.variant.embed_dim * work.dtype_bytes,
-        logits=logits,
+        logits=2 * min(LOGIT_TOKENS, tokens) * work.variant.vocabulary * 4 / mesh.tp,
         gathered=matrix / shards if splits else matrix,
     )
-
-
-def _vision_base(work: StepCost, mesh: Mesh) -> float:
-    """What embeds images is not split over tp; it stays in the dtype that it is computed in."""
-    if work.images is None:
-        return 0.0
-    whole = work.images.whole_parameters
-    return ((work.images.parameters - whole) / weight_shards(mesh) + whole) * work.dtype_bytes
 
 
 def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
@@ -245,18 +241,16 @@ def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
 
 def _scores(work: StepCost, mesh: Mesh) -> float:
     """One block's scores in a global layer, where they are largest. Flash keeps them on the chip."""
-    heads = rows_per_device(work, mesh) * work.variant.heads / mesh.tp
     if work.nearby_attention == "flash":
         return 0.0
+    heads = rows_per_device(work, mesh) * work.variant.heads / mesh.tp
+    queries = work.length if work.attention == "dense" else min(work.query_block, work.length)
     if work.attention == "flash":
         # Of a sliding layer that no kernel computes; and which pairs are seen, a byte for each and every head: XLA
         # makes that once for all layers, of all blocks.
-        queries, length = min(work.query_block, work.length), work.block_length
-        keys = min(length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
+        keys = min(work.block_length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
         return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
-    queries = min(work.query_block, work.length) if work.attention == "blocked" else work.length
-    pairs = queries * most_keys(work.length, None, work.attention, block=work.query_block)
-    return SCORE_BUFFERS * rows_per_device(work, mesh) * work.variant.heads / mesh.tp * pairs * 4
+    return SCORE_BUFFERS * heads * queries * most_keys(work.length, None, work.attention, block=work.query_block) * 4
 
 
 # A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o

@@ -10,16 +10,16 @@ through HBM and FLOPs, and what devices send each other beside it.
 import functools
 from dataclasses import asdict, dataclass
 
-from gemsmith.arch import Tensor, Variant, text_tensors
+from gemsmith.arch import Variant, text_tensors
+from gemsmith.arch.lora_targets import disk_bytes
+from gemsmith.arch.tensors import EXPERTS
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model.work import ImageWork, attended_pairs
+from gemsmith.hardware.model.work import ImageWork, forward_attention_flops
 
 LOGIT_ROWS = 1024
 """Sequences that vLLM samples for at once at most (vllm/engine/arg_utils.py, get_batch_defaults, 0.32.0)."""
 ENCODER_BYTES = 1.2e9
 """Of the largest vision encoder, 27 layers of 1152, in bfloat16; every device may hold all of it."""
-_QUANTISED = ("q", "k", "v", "o", "gate", "up", "down", "expert_gate_up", "expert_down")
-"""What fp8 holds in a byte a weight; embeddings, norms and the router stay as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +83,8 @@ def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens
     return held
 
 
-def disk_bytes(tensor: Tensor, dtype: str) -> float:
-    """Of a weight in memory: fp8 holds projections in a byte each and leaves the others as they are."""
-    if dtype == "fp8" and tensor.role in _QUANTISED:
-        return tensor.size
-    return tensor.size * (4 if dtype == "float32" else 2)
-
-
 SUMS_PER_LAYER = 2
 """All-reduces of tensor parallel: after attention and after the FFN."""
-_EXPERTS = ("expert_gate_up", "expert_down")
 _LOOKED_UP = "per_layer_embed"
 """Of which a token reads a row; the embedding matrix is read whole, as the head."""
 
@@ -106,6 +98,11 @@ class Served:
     tp: int
     weight_dtype: str
     kv_dtype: str
+
+    @property
+    def value_bytes(self) -> int:
+        """Of an activation, and of a weight that is not fp8."""
+        return 4 if self.weight_dtype == "float32" else 2
 
     @property
     def peak_flops_per_s(self) -> float:
@@ -151,14 +148,13 @@ def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roo
     """
     variant = served.variant
     # The head is asked for the last token only.
-    flops = 2 * tokens * (_parameters_met(variant) - variant.vocabulary * variant.embed_dim)
-    flops += _attention_flops(variant, tokens)
-    head_bytes = variant.vocabulary * variant.embed_dim * (4.0 if served.weight_dtype == "float32" else 2.0)
-    weights = sum(_read_bytes(variant, served.weight_dtype)) - head_bytes
+    head = variant.vocabulary * variant.embed_dim
+    flops = 2 * tokens * (_parameters_met(variant) - head) + forward_attention_flops(variant, tokens)
+    weights = sum(_read_bytes(variant, served.weight_dtype)) - head * served.value_bytes
     read = weights / served.tp + tokens * kv_bytes(variant, served.tp, served.kv_dtype, 1)
     if images is not None:
         flops += served.tp * images.row_flops
-        read += images.parameters * (4.0 if served.weight_dtype == "float32" else 2.0)
+        read += images.parameters * served.value_bytes
     return Roofline(
         hbm_s=read / served.hbm_bytes_per_s,
         matmul_s=flops / served.peak_flops_per_s,
@@ -182,7 +178,7 @@ def _sums_s(served: Served, tokens: float) -> float:
     if served.tp == 1 or speed is None:
         return 0.0
     variant, share = served.variant, 2 * (served.tp - 1) / served.tp
-    width = variant.embed_dim * (4 if served.weight_dtype == "float32" else 2)
+    width = variant.embed_dim * served.value_bytes
     return SUMS_PER_LAYER * variant.layers * share * tokens * width / (speed / served.machine.chip.devices)
 
 
@@ -191,7 +187,7 @@ def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
     """The weights that a step reads whole, and those of all experts."""
     plain = experts = 0.0
     for tensor in text_tensors(variant):
-        if tensor.role in _EXPERTS:
+        if tensor.role in EXPERTS:
             experts += disk_bytes(tensor, dtype)
         elif tensor.role != _LOOKED_UP:
             plain += disk_bytes(tensor, dtype)
@@ -199,23 +195,11 @@ def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
 
 
 @functools.cache
-def _attention_flops(variant: Variant, tokens: int) -> int:
-    """Forward, each token with those before it in its reach."""
-    return sum(
-        4
-        * variant.heads
-        * variant.head_dim_of(layer)
-        * attended_pairs(tokens, None if variant.is_global(layer) else variant.sliding_window, "flash")
-        for layer in range(variant.layers)
-    )
-
-
-@functools.cache
 def _parameters_met(variant: Variant, without: tuple[int, ...] = ()) -> float:
     """Weights that one token is multiplied with, `without` those of some layers."""
     share = variant.experts_per_token / variant.experts if variant.experts else 0.0
     return sum(
-        tensor.size * (share if tensor.role in _EXPERTS else 1)
+        tensor.size * (share if tensor.role in EXPERTS else 1)
         for tensor in text_tensors(variant)
         if tensor.role != _LOOKED_UP and tensor.layer not in without
     )

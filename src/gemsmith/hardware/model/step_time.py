@@ -16,13 +16,12 @@ hidden to exposed), and against what was measured:
     8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, a 32B, not Gemma
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import (
     StepCost,
-    attended_pairs,
+    forward_attention_flops,
     micro_batches,
     rows_per_device,
     tokens_per_device,
@@ -134,13 +133,8 @@ def matmul_flops(work: StepCost) -> float:
 
 def attention_flops(work: StepCost) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
-    variant, forward = work.variant, 0
-    kinds = Counter((variant.is_global(layer), variant.head_dim_of(layer)) for layer in range(variant.layers))
-    for (is_global, head_dim), layers in kinds.items():
-        window, how = (None, work.attention) if is_global else (variant.sliding_window, work.nearby_attention)
-        ahead = 0 if is_global else work.ahead
-        pairs = attended_pairs(work.length, window, how, block=work.query_block, ahead=ahead)
-        forward += 4 * variant.heads * head_dim * pairs * layers
+    kinds = (work.attention, work.nearby_attention)
+    forward = forward_attention_flops(work.variant, work.length, *kinds, block=work.query_block, ahead=work.ahead)
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
     return work.rows * forward * passes
 

@@ -5,6 +5,7 @@ room for, P patches and S soft tokens of each.
 """
 
 import functools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from gemsmith.arch import (
     vision_tensors,
 )
 from gemsmith.arch.lora_targets import disk_bytes
+from gemsmith.arch.tensors import EXPERTS
 from gemsmith.recipe.backends import (
     OTHER_QUERY_BLOCK,
     Attention,
@@ -132,16 +134,18 @@ def images_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int
 # device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
-_EXPERTS = ("expert_gate_up", "expert_down")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Widths:
     """Numbers that one token leaves in one layer for its backward pass."""
 
-    split: int
+    split: int = 0
     """Those that tp splits."""
-    whole: int
+    whole: int = 0
+
+    def __add__(self, other: "Widths") -> "Widths":
+        return Widths(split=self.split + other.split, whole=self.whole + other.whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +250,7 @@ class StepCost:
         """What of all layers is saved from the forward to the backward pass, beside the layers' inputs."""
         if not self.recomputes:
             return self.all_widths
-        return _sum(width for name, width in self.named_widths.items() if name in self.remat)
+        return sum((width for name, width in self.named_widths.items() if name in self.remat), start=Widths())
 
     @property
     def chains(self) -> bool:
@@ -299,9 +303,12 @@ def step_cost(
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
-    met: dict[str, int] = {}
-    for tensor in (tensor for group in layers.values() for tensor in group):
-        met[tensor.role] = met.get(tensor.role, 0) + _met_by_a_token(variant, tensor)
+    met: Counter[str] = Counter()
+    for tensor in tensors:
+        if tensor.role in EXPERTS:
+            met[tensor.role] += tensor.size // variant.experts * variant.experts_per_token
+        elif tensor.role in _IN_LAYER:
+            met[tensor.role] += tensor.size
     adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
     return StepCost(
         variant=variant,
@@ -329,7 +336,7 @@ def step_cost(
             _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)
             for group in layers.values()
         ),
-        all_widths=_sum(_widths(variant, group, adapted) for group in layers.values()),
+        all_widths=sum((_widths(variant, group, adapted) for group in layers.values()), start=Widths()),
         named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
         images=images,
     )
@@ -345,7 +352,7 @@ def attended_pairs(
     blocks of queries cannot see, the dense form nothing.
 
     >>> [attended_pairs(4096, 1024, kind) for kind in ("flash", "blocked", "dense")]
-    [3670528, 5767168, 16777216]
+    [3670528, 5505024, 16777216]
     """
     if attention == "flash":
         reach = min(length, window or length)
@@ -357,6 +364,23 @@ def attended_pairs(
     return sum(len(blocks) * block * keys for blocks, keys in loops)
 
 
+@functools.cache
+def forward_attention_flops(
+    variant: Variant,
+    length: int,
+    attention: Attention = "flash",
+    nearby_attention: Attention = "flash",
+    *,
+    block: int = OTHER_QUERY_BLOCK,
+    ahead: int = 0,
+) -> int:
+    """Of one row: scores and their product with V. `nearby_attention` and `ahead` are of sliding layers."""
+    nearby = attended_pairs(length, variant.sliding_window, nearby_attention, block=block, ahead=ahead)
+    pairs = {True: attended_pairs(length, None, attention, block=block), False: nearby}
+    layers = range(variant.layers)
+    return sum(4 * variant.heads * variant.head_dim_of(layer) * pairs[variant.is_global(layer)] for layer in layers)
+
+
 def most_keys(length: int, window: int | None, attention: Attention, *, block: int) -> int:
     """Keys that a block of queries is compared with at most."""
     if attention == "dense":
@@ -365,30 +389,17 @@ def most_keys(length: int, window: int | None, attention: Attention, *, block: i
     return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=window))
 
 
-def _met_by_a_token(variant: Variant, tensor: Tensor) -> int:
-    if tensor.role in _EXPERTS:
-        return tensor.size // variant.experts * variant.experts_per_token
-    return tensor.size if tensor.role in _IN_LAYER else 0
-
-
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
     """What a layer's backward pass reads: matmuls' outputs, again for their adapters, and what is between matmuls."""
-    split = whole = ffn = 0
-    for tensor in tensors:
-        if tensor.role not in (*_COLUMN, "o", "down"):
-            continue
-        width = tensor.shape[0] * (2 if tensor.role in adapted else 1)
-        if tensor.role in _COLUMN:
-            split += width
-        else:
-            whole += width
-        ffn = tensor.shape[0] if tensor.role == "up" else ffn
-        split += tensor.shape[1] if tensor.role == "o" else 0  # what attention puts out
-    split += 2 * ffn  # gelu(gate) and its product with up
-    split += 4 * variant.experts_per_token * variant.expert_ffn
+    shapes = {tensor.role: tensor.shape for tensor in tensors}
+    widths = {role: shape[0] * (2 if role in adapted else 1) for role, shape in shapes.items()}
+    # What attention puts out, gelu(gate) and its product with up, the same of experts.
+    between = shapes["o"][1] + 2 * shapes["up"][0] + 4 * variant.experts_per_token * variant.expert_ffn
     # Norms and residuals; what goes to experts and back.
-    whole += 6 * variant.embed_dim + 2 * variant.experts_per_token * variant.embed_dim
-    return Widths(split=split, whole=whole)
+    beside = (6 + 2 * variant.experts_per_token) * variant.embed_dim
+    return Widths(
+        split=sum(widths.get(role, 0) for role in _COLUMN) + between, whole=widths["o"] + widths["down"] + beside
+    )
 
 
 def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
@@ -412,20 +423,15 @@ def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank
 
     Those are the projections' outputs, what attention puts out, and what adapters' A give.
     """
-    found: dict[str, list[Widths]] = {}
+    found: defaultdict[str, Widths] = defaultdict(Widths)
     for tensors in layers:
         for tensor in tensors:
             if tensor.role in _COLUMN:
-                found.setdefault(tensor.role, []).append(Widths(split=tensor.shape[0], whole=0))
+                found[tensor.role] += Widths(split=tensor.shape[0])
             elif tensor.role in ("o", "down"):
-                found.setdefault(tensor.role, []).append(Widths(split=0, whole=tensor.shape[0]))
-        attended = sum(tensor.shape[1] for tensor in tensors if tensor.role == "o")
-        found.setdefault("attended", []).append(Widths(split=attended, whole=0))
-        lora = rank * sum(tensor.role in adapted for tensor in tensors)
-        found.setdefault("lora", []).append(Widths(split=0, whole=lora))
-    return {name: _sum(widths) for name, widths in found.items()}
-
-
-def _sum(widths: Iterable[Widths]) -> Widths:
-    found = list(widths)
-    return Widths(split=sum(width.split for width in found), whole=sum(width.whole for width in found))
+                found[tensor.role] += Widths(whole=tensor.shape[0])
+            if tensor.role == "o":
+                found["attended"] += Widths(split=tensor.shape[1])
+            if tensor.role in adapted:
+                found["lora"] += Widths(whole=rank)
+    return dict(found)

@@ -10,18 +10,15 @@ from typing import Any, NamedTuple
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
-from gemsmith.launch.provider import MOUNT, LaunchRequest, WithReason
-from gemsmith.launch.render import render_commands, render_template
-from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, upload_steps, worker_command
+from gemsmith.launch.provider import MOUNT, Feature, LaunchRequest, WithReason
+from gemsmith.launch.render import render_commands, render_files, render_template
+from gemsmith.launch.upload import GB, disk_bytes, format_footprint, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment
 from gemsmith.serve.settings import ServeSettings
 
-MOUNTS_WEIGHTS = True
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = True
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates"})
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
@@ -79,15 +76,13 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    options, heading = request.options, cost_lines(request)
-    size, timeout = SIZES[request.machine.name], request.bill.timeout_s
+    options, size, timeout = request.options, SIZES[request.machine.name], request.bill.timeout_s
     reason, held = timeout.reason, format_footprint(disk_bytes(request))
     if float(timeout.value) > UNDISPUTED_S:
         reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
     job = render_template(
         "job.yaml",
         request,
-        heading=heading,
         accelerator=ACCELERATOR,
         # Quoted, as the API wants it.
         timeout=WithReason(str(timeout.value), reason),
@@ -100,15 +95,10 @@ def render(request: LaunchRequest) -> dict[str, str]:
     jobs = ("gcloud", "run", "jobs")
     execute = (*jobs, "execute", options.name, *where, "--async", "--quiet")
     submit = [
-        *upload_steps(request),
         ("Creates the job, or brings it to what the file says.", (*jobs, "replace", "job.yaml", *where, "--quiet")),
         ("Starts it, and does not wait for its end.", execute),
     ]
-    files = {
-        "recipe.yaml": request.recipe_text,
-        "job.yaml": job,
-        "submit.sh": render_commands(submit, heading=heading),
-    }
+    files = render_files(request, {"job.yaml": job}, submit)
     if "export" in options.stages:
         files["service.yaml"] = _service(request)
         serve = ("gcloud", "run", "services", "replace", "service.yaml", *where, "--quiet")

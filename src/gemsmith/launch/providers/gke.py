@@ -14,15 +14,12 @@ from typing import Any
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import fill, values_of
-from gemsmith.launch.provider import LaunchRequest, WithReason
-from gemsmith.launch.render import render_commands, render_template
+from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
+from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.request import is_googles
-from gemsmith.launch.upload import cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
+from gemsmith.launch.upload import describe_slice, disk_bytes, format_footprint, timed_command
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = False
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset()
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"
 """The Kubernetes service account, tied to the request's by Workload Identity."""
@@ -55,11 +52,9 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    heading, time = cost_lines(request), request.bill.timeout_s.reason
     job_set = render_template(
         "jobset.yaml",
         request,
-        heading=heading,
         machine=request.machine,
         is_tpu=request.machine.chip.kind == "tpu",
         on_hosts_network=_on_hosts_network(request),
@@ -68,21 +63,16 @@ def render(request: LaunchRequest) -> dict[str, str]:
         held=format_footprint(disk_bytes(request)),
         folder=FOLDER,
         command=timed_command(request, folder=FOLDER),
-        time=f"{time}; from the program's start, so that waiting for nodes does not count",
+        time=f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count",
     )
     known = values_of(request.options)
     credentials = "gcloud container clusters get-credentials {cluster} --{level} {place} --project {project}"
     apply = "kubectl --context {context} apply --filename jobset.yaml"
     submit = [
-        *upload_steps(request),
         ("Credentials of the cluster, into kubectl's own file.", fill(credentials, known)),
         ("Creates the job set, or says that it is there as it is.", fill(apply, known)),
     ]
-    return {
-        "recipe.yaml": request.recipe_text,
-        "jobset.yaml": job_set,
-        "submit.sh": render_commands(submit, heading=heading),
-    }
+    return render_files(request, {"jobset.yaml": job_set}, submit)
 
 
 def _on_hosts_network(request: LaunchRequest) -> bool:
@@ -95,11 +85,10 @@ def _nodes(request: LaunchRequest) -> dict[str, str | WithReason]:
     spot: dict[str, str | WithReason] = {"cloud.google.com/gke-spot": "true"} if request.options.spot else {}
     if chip.kind == "gpu":
         return {"cloud.google.com/gke-accelerator": GPUS[chip.name], **spot}
-    chips, hosts = machine.chips // machine.slices, machine.hosts // machine.slices
-    said = f"{chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}"
+    topology = TOPOLOGIES[chip.name][machine.chips // machine.slices]
     return {
         "cloud.google.com/gke-tpu-accelerator": TPUS[chip.name],
-        "cloud.google.com/gke-tpu-topology": WithReason(TOPOLOGIES[chip.name][chips], said),
+        "cloud.google.com/gke-tpu-topology": WithReason(topology, describe_slice(machine)),
         **spot,
     }
 

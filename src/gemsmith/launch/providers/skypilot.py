@@ -8,16 +8,13 @@ from typing import Any
 
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
-from gemsmith.launch.provider import LaunchRequest, WithReason
-from gemsmith.launch.render import render_commands, render_template
+from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
+from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.request import is_googles
-from gemsmith.launch.upload import GB, cost_lines, disk_bytes, format_footprint, timed_command, upload_steps
+from gemsmith.launch.upload import GB, disk_bytes, format_footprint, timed_command
 from gemsmith.serve.command import RUNTIMES
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = True
-EVALUATES = False
-SUPPORTS_WHEEL = False
+FEATURES: frozenset[Feature] = frozenset({"any machine"})
 FOLDER = "/tmp/gemsmith"
 TPUS = ("v5p", "v6e")
 """SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""
@@ -43,22 +40,17 @@ def render(request: LaunchRequest) -> dict[str, str]:
     reason = "A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption."
     if secret:
         reason += "\nHF_TOKEN is taken from this shell's environment."
-    held, heading, image = disk_bytes(request), cost_lines(request), str(request.image.value)
+    held, image = disk_bytes(request), str(request.image.value)
     disk_gb = -(-(SYSTEM_BYTES + sum(held.values())) // (50 * GB)) * 50
     task = render_template(
         "task.yaml",
         request,
-        heading=heading,
         machines=[_resources(each) for each in (request, *request.others)],
         disk_gb=WithReason(disk_gb, f"100 for system and image, held at most {format_footprint(held)}"),
         registry=registry_of(image) if in_artifact_registry(image) else None,
         command=shlex.join(timed_command(request, folder=FOLDER)),
     )
-    return {
-        "recipe.yaml": request.recipe_text,
-        "task.yaml": task,
-        "submit.sh": render_commands([*upload_steps(request), (reason, launch)], heading=heading),
-    }
+    return render_files(request, {"task.yaml": task}, [(reason, launch)])
 
 
 def _resources(request: LaunchRequest) -> dict[str, str | None]:

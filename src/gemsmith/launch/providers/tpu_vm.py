@@ -8,15 +8,12 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import LABEL, LaunchRequest
-from gemsmith.launch.render import render_commands, render_template
-from gemsmith.launch.upload import cost_lines, upload_steps, worker_command
+from gemsmith.launch.provider import LABEL, Feature, LaunchRequest
+from gemsmith.launch.render import render_files, render_template
+from gemsmith.launch.upload import describe_slice, worker_command
 from gemsmith.serve.command import RUNTIMES
 
-MOUNTS_WEIGHTS = False
-SUPPORTS_ANY_MACHINE = False
-EVALUATES = False
-SUPPORTS_WHEEL = True
+FEATURES: frozenset[Feature] = frozenset({"wheel"})
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
 UV, PYTHON = "0.13.9", "3.11"
@@ -60,25 +57,13 @@ def render(request: LaunchRequest) -> dict[str, str]:
         *(("--subnetwork", options.subnet) if options.subnet else ()),
         *("--async", "--quiet"),
     )
-    chips, hosts = machine.chips, machine.hosts
     reason = (
-        f"Waits {WAITS} for {chips} chip{'s' * (chips > 1)} on {hosts} host{'s' * (hosts > 1)}, unpaid until then.\n"
+        f"Waits {WAITS} for {describe_slice(machine)}, unpaid until then.\n"
         "The script deletes the node when the stages have ended, have failed, or have taken too long."
     )
-    heading, command = cost_lines(request), worker_command(request, folder=FOLDER)
-    return {
-        "recipe.yaml": request.recipe_text,
-        "startup.sh": render_template(
-            "startup.sh",
-            request,
-            heading=heading,
-            uv=UV,
-            python=PYTHON,
-            folder=FOLDER,
-            command=command,
-        ),
-        "submit.sh": render_commands([*upload_steps(request), (reason, create)], heading=heading),
-    }
+    command = worker_command(request, folder=FOLDER)
+    script = render_template("startup.sh", request, uv=UV, python=PYTHON, folder=FOLDER, command=command)
+    return render_files(request, {"startup.sh": script}, [(reason, create)])
 
 
 def values(request: LaunchRequest) -> dict[str, Any]:

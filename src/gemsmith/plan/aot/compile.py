@@ -23,7 +23,7 @@ from typing import Any
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalog
-from gemsmith.hardware.model import ImageWork, StepCost, attended_pairs, images_of
+from gemsmith.hardware.model import ImageWork, StepCost, forward_attention_flops, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
@@ -186,10 +186,7 @@ def model_flops(work: StepCost) -> float:
     they are.
     """
     per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.text_adapters
-    variant, attention = work.variant, 0
-    for layer in range(variant.layers):
-        window = None if variant.is_global(layer) else variant.sliding_window
-        attention += 12 * variant.heads * variant.head_dim_of(layer) * attended_pairs(work.length, window, "flash")
+    attention = 3 * forward_attention_flops(work.variant, work.length)
     embedding = work.images.row_flops if work.images else 0.0
     return float(work.tokens * per_token + work.rows * (attention + embedding))
 

@@ -15,7 +15,7 @@ from gemsmith.errors import InputError
 
 # Memory spaces of a layout, S(n); 1 is the chip's own vector memory, the others hold scalars and flags.
 HBM, HOST = 0, 5
-_BYTES = {"pred": 1, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
+_BITS = {"pred": 8, "c64": 64, "c128": 128, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"([a-z][a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"\s+(ROOT )?%(\S+) = ")
 _HEADER = re.compile(r"(ENTRY )?%(\S+) \(")
@@ -24,6 +24,12 @@ _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(
     r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[^\s,]+)"
 )
+
+
+def _first(pattern: str, text: str) -> str:
+    """The first group of a pattern in a text, or nothing."""
+    found = re.search(pattern, text)
+    return found[1] if found else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,23 +42,19 @@ class Array:
 
     @cached_property
     def space(self) -> int:
-        found = re.search(r"S\((\d+)\)", self.layout)
-        return int(found[1]) if found else HBM
+        return int(_first(r"S\((\d+)\)", self.layout) or HBM)
 
     @cached_property
     def bytes(self) -> int:
         """What the array occupies, padding to its tiles included: f32[8,1]{1,0:T(8,128)} -> 4096."""
         order, _, tiles = self.layout.partition(":")
         shape = [self.shape[int(axis)] for axis in reversed(order.split(",")) if axis] if order else list(self.shape)
-        tile = re.search(r"T\(([\d,]+)\)", tiles)
+        tile = _first(r"T\(([\d,]+)\)", tiles)
         if tile and shape:
-            sizes = [int(size) for size in tile[1].split(",")]
-            shape = [1] * (len(sizes) - len(shape)) + shape
-            if len(sizes) == 1:
-                shape = [prod(shape)]
-            shape[-len(sizes) :] = [
-                ceil(length / size) * size for length, size in zip(shape[-len(sizes) :], sizes, strict=True)
-            ]
+            sizes = [int(size) for size in tile.split(",")]
+            shape = [prod(shape)] if len(sizes) == 1 else [1] * (len(sizes) - len(shape)) + shape
+            tiled = zip(shape[-len(sizes) :], sizes, strict=True)
+            shape[-len(sizes) :] = [ceil(length / size) * size for length, size in tiled]
         return ceil(prod(shape) * bits_of(self.dtype) / 8)
 
 
@@ -89,13 +91,11 @@ class Instruction:
 
     @cached_property
     def op_name(self) -> str:
-        found = re.search(r'metadata=\{[^}]*?op_name="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        return self.attribute(r'metadata=\{[^}]*?op_name="([^"]*)"')
 
     def attribute(self, pattern: str) -> str:
         """The first group of a pattern in the attributes, or nothing."""
-        found = re.search(pattern, self.attributes)
-        return found[1] if found else ""
+        return _first(pattern, self.attributes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +156,7 @@ MATMULS = ("convolution", "dot")
 
 def bits_of(dtype: str) -> int:
     """Bits of one element: bf16 -> 16, s4 -> 4, f8e4m3fn -> 8."""
-    if dtype in _BYTES:
-        return 8 * _BYTES[dtype]
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    assert found, f"element type {dtype}"
-    return int(found[1])
+    return _BITS[dtype] if dtype in _BITS else int(_first(r"^[a-z]+(\d+)", dtype))
 
 
 def parse(text: str) -> Module:
@@ -180,8 +176,8 @@ def parse(text: str) -> Module:
         elif _NAME.match(line):
             instruction = _instruction(line)
             body[instruction.name] = instruction
-    found = re.search(r"num_partitions=(\d+)", text[:100_000])
-    return Module(computations=computations, partitions=int(found[1]) if found else 1)
+    partitions = int(_first(r"num_partitions=(\d+)", text[:100_000]) or 1)
+    return Module(computations=computations, partitions=partitions)
 
 
 def _lines(text: str) -> Iterator[str]:
@@ -262,10 +258,12 @@ def _valid_pairs(sizes: tuple[int, int, int], window: Mapping[str, str]) -> int:
     pairs = 0
     for position in range(kernel):
         first = position * spread - low
-        pairs += sum(
-            1 for each in range(out) if 0 <= first + each * stride <= last and (first + each * stride) % dilation == 0
-        )
+        places = range(first, first + out * stride, stride)
+        pairs += sum(0 <= place <= last and place % dilation == 0 for place in places)
     return pairs
+
+
+_COPIES = ("copy", "bitcast", "copy-done", "copy-start")
 
 
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
@@ -275,13 +273,12 @@ def trip_count(loop: Instruction, home: Computation, module: Module) -> int | No
         return int(known)
     condition = module.computations[loop.attribute(r"condition=%([^\s,]+)")]
     body = module.computations[loop.attribute(r"body=%([^\s,]+)")]
-    compare = _comparison(condition, module)
-    if compare is None:
+    direction, counter, limit = _comparison(condition, module) or ("", "", "")
+    if direction not in ("LT", "LE"):
         return None
-    direction, counter, limit = compare
     start_of = home.instructions[loop.operands[0]]
     start, end = _carried(counter, condition, start_of, home), _carried(limit, condition, start_of, home)
-    if start is None or end is None or direction not in ("LT", "LE"):
+    if start is None or end is None:
         return None
     step = _step(counter, condition, body, module)
     return max(0, ceil((end - start + (direction == "LE")) / step)) if step else None
@@ -310,7 +307,7 @@ def _carried(name: str, condition: Computation, start: Instruction, home: Comput
 
 
 def _number(instruction: Instruction, home: Computation) -> int | None:
-    while instruction.opcode in ("copy", "bitcast", "copy-done", "copy-start"):
+    while instruction.opcode in _COPIES:
         instruction = home.instructions[instruction.operands[0]]
     is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
     return int(instruction.argument) if is_number else None
@@ -321,9 +318,8 @@ def _step(counter: str, condition: Computation, body: Computation, module: Modul
     index = condition.instructions[counter].attribute(r"index=(\d+)")
     if body.root.opcode != "tuple" or not index:
         return None
-    added = body.instructions[body.root.operands[int(index)]]
-    home = body
-    while added.opcode in ("copy", "bitcast", "copy-done", "copy-start", "fusion"):
+    added, home = body.instructions[body.root.operands[int(index)]], body
+    while added.opcode in (*_COPIES, "fusion"):
         if added.opcode == "fusion":
             home = module.computations[added.called[0]]
             added = home.root
@@ -331,13 +327,15 @@ def _step(counter: str, condition: Computation, body: Computation, module: Modul
             added = home.instructions[added.operands[0]]
     if added.opcode != "add":
         return None
-    numbers = [_number(home.instructions[name], home) for name in added.operands]
+    numbers = (_number(home.instructions[name], home) for name in added.operands)
     return next((number for number in numbers if number is not None), None)
 
 
 # Matrix products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; with them again,
 # their gradients.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
+_BLOCKS = {"fwd": "block_kv", "dq": "block_kv_dq", "dkv": "block_q_dkv"}
+"""What a kernel calls the size of the blocks that it goes through for each block of its own."""
 
 
 def kernel_flops(call: Instruction, home: Computation) -> float | None:
@@ -367,27 +365,23 @@ def _splash(call: Instruction, home: Computation) -> float:
     causal mask, windowed or not, visits min(width, those up to its diagonal). Of queries split over chips the last part
     is taken, which sees the most keys.
     """
-    kind = re.match(r"splash_m[hq]a_(fwd|dq|dkv)", call.name)
+    kind = _first(r"^splash_m[hq]a_(fwd|dq|dkv)", call.name)
     assert kind, f"splash kernel {call.name}"
     arrays = [home.instructions[name].arrays[0] for name in call.operands]
     table = next(array for array in arrays if array.dtype.startswith("s") and len(array.shape) == 3)
     query, key = [array for array in arrays if array.dtype[0] in "bf" and len(array.shape) >= 2][:2]
     *rows, length, width = query.shape
     blocks, span = table.shape[1:]
-    if kind[1] == "dkv":
+    block = call.attribute(rf'\\"{_BLOCKS[kind]}\\": (\d+)')
+    assert block, f"{call.name} does not say {_BLOCKS[kind]}"
+    if kind == "dkv":
         span, blocks = blocks, span
-        block_kv, block_q = key.shape[-2] // blocks, _block(call, "block_q_dkv")
+        block_kv, block_q = key.shape[-2] // blocks, int(block)
         visited = [min(span, ceil((key.shape[-2] - at * block_kv) / block_q)) for at in range(blocks)]
     else:
-        block_q, block_kv = length // blocks, _block(call, "block_kv_dq" if kind[1] == "dq" else "block_kv")
+        block_q, block_kv = length // blocks, int(block)
         before = key.shape[-2] - length
         visited = [min(span, ceil((before + (at + 1) * block_q) / block_kv)) for at in range(blocks)]
-    fused = kind[1] == "dkv" and '\\"use_fused_bwd_kernel\\": true' in call.attributes
-    products = _PRODUCTS["fused" if fused else kind[1]]
+    fused = kind == "dkv" and '\\"use_fused_bwd_kernel\\": true' in call.attributes
+    products = _PRODUCTS["fused" if fused else kind]
     return 2.0 * products * prod(rows) * sum(visited) * block_q * block_kv * width
-
-
-def _block(call: Instruction, name: str) -> int:
-    found = re.search(rf'\\"{name}\\": (\d+)', call.attributes)
-    assert found, f"{call.name} does not say {name}"
-    return int(found[1])

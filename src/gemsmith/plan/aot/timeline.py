@@ -11,7 +11,7 @@ arrays in on-chip memory free; kernels KERNEL_SHARE of the peak; a collective it
 its group receives over its links. No latency is charged, and no compute for vector operations.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -43,31 +43,19 @@ from gemsmith.plan.aot.hlo import (
 KERNEL_SHARE = 0.5  # of the peak, in Mosaic kernels: assumed
 HOST_BYTES_PER_S = 32e9  # a chip's way to its host's memory: assumed, PCIe 4 x16
 COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
+    "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute",
     "collective-broadcast",
-)
+)  # fmt: skip
 KINDS = ("matmul", "kernel", "vector", "copy", "host", "collective")
 _FREE = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency",
-    "partition-id", "replica-id",
-    "opt-barrier", "optimization-barrier", "domain", "get-dimension-size", "rng-get-and-update-state", "copy-done",
-    "slice-done",
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "add-dependency", "partition-id",
+    "replica-id", "opt-barrier", "optimization-barrier", "domain", "get-dimension-size", "rng-get-and-update-state",
+    "copy-done", "slice-done",
 }  # fmt: skip
 _FREE_TARGETS = {
-    "AllocateBuffer",
-    "ConcatBitcast",
-    "AssumeGatherIndicesInBound",
-    "Sharding",
-    "AsyncCollectiveStart",
+    "AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding", "AsyncCollectiveStart",
     "AsyncCollectiveDone",
-}
-
-KernelFlops = Callable[[Instruction, Computation], float | None]
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +123,10 @@ class Costs:
         return tuple(sorted(self.operations, key=lambda each: -each.exposed_s)[:count])
 
 
-def walk(
-    text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = (), kernels: Mapping[str, KernelFlops] | None = None
-) -> Costs:
+def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = ()) -> Costs:
     """The costs of a compiled module's text on a chip.
 
     coordinates: where each partition's chip stands, in order; without them groups are taken to be squares or rings.
-    kernels: FLOPs of Mosaic kernels by the beginning of their name, for those that kernel_flops does not know.
     Raises InputError for a chip of which the catalog has no clock or links, and for text that is no HLO.
     """
     if chip.clock_hz is None or chip.link_bytes_per_s is None:
@@ -150,98 +135,99 @@ def walk(
             "programs"
         )
     module = parse(text)
-    walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), kernels=kernels or {})
-    walker.run(module.entry, 1)
+    walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), home=module.entry)
+    walker.run()
     return Costs(chip=chip.name, operations=tuple(walker.operations), unpriced=tuple(dict.fromkeys(walker.unpriced)))
 
 
 @dataclass(kw_only=True)
 class _Walker:
+    """One run of a computation, whose operations are noted as run `times` times."""
+
     module: Module
     chip: Chip
     coordinates: tuple[Coordinates, ...]
-    kernels: Mapping[str, KernelFlops]
+    home: Computation
+    times: int = 1
+    clock: EngineClock = field(default_factory=EngineClock)
     operations: list[Operation] = field(default_factory=list)
     unpriced: list[str] = field(default_factory=list)
 
-    def run(self, home: Computation, times: int, outside: frozenset[str] = frozenset()) -> float:
-        """Seconds of one run of a computation; its operations are noted as run `times` times."""
-        clock = EngineClock(outside=outside)
-        for each in home.instructions.values():
-            self._step(each, home, times, clock)
-        for key in list(clock.pending):
-            self._finish(key, clock)
-        return clock.now
+    def run(self) -> float:
+        """Seconds of the run."""
+        for each in self.home.instructions.values():
+            self._step(each)
+        for key in list(self.clock.pending):
+            self._finish(key)
+        return self.clock.now
 
-    def _step(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
+    def _step(self, each: Instruction) -> None:
         target = each.attribute(r'custom_call_target="([^"]*)"')
         if each.opcode in ("while", "conditional", "call"):
-            clock.spend(self._inner(each, home, times, clock.outside | clock.pending.keys()))
+            self.clock.spend(self._inner(each))
         elif each.opcode.endswith("-done"):
-            start = home.instructions[each.operands[0]]
+            start = self.home.instructions[each.operands[0]]
             while start.opcode in ("get-tuple-element", "bitcast", "opt-barrier", "async-update"):
-                start = home.instructions[start.operands[0]]
-            self._finish_all(_key(start), clock)
+                start = self.home.instructions[start.operands[0]]
+            self._finish_all(start)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
             return
         elif each.opcode == "fusion" and (moved := [one for one in self.module.inside(each) if _collective(one)]):
-            self._with_collective(each, moved, home, times, clock)
+            self._with_collective(each, moved)
         elif _collective(each):
-            self._collective(each, each, home, times, clock, waits=not each.opcode.endswith("-start"))
+            self._collective(each, each, self.home, waits=not each.opcode.endswith("-start"))
         elif each.opcode.endswith("-start"):
-            self._asynchronous(each, home, times, clock)
+            self._asynchronous(each)
         else:
-            self._compute(each, home, times, clock)
+            self._compute(each)
 
-    def _inner(self, each: Instruction, home: Computation, times: int, outside: frozenset[str]) -> float:
+    def _inner(self, each: Instruction) -> float:
+        """Seconds of all turns of a loop, or of the longest branch."""
+        outside, turns = self.clock.outside | self.clock.pending.keys(), 1
+        names = each.called
         if each.opcode == "while":
-            turns = trip_count(each, home, self.module)
-            if turns is None:
+            names = (each.attribute(r"body=%([^\s,]+)"),)
+            if (known := trip_count(each, self.home, self.module)) is None:
                 self.unpriced.append(f"trip count of {each.name}")
-            turns = 1 if turns is None else turns
-            return turns * self.run(
-                self.module.computations[each.attribute(r"body=%([^\s,]+)")], times * turns, outside
-            )
+            else:
+                turns = known
         branches = []
-        for name in each.called:
-            kept = len(self.operations)
-            branches.append((self.run(self.module.computations[name], times, outside), self.operations[kept:]))
-            del self.operations[kept:]
+        for name in names:
+            body, operations = self.module.computations[name], list[Operation]()
+            clock = EngineClock(outside=outside)
+            inside = replace(self, home=body, times=self.times * turns, clock=clock, operations=operations)
+            branches.append((inside.run(), operations))
         seconds, longest = max(branches, key=lambda branch: branch[0])
         self.operations.extend(longest)
-        return seconds
+        return turns * seconds
 
-    def _compute(
-        self, each: Instruction, home: Computation, times: int, clock: EngineClock, passes_on: Container[str] = ()
-    ) -> None:
-        read = traffic_of(each, home, self.module)
+    def _compute(self, each: Instruction, passes_on: Container[str] = ()) -> None:
+        read = traffic_of(each, self.home, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
-        flops = self.module.flops(each, home)
+        flops = self.module.flops(each, self.home)
         kind, seconds = "vector", memory_s
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
         elif "tpu_custom_call" in each.attributes:
-            own = next((count(each, home) for name, count in self.kernels.items() if each.name.startswith(name)), None)
-            known = kernel_flops(each, home) if own is None else own
+            known = kernel_flops(each, self.home)
             if known is None:
                 self.unpriced.append(f"kernel {each.name}")
             kind, flops = "kernel", known or 0.0
             seconds = max(memory_s, flops / self.chip.flops_per_s / KERNEL_SHARE)
         elif each.opcode == "copy":
             kind = "copy"
-        clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
-        self._note(each, kind, times, seconds, seconds, flops=flops, moved=read)
+        self.clock.spend(seconds, memory_s=memory_s, passes_on=passes_on)
+        self._note(each, kind, seconds, seconds, flops=flops, moved=read)
 
-    def _asynchronous(self, each: Instruction, home: Computation, times: int, clock: EngineClock) -> None:
+    def _asynchronous(self, each: Instruction) -> None:
         """A copy or slice between memories that runs beside the core."""
-        inside = next((one for one in self.module.inside(each) if _collective(one)), None)
-        if inside:
-            self._collective(each, inside, self.module.computations[each.called[0]], times, clock, waits=False)
+        if inside := next((one for one in self.module.inside(each) if _collective(one)), None):
+            self._collective(each, inside, self.module.computations[each.called[0]], waits=False)
             return
-        engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each, home)
+        engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each)
         seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
-        clock.pending[f"{engine} {each.name}"] = Transfer(engine, seconds, len(self.operations))
-        self._note(each, engine, times, seconds, 0.0, moved=moved)
+        self.clock.pending[f"{engine} {each.name}"] = Transfer(engine, seconds, len(self.operations))
+        self._note(each, engine, seconds, 0.0, moved=moved)
 
     def _called_bytes(self, each: Instruction) -> int:
         """Traffic of a computation that runs on another unit of the chip, such as a scatter on the sparse cores."""
@@ -255,35 +241,33 @@ class _Walker:
             if not part.opcode.endswith("-done")
         )
 
-    def _copied(self, each: Instruction, home: Computation) -> tuple[str, int]:
+    def _copied(self, each: Instruction) -> tuple[str, int]:
         """The engine of a copy between memories and the bytes that it moves through HBM, or to the host."""
         outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
         moved = min(array.bytes for array in outer)
-        source = home.instructions[each.operands[0]].arrays
+        source = self.home.instructions[each.operands[0]].arrays
         spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
         if HOST in spaces:
             return "host", moved
         return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
-    def _with_collective(
-        self, each: Instruction, moved: list[Instruction], home: Computation, times: int, clock: EngineClock
-    ) -> None:
+    def _with_collective(self, each: Instruction, moved: list[Instruction]) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""
         targets = {one.attribute(r'custom_call_target="([^"]*)"') for one in self.module.inside(each)}
         first, keys = moved[0], {f"collective {_key(one)}" for one in moved}
         if "AsyncCollectiveDone" in targets:
-            self._finish_all(_key(first), clock)
+            self._finish_all(first)
         elif "AsyncCollectiveStart" in targets:
-            self._collective(first, first, self._home_of(first, each), times, clock, waits=False, passed_on=True)
-        elif keys <= clock.pending.keys() | clock.outside:
-            self._compute(each, home, times, clock, passes_on=keys)
+            self._collective(first, first, self._home_of(first, each), waits=False, passed_on=True)
+        elif keys <= self.clock.pending.keys() | self.clock.outside:
+            self._compute(each, passes_on=keys)
         else:
             # An all-reduce of which each chip keeps its slice: the chips exchange only that.
             scatters = bool(each.called) and each.called[0].startswith("all-reduce-scatter")
             for one in moved:
-                self._collective(each, one, self._home_of(one, each), times, clock, waits=True, scatters=scatters)
-            if self.module.flops(each, home):
-                self._compute(each, home, times, clock)
+                self._collective(each, one, self._home_of(one, each), waits=True, scatters=scatters)
+            if self.module.flops(each, self.home):
+                self._compute(each)
 
     def _home_of(self, one: Instruction, outer: Instruction) -> Computation:
         names = list(outer.called)
@@ -299,8 +283,6 @@ class _Walker:
         shown: Instruction,
         each: Instruction,
         home: Computation,
-        times: int,
-        clock: EngineClock,
         *,
         waits: bool,
         scatters: bool = False,
@@ -309,16 +291,22 @@ class _Walker:
         kind = "reduce-scatter" if scatters else each.opcode.removesuffix("-start")
         arrays = [array for name in each.operands for array in home.instructions[name].arrays]
         seconds, moved = self._link_seconds(kind, each, arrays)
-        engine = _engine(kind, each)
+        engine = "collective"
+        if kind == "collective-permute":
+            # The two directions of a ring are two engines: a link carries as much each way at once.
+            pairs = read_pairs(each.attributes)
+            ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
+            engine = "forward" if 2 * ahead >= len(pairs) else "backward"
+        exposed = 0.0
         if waits:
-            queued = clock.queued(engine)
-            clock.spend(queued)
-            clock.spend(seconds, taken=engine)
-            self._note(shown, "collective", times, seconds, queued + seconds, moved=moved)
+            queued = self.clock.queued(engine)
+            self.clock.spend(queued)
+            self.clock.spend(seconds, taken=engine)
+            exposed = queued + seconds
         else:
             steps = len(read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
-            clock.pending[f"collective {_key(shown)}"] = Transfer(engine, seconds, len(self.operations), steps)
-            self._note(shown, "collective", times, seconds, 0.0, moved=moved)
+            self.clock.pending[f"collective {_key(shown)}"] = Transfer(engine, seconds, len(self.operations), steps)
+        self._note(shown, "collective", seconds, exposed, moved=moved)
 
     def _link_seconds(self, kind: str, each: Instruction, arrays: Sequence[Array]) -> tuple[float, float]:
         """Seconds on the links and the bytes that a chip receives, padding included.
@@ -337,42 +325,33 @@ class _Walker:
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
         return moved * hops / (link * links_of(group, self.coordinates)), moved
 
-    def _finish_all(self, key: str, clock: EngineClock) -> None:
+    def _finish_all(self, start: Instruction) -> None:
         for engine in ("collective", "copy", "host"):
-            self._finish(f"{engine} {key}", clock)
+            self._finish(f"{engine} {_key(start)}")
 
-    def _finish(self, key: str, clock: EngineClock) -> None:
-        if key in clock.pending:
-            noted = self.operations[place := clock.pending[key].place]
-            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + clock.finish(key) * noted.count)
+    def _finish(self, key: str) -> None:
+        if key in self.clock.pending:
+            noted = self.operations[place := self.clock.pending[key].place]
+            exposed_s = noted.exposed_s + self.clock.finish(key) * noted.count
+            self.operations[place] = replace(noted, exposed_s=exposed_s)
 
     def _note(
-        self,
-        each: Instruction,
-        kind: str,
-        times: int,
-        busy: float,
-        exposed: float,
-        *,
-        flops: float = 0.0,
-        moved: float = 0.0,
+        self, each: Instruction, kind: str, busy: float, exposed: float, *, flops: float = 0.0, moved: float = 0.0
     ) -> None:
+        arrays = (array for array in each.arrays if prod(array.shape) > 1)
+        result = " ".join(f"{array.dtype}[{','.join(map(str, array.shape))}]" for array in arrays)
         self.operations.append(
             Operation(
                 name=each.name,
                 kind=kind,
                 op_name=each.op_name,
-                result=" ".join(
-                    f"{array.dtype}[{','.join(map(str, array.shape))}]"
-                    for array in each.arrays
-                    if prod(array.shape) > 1
-                )[:120],
-                count=times,
-                busy_s=busy * times,
-                exposed_s=exposed * times,
-                cycles_s=each.cycles / self._clock_hz * times,
-                flops=flops * times,
-                bytes=moved * times,
+                result=result[:120],
+                count=self.times,
+                busy_s=busy * self.times,
+                exposed_s=exposed * self.times,
+                cycles_s=each.cycles / self._clock_hz * self.times,
+                flops=flops * self.times,
+                bytes=moved * self.times,
             )
         )
 
@@ -380,15 +359,6 @@ class _Walker:
     def _clock_hz(self) -> float:
         assert self.chip.clock_hz
         return self.chip.clock_hz
-
-
-def _engine(kind: str, each: Instruction) -> str:
-    """The two directions of a ring are two engines: a link carries as much each way at once."""
-    if kind != "collective-permute":
-        return "collective"
-    pairs = read_pairs(each.attributes)
-    ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
-    return "forward" if 2 * ahead >= len(pairs) else "backward"
 
 
 def _collective(each: Instruction) -> bool:

@@ -16,12 +16,13 @@ from jax.sharding import AxisType, Mesh
 from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model import ImageWork, StepCost, choose_remat, micro_batches, on_chips, step_cost
-from gemsmith.hardware.model.limits import check_mesh, check_splash, name_mesh
+from gemsmith.hardware.model.limits import check_mesh, check_splash
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.backends import Remat, default_optimizations, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh as MeshSizes
 from gemsmith.recipe.schema import Recipe
+from gemsmith.system.format import mesh as name_mesh
 from gemsmith.train.jax.compile import compiler_options
 
 
