@@ -5,7 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.cost import ActualCost, actual_cost, trained_machine
+from gemsmith.analysis.cost import ActualCost, actual_cost
+from gemsmith.analysis.sides import planned_machine
 from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
@@ -28,7 +29,8 @@ class MemoryPart:
 
 def make_plan(findings: RunRecords) -> dict[str, Any]:
     """The memory of the machine that trained, or without training of the first planned one, and its step time."""
-    machine, train = trained_machine(findings), findings.train
+    train = findings.train
+    machine = planned_machine(findings.plan, train.machine) if train else None
     shown = machine or (findings.plan.machines[0] if findings.plan and findings.plan.machines else None)
     used, steps = None, None
     if machine and train:
