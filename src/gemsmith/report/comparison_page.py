@@ -8,7 +8,6 @@ from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.published import TTFT_RATE, Reanalysis
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.errors import some
-from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
@@ -185,11 +184,10 @@ def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
 
     names = [side.name for side in comparison.sides]
     places = names.index(pair.first), names.index(pair.other)
-    drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
     return {
         "pair": pair,
         "tiles": [ratio for ratio in pair.ratios if ratio.main],
         "groups": groups(pair),
-        "serving": [chart for chart in drawn if chart is not None],
+        "serving": charts.serving_charts(comparison, pair),
         "cost": [charts.cost_chart(curve, (pair.first, pair.other), places=places) for curve in pair.curves],
     }

@@ -194,8 +194,9 @@ def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str,
                 y=[(low * high) ** 0.5 for _, (low, high) in points],
                 color=color,
                 style={"marker": marker, "markersize": 5},
+                words=line,
             )
-            for _, points, color, marker in drawn
+            for line, points, color, marker in drawn
         ],
         bars=[
             Bars(
@@ -214,6 +215,5 @@ def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str,
         title=name,
         unit="dollars per million tokens, log scale; low to high",
         alt=f"Dollars per million tokens on {name}: {'; '.join(words.values())}",
-        legend=[(color, "line", line) for line, _, color, _ in drawn],
         points=[(at, (low * high) ** 0.5, words[line, at]) for line, points, *_ in drawn for at, (low, high) in points],
     )

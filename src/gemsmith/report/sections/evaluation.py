@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.analysis.summary import RunRecords
-from gemsmith.report.run_charts import score_chart
+from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
     EvalRecord,

@@ -7,7 +7,7 @@ from typing import Any
 
 from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
 from gemsmith.recipe.schema import Optimizer, Recipe
-from gemsmith.report.run_charts import training_charts
+from gemsmith.report.charts import training_charts
 from gemsmith.runs.records import Computer, DataRecord, TrainRecord
 from gemsmith.system.format import count, decimal, plain
 
