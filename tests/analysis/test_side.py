@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from gemsmith.analysis.cost import cost_curve
 from gemsmith.analysis.sides import finite
 
 
@@ -22,9 +23,9 @@ def test_a_load_in_words_tells_loads_apart(cell):
 def test_costs_are_hours_times_price(plain_side, rented):
     side = plain_side(train_hours=3.0, train_rates=rented(16.0), serve_rates=rented(20.0))
     assert side.train_usd("on demand") == 48.0 and side.train_usd("spot") == 12.0
-    assert side.total_usd("on demand", 10) == 248.0
     assert plain_side(train_hours=3.0).train_usd("on demand") is None
-    assert plain_side(train_hours=3.0, train_rates=rented(16.0)).total_usd("spot", 1) is None
+    assert cost_curve(side, side, "on demand").usd(10) == (248.0, 248.0)
+    assert cost_curve(side, plain_side(train_hours=3.0, train_rates=rented(16.0)), "spot") is None
 
 
 def test_tokens_are_those_recorded_or_what_speed_and_hours_say(plain_side):

@@ -31,13 +31,13 @@ def test_losses_say_whether_they_are_of_the_same_tokens(comparison, make_run):
 def test_bars_say_the_recorded_numbers(comparison):
     pair = comparison.pairs[0]
     first = comparison.sides[0].cells[0]
-    assert f"{first.load}: {first.output_tokens_per_s:.0f}" in charts.speed_chart(comparison, pair).alt
-    assert charts.latency_chart(comparison, pair).unit.startswith("ms")
+    assert f"{first.load}: {first.output_tokens_per_s:.0f}" in charts.serving_charts(comparison, pair)[0].alt
+    assert charts.serving_charts(comparison, pair)[1].unit.startswith("ms")
 
 
 def test_the_values_under_the_pointer_are_the_records(comparison):
     pair, (first, other) = comparison.pairs[0], comparison.sides
-    words = [words for *_, words in json.loads(charts.speed_chart(comparison, pair).points)]
+    words = [words for *_, words in json.loads(charts.serving_charts(comparison, pair)[0].points)]
     cells = [
         (side, cell) for pair in common_cells(first, other) for side, cell in zip((first, other), pair, strict=True)
     ]
@@ -58,12 +58,12 @@ def test_a_cost_has_values_at_its_ends_and_at_the_break_even():
 def test_without_a_common_load_there_are_no_bars(make_run):
     paths = [make_run("a", lengths=(128,)).path, make_run("b", lengths=(256,)).path]
     compared = compare_sides(read_sides(paths))
-    assert charts.speed_chart(compared, compared.pairs[0]) is None
+    assert charts.serving_charts(compared, compared.pairs[0]) == []
 
 
 def test_the_third_side_keeps_its_color(make_run):
     compared = compare_sides(read_sides([make_run(name).path for name in "abc"]))
-    assert [color for color, *_ in charts.speed_chart(compared, compared.pairs[1]).legend] == ["s1", "s3"]
+    assert [color for color, *_ in charts.serving_charts(compared, compared.pairs[1])[0].legend] == ["s1", "s3"]
     assert [color for color, *_ in charts.loss_chart(compared).legend] == ["s1", "s2", "s3"]
 
 

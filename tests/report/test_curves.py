@@ -5,7 +5,7 @@ import json
 import math
 
 from gemsmith.analysis.summary import losses_are_finite
-from gemsmith.report import run_charts as curves
+from gemsmith.report import charts as curves
 from gemsmith.report.page import render_page
 from gemsmith.runs.records import TrainRecord, TrainStep
 from gemsmith.runs.run import read_record

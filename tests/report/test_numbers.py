@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from gemsmith.report import run_charts as curves
+from gemsmith.report import charts as curves
 from gemsmith.report.sections import evaluation as examples
 from gemsmith.report.sections import training
 from gemsmith.system import format as numbers

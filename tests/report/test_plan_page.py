@@ -49,11 +49,12 @@ def test_the_values_under_the_pointer_are_the_plans(record):
 def test_bars_add_up_to_what_is_held_and_show_where_the_chip_ends(record):
     machines = {machine.name: machine for machine in record.machines}
     fits, small = bar_of(machines["v5p-8"]), bar_of(machines["1xh100"])
-    assert fits.limit == 1 and sum(share for *_, share in fits.parts) < 1
-    assert sum(share for *_, share in small.parts) == pytest.approx(1) and small.limit < 1
-    assert {(words, color) for words, color, _ in fits.parts} <= set(LEGEND)
+    (parts, limit), (more, end) = fits, small
+    assert limit == 1 and sum(share for *_, share in parts) < 1
+    assert sum(share for *_, share in more) == pytest.approx(1) and end < 1
+    assert {(words, color) for words, color, _ in parts} <= set(LEGEND)
     machine = machines["v5p-8"]
-    assert fits.parts[0][2] == pytest.approx(machine.parts["frozen weights"] / machine.hbm_limit_bytes_per_chip)
+    assert parts[0][2] == pytest.approx(machine.parts["frozen weights"] / machine.hbm_limit_bytes_per_chip)
 
 
 def test_a_plan_in_which_nothing_fits_or_has_a_price_has_a_page_too(record):

@@ -2,7 +2,7 @@
 
 import json
 
-from gemsmith.report.run_charts import score_chart
+from gemsmith.report.charts import score_chart
 from gemsmith.runs.eval_records import EvalRecord, ModelResult, TaskResult
 from gemsmith.runs.run import read_record
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from gemsmith.analysis.sides import Rate, Side, Way, plan_rates, served_where_trained
 from gemsmith.analysis.summary import RunRecords, fastest_cell, stage_s, trained_tokens
 from gemsmith.runs.bench_records import BenchCell
-from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.records import Part
 
 
@@ -27,16 +26,9 @@ class ActualCost:
         return sum(self.stages.values())
 
 
-def trained_machine(findings: RunRecords) -> MachinePlan | None:
-    """The plan's row of the machine that trained; None where the record does not name it, or the plan has it not."""
-    trained_on = findings.train.machine if findings.train else None
-    machines = findings.plan.machines if findings.plan else ()
-    return next((machine for machine in machines if machine.name == trained_on), None)
-
-
 def actual_cost(findings: RunRecords) -> ActualCost | None:
     """None where it is not known which machine of the plan trained, or the plan has no price of it."""
-    train = findings.train
+    train, bench = findings.train, findings.bench
     price = plan_rates(findings.plan, train.machine).get("on demand") if train else None
     if price is None or train is None:
         return None
@@ -52,7 +44,7 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
         stages=stages,
         training=training,
         per_million_trained_tokens=training * 1e6 / tokens if tokens and math.isfinite(training) else None,
-        served=fastest_cell(findings.bench) if findings.bench and served_where_trained(findings.bench, train) else None,
+        served=fastest_cell(bench.cells) if bench and served_where_trained(bench, train) else None,
     )
 
 
@@ -103,19 +95,20 @@ def cost_curve(first: Side, other: Side, way: Way) -> Curve | None:
     rates = first.serve_rates.get(way), other.serve_rates.get(way)
     if trained[0] is None or trained[1] is None or rates[0] is None or rates[1] is None:
         return None
-    if not any((*trained, rates[0].usd_per_hour, rates[1].usd_per_hour)):
+    hourly = rates[0].usd_per_hour, rates[1].usd_per_hour
+    if not any((*trained, *hourly)):
         return None
-    machines = [
+    ours, theirs = (
         f"trained on {side.train_rates[way].machine} at {side.train_rates[way].usd_per_hour:.2f} USD/h, "
         f"served on {rate.machine} at {rate.usd_per_hour:.2f} USD/h"
         for side, rate in ((first, rates[0]), (other, rates[1]))
-    ]
+    )
     return Curve(
         way=way,
         trained_usd=(trained[0], trained[1]),
-        usd_per_hour=(rates[0].usd_per_hour, rates[1].usd_per_hour),
-        machines=(machines[0], machines[1]),
-        break_even_hours=break_even(trained[0], trained[1], rates[0].usd_per_hour, rates[1].usd_per_hour),
+        usd_per_hour=hourly,
+        machines=(ours, theirs),
+        break_even_hours=break_even(trained[0], trained[1], *hourly),
     )
 
 

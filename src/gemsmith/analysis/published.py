@@ -126,11 +126,7 @@ def reanalyze(
     comparison = compare_sides((*theirs, *map(_with_best, own)), varying=varying or MACHINES, hours=hours, against=2)
     dear, dearer = (at_catalog(side, published.catalog, catalog) for side in (first, other))
     curves = (cost_curve(dear, dearer, way) for way in WAYS)
-    verdicts = [
-        ClaimVerdict(of=claim.of, claim=said, found=found, holds=holds)
-        for claim in published.claims
-        for said, found, holds in [_judge(claim, published, judged, catalog)]
-    ]
+    verdicts = [_judge(claim, published, judged, catalog) for claim in published.claims]
     return Reanalysis(
         title=published.title,
         read=published.read,
@@ -186,33 +182,35 @@ def _with_best(side: Side) -> Side:
 
 def at_catalog(side: Side, places: Mapping[str, Mapping[str, tuple[str, str]]], catalog: Catalog) -> Side:
     """The side with the catalog's prices in place of its own."""
-    rates = {stage: dict(_rates(catalog, *place)) for stage, place in places[side.name].items()}
-    return side.model_copy(update={"train_rates": rates["train"], "serve_rates": rates["serve"]})
-
-
-def _rates(catalog: Catalog, machine: str, region: str) -> Iterator[tuple[Way, Rate]]:
-    price = _price(catalog, machine, region)
-    for way, usd in zip(WAYS, (price.usd_per_hour, price.usd_per_hour_spot), strict=True):
-        if usd is not None:
-            basis = f"{price.provider} {price.region}, {price.source}"
-            yield way, Rate(machine=machine, usd_per_hour=usd, basis=basis, date=price.date)
+    rates: dict[str, dict[Way, Rate]] = {}
+    for stage, (machine, region) in places[side.name].items():
+        price = _price(catalog, machine, region)
+        basis = f"{price.provider} {price.region}, {price.source}"
+        rates[f"{stage}_rates"] = {
+            way: Rate(machine=machine, usd_per_hour=usd, basis=basis, date=price.date)
+            for way, usd in zip(WAYS, (price.usd_per_hour, price.usd_per_hour_spot), strict=True)
+            if usd is not None
+        }
+    return side.model_copy(update=rates)
 
 
 def _price(catalog: Catalog, machine: str, region: str) -> Price:
     return next(price for price in catalog.machines[machine].prices if price.region == region)
 
 
-def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: Catalog) -> Judged:
+def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: Catalog) -> ClaimVerdict:
     first, other = comparison.sides
     if claim.alike:
-        return _judge_alike(claim, comparison)
-    if claim.machine is not None and claim.region is not None:
-        return _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
-    if claim.within is not None:
-        return _judge_within(claim, first, other)
-    if claim.hours is not None:
-        return _judge_total(claim, cost_curve(first, other, "on demand"))
-    return _judge_ratio(claim, comparison)
+        said, found, holds = _judge_alike(claim, comparison)
+    elif claim.machine is not None and claim.region is not None:
+        said, found, holds = _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
+    elif claim.within is not None:
+        said, found, holds = _judge_within(claim, first, other)
+    elif claim.hours is not None:
+        said, found, holds = _judge_total(claim, cost_curve(first, other, "on demand"))
+    else:
+        said, found, holds = _judge_ratio(claim, comparison)
+    return ClaimVerdict(of=claim.of, claim=said, found=found, holds=holds)
 
 
 def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:

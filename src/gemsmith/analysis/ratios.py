@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from gemsmith.analysis.confounders import Kind
+from gemsmith.analysis.cost import cost_curve
 from gemsmith.analysis.sides import WAYS, LoadCell, Side, SideScore, Way
 from gemsmith.evals.metrics import bootstrap_interval, wilson_interval
 from gemsmith.runs.bench_records import Requests
@@ -387,9 +388,9 @@ def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
     for way in WAYS:
         trained = first.train_usd(way), other.train_usd(way)
         yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
-        for served in hours:
-            what = f"training and {served:g} h of serving"
-            yield from _dollars(what, way, first.total_usd(way, served), other.total_usd(way, served))
+        curve = cost_curve(first, other, way)
+        for served in hours if curve else ():
+            yield from _dollars(f"training and {served:g} h of serving", way, *curve.usd(served))
         for ours, theirs in common_cells(first, other):
             rates = first.serve_rates.get(way), other.serve_rates.get(way)
             if not asked_notes(ours, theirs):

@@ -17,7 +17,7 @@ from gemsmith.recipe.load import plain_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
 from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
-from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import Computer, DataRecord, Part, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
@@ -156,11 +156,6 @@ class Side(Part):
         """What its hours of training cost; None where hours or price are not recorded."""
         rate = self.train_rates.get(way)
         return None if rate is None or self.train_hours is None else rate.usd_per_hour * self.train_hours
-
-    def total_usd(self, way: Way, hours: float) -> float | None:
-        """Training, and so many hours of serving."""
-        trained, rate = self.train_usd(way), self.serve_rates.get(way)
-        return None if trained is None or rate is None else trained + rate.usd_per_hour * hours
 
     def below_the_floor(self) -> Iterator[str]:
         """Each TTFT that is shorter than such a prompt's matmuls at the peak of the chips that served, a line each."""
@@ -329,9 +324,14 @@ def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
             yield f"{name}_usd_per_hour", rate.usd_per_hour
 
 
+def planned_machine(plan: PlanRecord | None, name: str | None) -> MachinePlan | None:
+    """The plan's row of the machine of that name; None where it has none."""
+    return next((machine for machine in plan.machines if machine.name == name), None) if plan else None
+
+
 def plan_rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
     """The prices that the plan has of its machine of that name."""
-    machine = next((machine for machine in plan.machines if machine.name == name), None) if plan else None
+    machine = planned_machine(plan, name)
     prices = (machine.price, machine.price_spot) if machine else ()
     return {
         way: Rate(machine=str(name), **price.model_dump()) for way, price in zip(WAYS, prices, strict=False) if price

@@ -4,7 +4,7 @@ Shared by the page, the terminal's tables and comparisons, for which `read_sides
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -212,10 +212,10 @@ def saturation_lines(bench: BenchRecord) -> list[str]:
     ]
 
 
-def fastest_cell(bench: BenchRecord) -> BenchCell | None:
+def fastest_cell(cells: Iterable[BenchCell]) -> BenchCell | None:
     """The cell with the highest output tokens/s."""
-    cells = (cell for cell in bench.cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
-    return max(cells, key=lambda cell: cell.output_tokens_per_s, default=None)
+    measured = (cell for cell in cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
+    return max(measured, key=lambda cell: cell.output_tokens_per_s, default=None)
 
 
 def load_words(cell: BenchCell) -> str:

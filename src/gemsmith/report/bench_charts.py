@@ -21,9 +21,10 @@ from gemsmith.report.charts import (
     Line,
     line_chart,
     make_chart,
+    mean_window,
+    running_mean,
     spans_decades,
 )
-from gemsmith.report.run_charts import mean_window, running_mean
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.system.format import count, decimal, percent, usd
 
@@ -200,17 +201,17 @@ def _grid_chart(
 
     `x`: by default the place of the load. `of`: what the alternative text, of `short_words`, is of.
     """
-    at, lines, marks = x or grid.place, [], []
+    at, lines = x or grid.place, []
     for place, length in enumerate(grid.lengths):
         row, color = grid.row(length), SERIES[place % 6]
         style = {"marker": MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": COLORS["paper"], "zorder": 3}
-        lines.append(Line(x=[at(cell) for cell in row], y=[y(cell) for cell in row], color=color, style=style))
-        marks.append((color, f"line m{place % 6}", f"{count(length)} tokens in"))
+        said = {"mark": f"line m{place % 6}", "words": f"{count(length)} tokens in"}
+        lines.append(Line(x=[at(cell) for cell in row], y=[y(cell) for cell in row], color=color, style=style, **said))
         if over := [cell for cell in row if cell.goodput is not None and cell.goodput < ENOUGH]:
-            ring = {**_RING, "markeredgecolor": COLORS[color], "zorder": 4}
-            lines.append(Line(x=[at(cell) for cell in over], y=[y(cell) for cell in over], color=color, style=ring))
-    if any(cell.goodput is not None and cell.goodput < ENOUGH for cell in grid.cells):
-        marks.append(("muted", "ring", "saturated: under 95 % good"))
+            style = {**_RING, "markeredgecolor": COLORS[color], "zorder": 4}
+            lines.append(Line(x=[at(cell) for cell in over], y=[y(cell) for cell in over], color=color, style=style))
+    saturated = any(cell.goodput is not None and cell.goodput < ENOUGH for cell in grid.cells)
+    ring = [("muted", "ring", "saturated: under 95 % good")] if saturated else []
     at_once = all(math.isinf(rate) for rate, _ in grid.loads) and any(math.isfinite(most) for _, most in grid.loads)
     by_load = {
         "x_names": [
@@ -224,7 +225,7 @@ def _grid_chart(
         name,
         [*lines, *beside],
         alt=f"{of}. {'; '.join(map(short_words or words, grid.ordered()))}.",
-        legend=[*marks, *legend],
+        legend=[*ring, *legend],
         points=[(at(cell), y(cell), words(cell)) for cell in grid.ordered()],
         **(how if "x_label" in how else by_load | how),
     )
@@ -257,7 +258,7 @@ def loss_chart(comparison: Comparison) -> Chart | None:
     ends = "; ".join(f"{name} {decimal(losses[-1])} at the end" for (name, _), (_, losses) in smoothed.items())
     return line_chart(
         "compared-loss",
-        [Line(x=steps, y=losses, color=color) for (_, color), (steps, losses) in smoothed.items()],
+        [Line(x=steps, y=losses, color=color, words=name) for (name, color), (steps, losses) in smoothed.items()],
         x_label="step",
         whole_x=True,
         title="Training loss",
@@ -268,18 +269,16 @@ def loss_chart(comparison: Comparison) -> Chart | None:
             for step, loss in zip(*curve, strict=True)
         ],
         alt=f"Training loss by step: {ends}.",
-        legend=[(color, "line", name) for name, color in smoothed],
     )
 
 
-def speed_chart(comparison: Comparison, pair: Pair) -> Chart | None:
-    """Output tokens/s of two sides, a row of bars for each load that both have."""
-    return _bars(comparison, pair, "throughput", "Throughput", "output tokens/s", lambda cell: cell.output_tokens_per_s)
-
-
-def latency_chart(comparison: Comparison, pair: Pair) -> Chart | None:
-    """The same of TTFT."""
-    return _bars(comparison, pair, "ttft", "Time to first token (TTFT)", "ms", lambda cell: cell.ttft_ms, log=True)
+def serving_charts(comparison: Comparison, pair: Pair) -> list[Chart]:
+    """Output tokens/s and TTFT of two sides, each with a row of bars for each load that both have."""
+    charts = (
+        _bars(comparison, pair, "throughput", "Throughput", "output tokens/s", lambda cell: cell.output_tokens_per_s),
+        _bars(comparison, pair, "ttft", "Time to first token (TTFT)", "ms", lambda cell: cell.ttft_ms, log=True),
+    )
+    return [chart for chart in charts if chart is not None]
 
 
 def _bars(
@@ -340,13 +339,12 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places:
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = [even] if even is not None and even < last else []
     start, end = curve.usd(0), curve.usd(last)
-    lines, legend = [], []
+    lines = []
     for side, (name, place) in enumerate(zip(names, places, strict=True)):
         color = SERIES[place % 6]
         mark = {"marker": MARKERS[side], "markersize": 6, "linestyle": "none", "clip_on": False}
-        lines.append(Line(x=[0, last], y=[start[side], end[side]], color=color))
+        lines.append(Line(x=[0, last], y=[start[side], end[side]], color=color, words=name))
         lines.append(Line(x=[0], y=[start[side]], color=color, style=mark))
-        legend.append((color, "line", name))
     hours = sorted({*(last * step / _COST_POINTS for step in range(_COST_POINTS + 1)), *shown})
     ends = [", ".join(f"{name} {usd(value)}" for name, value in zip(names, at, strict=True)) for at in (start, end)]
     return line_chart(
@@ -364,7 +362,7 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places:
             for at in hours
         ],
         alt=f"Cost against hours of serving: at the start {ends[0]}; after {last:g} h {ends[1]}. {curve.say(*names)}",
-        legend=[*legend, *(("muted", "dash", f"the same after {decimal(at)} h") for at in shown)],
+        legend=[("muted", "dash", f"the same after {decimal(at)} h") for at in shown],
     )
 
 

@@ -1,4 +1,7 @@
-"""Charts of a page as SVG: text stays text, colors are CSS variables; the same numbers give the same bytes."""
+"""Charts as SVG, and those of a run: training's numbers against the step, and scores with their intervals.
+
+Text stays text, colors are CSS variables; the same numbers give the same bytes.
+"""
 
 import io
 import json
@@ -9,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemsmith.system.format import count
+import numpy as np
+
+from gemsmith.runs.eval_records import EvalRecord, Score
+from gemsmith.runs.records import TrainRecord
+from gemsmith.system.format import count, decimal, fraction, plain
 
 # Drawn in these stand-ins, which become var(--...) in the page, so that a chart follows light, dark and print.
 COLORS = {
@@ -164,6 +171,10 @@ class Line:
     color: str
     """The name of its variable; so below."""
     style: dict[str, Any] = field(default_factory=dict)
+    words: str = ""
+    """In the legend."""
+    mark: str = "line"
+    """The kind of mark there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +201,13 @@ def line_chart(
     dotted: float | None = None,
     log: bool = False,
     whole_x: bool = False,
+    legend: Sequence[tuple[str, str, str]] = (),
     **around: Any,
 ) -> Chart:
     """Numbers against x, or against places with names.
 
-    `dashed`: x and color of upright lines. `dotted`: the height of a level. `around`: as of `make_chart`.
+    `dashed`: x and color of upright lines. `dotted`: the height of a level. `legend`: beside that of the lines.
+    `around`: as of `make_chart`.
     """
 
     def draw(axes: Any) -> None:
@@ -217,10 +230,191 @@ def line_chart(
         axes.set_xlabel(x_label)
         write_ticks(axes, log=log, whole_x=whole_x)
 
-    return make_chart(name, draw, **around)
+    said = [(line.color, line.mark, line.words) for line in lines if line.words]
+    return make_chart(name, draw, legend=[*said, *legend], **around)
 
 
 def spans_decades(values: Sequence[float], decades: float = 2.0) -> bool:
     """Whether the values are all positive and spread so far that a linear axis would hide most of them."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > decades
+
+
+_MOST_POINTS = 800
+_MOST_MARKS = 200
+
+
+def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
+    """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
+    steps = train.steps
+    if len(steps) < 2:
+        return []
+    compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
+    timed = [step.step not in compiled and step.step_s > 0 for step in steps]
+    speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
+    losses, norms, rates = zip(*((step.loss, step.grad_norm, step.learning_rate) for step in steps), strict=True)
+    return [
+        _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", losses, marked=train.spikes),
+        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", norms, limit=max_grad_norm),
+        _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", rates, smooth=False),
+        _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
+    ]
+
+
+def _step_chart(
+    train: TrainRecord,
+    name: str,
+    title: str,
+    unit: str,
+    values: Sequence[float],
+    *,
+    marked: Sequence[int] = (),
+    smooth: bool = True,
+    from_zero: bool = False,
+    limit: float | None = None,
+) -> Chart:
+    """One number against the step: raw and, where there are enough steps, its running mean."""
+    steps = [step.step for step in train.steps]
+    values = [value if math.isfinite(value) else math.nan for value in values]
+    known = [value for value in values if not math.isnan(value)]
+    window = mean_window(len(values)) if smooth else 1
+    log = spans_decades(values) and not from_zero
+    place = {step: number for number, step in enumerate(steps)}
+    spikes = [step for step in marked if step in place][:_MOST_MARKS]
+    if limit is not None and not (known and limit <= 1.1 * max(known)):
+        limit = None
+    shown = _thinned(steps, values)
+    dots = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
+    thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
+    lines = [Line(x=shown[0], y=shown[1], color="s1", style={**dots, **thin})]
+    if window > 1:
+        mean = _thinned(steps, running_mean(values, window))
+        lines.append(Line(x=mean[0], y=mean[1], color="s1"))
+    cross = {"marker": "X", "linestyle": "none", "markersize": 8}
+    lines += [Line(x=[spike], y=[values[place[spike]]], color="s2", style=cross) for spike in spikes]
+    legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
+    legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
+    legend += [("s2", "cross", "spike")] if spikes else []
+    legend += [] if limit is None else [("muted", "dots", f"clipped above {plain(limit)}")]
+    return line_chart(
+        name,
+        lines,
+        x_label="step",
+        y_range=(0, 1.08 * max(known, default=1) or 1) if from_zero else None,
+        dashed=[(resumed + 0.5, "s2") for resumed in train.resumed_at],
+        dotted=limit,
+        log=log,
+        whole_x=True,
+        title=title,
+        unit=unit + (", log scale" if log else ""),
+        alt=_describe(title, steps, values),
+        legend=legend,
+        points=[(step, value, f"step {count(step)}: {decimal(value)}") for step, value in zip(*shown, strict=True)],
+    )
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Means over `window` neighbors, half before and half after; fewer at the ends. Ignores NaN.
+
+    >>> running_mean([0, 3, 6, 9], 3)
+    [1.5, 3.0, 6.0, 7.5]
+    """
+    known = np.isfinite(values)
+    ones = np.ones(min(window, len(known)))
+    with np.errstate(invalid="ignore"):
+        return [*(np.convolve(np.where(known, values, 0.0), ones, "same") / np.convolve(known, ones, "same")).tolist()]
+
+
+def mean_window(steps: int) -> int:
+    """An odd number of steps to average over, about a thirtieth of them; 1 below 30 steps."""
+    return 1 if steps < 30 else 2 * max(1, steps // 60) + 1
+
+
+def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    """At most _MOST_POINTS points that keep each bin's lowest and highest value, so that no spike is lost."""
+    if len(steps) <= _MOST_POINTS:
+        return list(steps), list(values)
+    bins = _MOST_POINTS // 2
+    kept: set[int] = {0, len(steps) - 1}
+    for number in range(bins):
+        inside = [
+            i
+            for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins)
+            if not math.isnan(values[i])
+        ]
+        if inside:
+            kept |= {min(inside, key=lambda i: values[i]), max(inside, key=lambda i: values[i])}
+    places = sorted(kept)
+    return [steps[i] for i in places], [values[i] for i in places]
+
+
+def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    if not known:
+        return f"{title}: no finite value."
+    finite = [value for _, value in known]
+    ends = f"{decimal(known[0][1])} at step {known[0][0]}, {decimal(known[-1][1])} at step {known[-1][0]}"
+    return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
+
+
+_MOST_TASKS = 8
+_LONGEST_NAME = 40
+_TASK = 2.7
+"""From a task's row to the next one's, in rows."""
+
+
+def score_chart(scores: EvalRecord) -> Chart:
+    """Base and tuned score with their intervals, on the whole range from 0 to 1; of many tasks the first."""
+    tasks = [(each.task, each.base.score, each.tuned.score) for each in scores.tasks[:_MOST_TASKS]]
+    several = len(tasks) > 1
+    rows: list[tuple[float, str, Score]] = []
+    names, words = {}, []
+    for place, (task, base, tuned) in enumerate(tasks):
+        top = -_TASK * place
+        rows += [(top, "base", base), (top - 1, "tuned", tuned)]
+        if several:
+            names[top] = task if len(task) <= _LONGEST_NAME else f"{task[: _LONGEST_NAME - 1]}…"
+        of = f"{names[top]}, " if several else ""
+        for name, score in (("base", base), ("tuned", tuned)):
+            ends = f"{fraction(score.low)} to {fraction(score.high)}"
+            words.append(f"{of}{name}: {fraction(score.score)} ({ends})")
+    sampled = bool(scores.tasks[0].tuned.problems)
+    what = f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
+
+    def draw(axes: Any) -> None:
+        for height, name, score in rows:
+            if height in names:
+                axes.text(0, height + 0.55, names[height], va="center", color=COLORS["ink"])
+            _draw_interval(axes, height, score, COLORS["muted" if name == "base" else "s1"])
+        label = f"score ({'of each task' if several else what})"
+        axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1][0] - 0.6, 0.95 if several else 0.6), xlabel=label)
+        axes.set_yticks([height for height, *_ in rows], [name for _, name, _ in rows])
+        axes.tick_params(axis="y", labelcolor=COLORS["ink"])
+        axes.grid(visible=True, axis="x")
+        axes.grid(visible=False, axis="y")
+
+    return make_chart(
+        "scores",
+        draw,
+        title="Score",
+        unit="with 95 % intervals",
+        alt=f"Score and 95 % interval. {'; '.join(words)}.",
+        points=[(score.score, height, said) for (height, _, score), said in zip(rows, words, strict=True)],
+        height=round(100 - 36 * rows[-1][0]),
+    )
+
+
+def _draw_interval(axes: Any, height: float, score: Score, color: str) -> None:
+    bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
+    axes.plot([score.low, score.high], [height, height], color=color, **bar)
+    axes.plot([score.score], [height], "o", color=color, markersize=8)
+    # Beside the interval where there is room, so that it is never cut off.
+    right = score.high < 0.62
+    axes.text(
+        score.high + 0.025 if right else score.low - 0.025,
+        height,
+        f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})",
+        ha="left" if right else "right",
+        va="center",
+        color=COLORS["ink"],
+    )

@@ -1,14 +1,12 @@
 """The page of a comparison, which needs nothing else, and the words for its differences and ratios in every form."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
 from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.published import TTFT_RATE, Reanalysis
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.errors import some
-from gemsmith.report.charts import Chart
 from gemsmith.report.page import open_environment
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
@@ -47,11 +45,6 @@ class RatioGroup:
         """How their intervals were found, with the unit, each once."""
         found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
         return [f"{unit}: {of}" for unit, of in found]
-
-    @property
-    def no_intervals(self) -> list[str]:
-        """Why others have none, each reason once."""
-        return list(dict.fromkeys(ratio.interval_of for ratio in self.ratios if not ratio.interval))
 
 
 def condition_value(value: str | None) -> str:
@@ -173,23 +166,19 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         swept_columns=SWEPT_COLUMNS,
         bearing=[each for each in comparison.differences if each.confounds or each.varying],
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
-        pairs=[_pair(comparison, pair) for pair in comparison.pairs],
+        pairs=[
+            {
+                "pair": pair,
+                "tiles": [ratio for ratio in pair.ratios if ratio.main],
+                "groups": groups(pair),
+                "serving": charts.serving_charts(comparison, pair),
+                "cost": [charts.cost_chart(curve, both, places=places) for curve in pair.curves],
+            }
+            for pair in comparison.pairs
+            for both in [(pair.first, pair.other)]
+            for places in [(names.index(pair.first), names.index(pair.other))]
+        ],
         loss=charts.loss_chart(comparison),
         at_catalog=at_catalog,
     )
     return str(html).encode("utf-8", "replace").decode()
-
-
-def _pair(comparison: Comparison, pair: Pair) -> dict[str, Any]:
-    from gemsmith.report import bench_charts as charts
-
-    names = [side.name for side in comparison.sides]
-    places = names.index(pair.first), names.index(pair.other)
-    drawn: list[Chart | None] = [charts.speed_chart(comparison, pair), charts.latency_chart(comparison, pair)]
-    return {
-        "pair": pair,
-        "tiles": [ratio for ratio in pair.ratios if ratio.main],
-        "groups": groups(pair),
-        "serving": [chart for chart in drawn if chart is not None],
-        "cost": [charts.cost_chart(curve, (pair.first, pair.other), places=places) for curve in pair.curves],
-    }

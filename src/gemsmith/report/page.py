@@ -101,7 +101,7 @@ def _good(findings: RunRecords) -> Tile:
 def _fast(findings: RunRecords) -> Tile:
     train, bench = findings.train, findings.bench
     lines = [] if train else ["no train record"]
-    fastest, middle = (fastest_cell(bench), middle_cell(bench)) if bench else (None, None)
+    fastest, middle = (fastest_cell(bench.cells), middle_cell(bench)) if bench else (None, None)
     if fastest is None:
         lines.append("no bench record" if bench is None else "no request completed")
     else:

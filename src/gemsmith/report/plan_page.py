@@ -1,9 +1,8 @@
 """The HTML of a plan, and of a sweep of plans: one page that needs nothing but what was planned."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
@@ -21,16 +20,6 @@ LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.value
 """What parts of the memory are shown as, and their colors."""
 _ROW = 19
 """Height that a machine has in a chart."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A chip's memory: shares of the bar's width, which is the chip's, or what is needed where that is more."""
-
-    parts: tuple[tuple[str, str, float], ...]
-    """What, color, share."""
-    limit: float
-    """Where the chip's memory ends."""
 
 
 def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
@@ -66,24 +55,25 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
         tiles=_tiles(record),
         bars={machine.name: bar_of(machine) for machine in record.machines},
         legend=LEGEND,
-        charts=list(_charts(record)),
+        charts=[chart for chart in (_range_chart(record, "usd"), _range_chart(record, "hours")) if chart],
         serving=serving,
         describe_changes=describe_changes,
     )
     return str(html).encode("utf-8", "replace").decode()
 
 
-def bar_of(machine: MachinePlan) -> Bar:
-    """The memory by what it is for, parts that are shown alike put together, the runtime last."""
+def bar_of(machine: MachinePlan) -> tuple[list[tuple[str, str, float]], float]:
+    """The memory by what it is for: what, color, share; parts that are shown alike put together, the runtime last.
+
+    Shares are of the bar's width: the chip's memory, or what is needed where that is more. Then where the memory ends.
+    """
     runtime = PARTS[RUNTIME][1:]
     sizes = dict.fromkeys((*(shown for shown in LEGEND if shown != runtime), runtime), 0)
     for part, size in machine.parts.items():
         sizes[PARTS.get(part, OTHER)[1:]] += size
     limit = machine.hbm_limit_bytes_per_chip
     whole = max(limit, sum(sizes.values()), 1)
-    return Bar(
-        parts=tuple((words, color, size / whole) for (words, color), size in sizes.items() if size), limit=limit / whole
-    )
+    return [(words, color, size / whole) for (words, color), size in sizes.items() if size], limit / whole
 
 
 def _tiles(record: PlanRecord) -> list[Tile]:
@@ -111,16 +101,14 @@ def _tiles(record: PlanRecord) -> list[Tile]:
     ]
 
 
-def _charts(record: PlanRecord) -> Iterator[Chart]:
-    dollars = [(machine.name, machine.usd) for machine in record.machines if machine.usd and machine.usd[0] > 0]
-    hours = [(machine.name, machine.hours) for machine in record.machines if machine.hours]
-    if dollars:
-        yield _range_chart("plan-usd", "Cost", "dollars, on demand", dollars)
-    if hours:
-        yield _range_chart("plan-hours", "Time", "hours, with one start", hours)
+def _range_chart(record: PlanRecord, of: Literal["usd", "hours"]) -> Chart | None:
+    """The range on each machine, on a log scale, so that what costs nothing is not on it."""
+    title, unit = {"usd": ("Cost", "dollars, on demand"), "hours": ("Time", "hours, with one start")}[of]
+    ranges: list[tuple[str, Range | None]] = [(machine.name, getattr(machine, of)) for machine in record.machines]
+    rows = [(machine, each) for machine, each in ranges if each and each[0] > 0]
+    if not rows:
+        return None
 
-
-def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Range]]) -> Chart:
     def draw(axes: Any) -> None:
         from matplotlib import ticker
 
@@ -137,7 +125,7 @@ def _range_chart(name: str, title: str, unit: str, rows: Sequence[tuple[str, Ran
 
     words = [f"{machine} {low:.3g} to {high:.3g}" for machine, (low, high) in rows]
     return make_chart(
-        name,
+        f"plan-{of}",
         draw,
         title=title,
         unit=unit,
@@ -155,11 +143,12 @@ def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]
     A chart for each machine, with a line for each choice of the other keys; of one key all machines in one chart. What
     does not fit or has no price is no point.
     """
-    axis = max(
-        (place for place in range(len(keys)) if all(_is_number(each.values[place]) for each in found)), default=-1
-    )
-    axis %= len(keys)
-    values = list(dict.fromkeys(each.values[axis] for each in found))
+    columns = list(zip(*(each.values for each in found), strict=True))
+    numbers = [
+        place for place, column in enumerate(columns) if all(value.replace(".", "", 1).isdecimal() for value in column)
+    ]
+    axis = (numbers or [len(keys) - 1])[-1]
+    values = list(dict.fromkeys(columns[axis]))
     charts: dict[str, dict[str, list[tuple[int, Range]]]] = {}
     for each in found:
         others = ", ".join(value for place, value in enumerate(each.values) if place != axis)
@@ -168,10 +157,6 @@ def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]
         if each.usd_per_million is not None:
             points.append((values.index(each.values[axis]), each.usd_per_million))
     return [_sweep_chart(name, lines, keys[axis], values) for name, lines in charts.items() if any(lines.values())]
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdecimal()
 
 
 def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str, values: Sequence[str]) -> Chart:
@@ -194,8 +179,9 @@ def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str,
                 y=[(low * high) ** 0.5 for _, (low, high) in points],
                 color=color,
                 style={"marker": marker, "markersize": 5},
+                words=line,
             )
-            for _, points, color, marker in drawn
+            for line, points, color, marker in drawn
         ],
         bars=[
             Bars(
@@ -214,6 +200,5 @@ def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str,
         title=name,
         unit="dollars per million tokens, log scale; low to high",
         alt=f"Dollars per million tokens on {name}: {'; '.join(words.values())}",
-        legend=[(color, "line", line) for line, _, color, _ in drawn],
         points=[(at, (low * high) ** 0.5, words[line, at]) for line, points, *_ in drawn for at, (low, high) in points],
     )

@@ -55,7 +55,17 @@ def plan_lines(record: PlanRecord) -> list[str]:
         f"{record.tokens_per_step:,} positions a step; hours and USD for {record.priced}; mesh is {' x '.join(axes)}",
         "",
     ]
-    lines += _aligned([HEADINGS, *(_cells(machine, axes) for machine in record.machines)])
+    rows = [
+        (
+            machine.name,
+            "x".join(str(machine.mesh[axis]) for axis in axes),
+            "yes" if machine.fits else "no",
+            f"{bar_of(machine)} {machine.hbm_bytes_per_chip / GIB:.0f}/{machine.hbm_limit_bytes_per_chip / GIB:.0f}",
+            *map(_range, (machine.hours, machine.usd, machine.usd_per_million_tokens)),
+        )
+        for machine in record.machines
+    ]
+    lines += _aligned([HEADINGS, *rows])
     lines += ["", *LEGEND.splitlines(), "", *_fix_lines(record)]
     if len(record.machines) <= DETAILED:
         lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
@@ -174,18 +184,6 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def _cells(machine: MachinePlan, axes: Sequence[str]) -> tuple[str, ...]:
-    return (
-        machine.name,
-        "x".join(str(machine.mesh[axis]) for axis in axes),
-        "yes" if machine.fits else "no",
-        f"{bar_of(machine)} {machine.hbm_bytes_per_chip / GIB:.0f}/{machine.hbm_limit_bytes_per_chip / GIB:.0f}",
-        _range(machine.hours),
-        _range(machine.usd),
-        _range(machine.usd_per_million_tokens),
-    )
 
 
 def _range(values: Range | None, unit: float = 1) -> str:

@@ -153,7 +153,7 @@ def _lines(record: Any) -> _Lines:
 
 
 def _bench_lines(bench: BenchRecord) -> _Lines:
-    middle, fastest = middle_cell(bench), fastest_cell(bench)
+    middle, fastest = middle_cell(bench), fastest_cell(bench.cells)
     if middle is None or fastest is None:
         yield "requests", "none completed", "bold red"
         return

@@ -14,20 +14,20 @@ def machine(limit):
 
 def test_parts_follow_each_other_and_add_up_to_the_plan():
     weights, runtime, planned, used, limit = memory_parts(machine(10 * GIB), 5 * GIB)
-    assert (weights.start, weights.share, runtime.start) == (0, 0.3, 0.3)
-    assert (planned.bytes, planned.share) == (4 * GIB, 0.4)
-    assert (used.bytes, used.share, used.color) == (5 * GIB, 0.5, "s3")
-    assert (limit.share, limit.name) == (1, "limit of a chip")
+    assert (weights[2:4], runtime[2]) == ((0, 0.3), 0.3)
+    assert (planned[1], planned[3]) == (4 * GIB, 0.4)
+    assert (used[1], *used[3:]) == (5 * GIB, 0.5, "s3")
+    assert (limit[3], limit[0]) == (1, "limit of a chip")
 
 
 def test_what_is_little_of_a_chip_is_not_drawn_as_nothing():
     *_, planned, limit = memory_parts(machine(100 * GIB), None)
-    assert planned.share == 0.5 and limit.share == 1 and limit.name == "limit of a chip, beyond the edge"
+    assert planned[3] == 0.5 and limit[3] == 1 and limit[0] == "limit of a chip, beyond the edge"
 
 
 def test_more_than_a_chip_holds_stands_out():
     *_, used, limit = memory_parts(machine(4 * GIB), 5 * GIB)
-    assert used.color == "bad" and used.share == 1 and limit.share == pytest.approx(0.8)
+    assert used[4] == "bad" and used[3] == 1 and limit[3] == pytest.approx(0.8)
 
 
 def test_planned_and_used_are_told_of_the_machine_that_trained(large_run, section_words):

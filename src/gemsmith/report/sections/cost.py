@@ -5,7 +5,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.cost import ActualCost, actual_cost, trained_machine
+from gemsmith.analysis.cost import ActualCost, actual_cost
+from gemsmith.analysis.sides import planned_machine
 from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
 from gemsmith.runs.plan_records import MachinePlan
@@ -15,20 +16,10 @@ from gemsmith.system.format import duration, rough, size, span
 from gemsmith.train.logging import timed_steps
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryPart:
-    """A bar of a waterfall: where it starts and how long it is, as shares of its full width."""
-
-    name: str
-    bytes: int
-    start: float
-    share: float
-    color: str
-
-
 def make_plan(findings: RunRecords) -> dict[str, Any]:
     """The memory of the machine that trained, or without training of the first planned one, and its step time."""
-    machine, train = trained_machine(findings), findings.train
+    train = findings.train
+    machine = planned_machine(findings.plan, train.machine) if train else None
     shown = machine or (findings.plan.machines[0] if findings.plan and findings.plan.machines else None)
     used, steps = None, None
     if machine and train:
@@ -43,10 +34,11 @@ def make_plan(findings: RunRecords) -> dict[str, Any]:
     return {"shown": shown, "used": used, "parts": parts, "steps": steps}
 
 
-def memory_parts(machine: MachinePlan, used: int | None) -> list[MemoryPart]:
+def memory_parts(machine: MachinePlan, used: int | None) -> list[tuple[str, int, float, float, str]]:
     """What the plan holds on a chip, one part after the other, then their sum, what was used, and the limit.
 
-    The limit is the full width, or where what is held is less than a tenth of it, twice what is held.
+    Each is a bar: name, bytes, start and length as shares of the full width, color. The limit is the full width, or
+    where what is held is less than a tenth of it, twice what is held.
     """
     planned = sum(machine.parts.values())
     most = max(planned, used or 0, 1)
@@ -60,10 +52,7 @@ def memory_parts(machine: MachinePlan, used: int | None) -> list[MemoryPart]:
     if used:
         rows.append(("used at the peak, measured", used, 0, "s3" if used <= limit else "bad"))
     rows.append((f"limit of a chip{', beyond the edge' if limit > width else ''}", limit, 0, "line-strong"))
-    return [
-        MemoryPart(name=name, bytes=held, start=start / width, share=min(held / width, 1), color=color)
-        for name, held, start, color in rows
-    ]
+    return [(name, held, start / width, min(held / width, 1), color) for name, held, start, color in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

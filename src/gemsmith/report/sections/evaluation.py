@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.analysis.summary import RunRecords
-from gemsmith.report.run_charts import score_chart
+from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
     EvalRecord,
@@ -59,7 +59,7 @@ class Example:
     prompt: Text
     expected: Text | None
     """None where a task has no one answer that is right."""
-    answers: tuple[ModelAnswer, ...]
+    answers: list[ModelAnswer]
 
 
 def read_examples(scores: EvalRecord) -> list[Example]:
@@ -67,32 +67,24 @@ def read_examples(scores: EvalRecord) -> list[Example]:
 
     A wrong answer is held against what was expected; where nothing is, base and tuned against each other.
     """
-    return [_read_example(number, example) for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1)]
-
-
-def _read_example(number: int, example: dict[str, Any]) -> Example:
-    expected = str(example.get("expected") or "")
-    wrote = {name: str(example.get(name) or "") for name in ("base", "tuned")}
-    against = {
-        name: expected if expected else wrote["tuned" if name == "base" else "base"]
-        for name in wrote
-        if not expected or example.get(f"{name}_right") is False
-    }
-    return Example(
-        number=number,
-        prompt=plain_text(str(example.get("prompt") or "")),
-        expected=plain_text(expected) if expected else None,
-        answers=tuple(
+    examples = []
+    for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1):
+        expected, base, tuned = (str(example.get(name) or "") for name in ("expected", *MODELS))
+        answers = [
             ModelAnswer(
                 name=name,
                 right=example.get(f"{name}_right"),
                 cut=example.get(f"{name}_cut") is True,
                 reason=str(example.get(f"{name}_reason") or ""),
-                text=marked_text(text, against[name]) if name in against else plain_text(text),
+                text=plain_text(text)
+                if expected and example.get(f"{name}_right") is not False
+                else marked_text(text, expected or other),
             )
-            for name, text in wrote.items()
-        ),
-    )
+            for name, text, other in (("base", base, tuned), ("tuned", tuned, base))
+        ]
+        prompt, right = plain_text(str(example.get("prompt") or "")), plain_text(expected) if expected else None
+        examples.append(Example(number=number, prompt=prompt, expected=right, answers=answers))
+    return examples
 
 
 def plain_text(text: str) -> Text:
@@ -184,32 +176,27 @@ def _task(result: TaskResult) -> TaskScores:
     moved = (
         f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
     )
-    answers = Table(
-        title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=list(_answers(result)), right=MODELS
-    )
+    said = [_answers(result.base), _answers(result.tuned)]
+    rows = [(what, *(each[what] or "0" for each in said)) for what in said[0] if any(each[what] for each in said)]
+    answers = Table(title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=rows, right=MODELS)
     return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=answers)
 
 
-def _answers(result: TaskResult) -> Iterator[tuple[str, str, str]]:
-    base, tuned = result.base, result.tuned
-    yield "answers asked for", count(base.answers), count(tuned.answers)
-    yield "cut at eval.max_tokens", count(base.score.cut), count(tuned.score.cut)
-    yield "output tokens, mean", _mean_tokens(base), _mean_tokens(tuned)
-    for what, one, other in (
-        ("not answered", base.score.failed, tuned.score.failed),
-        ("not judged", base.score.ungraded, tuned.score.ungraded),
-        ("requests sent again", base.retries, tuned.retries),
-    ):
-        if one or other:
-            yield what, _counts(one), _counts(other)
-
-
-def _mean_tokens(model: ModelResult) -> str:
-    return "not told" if model.mean_output_tokens is None else decimal(model.mean_output_tokens)
+def _answers(model: ModelResult) -> dict[str, str]:
+    """What is said of a model's answers; empty where there is none of that."""
+    tokens = model.mean_output_tokens
+    return {
+        "answers asked for": count(model.answers),
+        "cut at eval.max_tokens": count(model.score.cut),
+        "output tokens, mean": "not told" if tokens is None else decimal(tokens),
+        "not answered": _counts(model.score.failed),
+        "not judged": _counts(model.score.ungraded),
+        "requests sent again": _counts(model.retries),
+    }
 
 
 def _counts(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items()) or "0"
+    return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items())
 
 
 def _lm_eval(record: LmEvalRecord) -> Table:

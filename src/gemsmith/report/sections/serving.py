@@ -1,7 +1,6 @@
 """The server: what it was started with and said of itself; the load test: every length, every cell, and its metrics."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines, saturation_rate
@@ -54,20 +53,6 @@ MOST_OPEN = 12
 """Cells whose tables are open from the start; those of more are opened by the reader."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Length:
-    """What the server came to at one length of requests."""
-
-    input_tokens: int
-    output_tokens: int
-    lightest: BenchCell
-    """Under the lowest load."""
-    fastest: BenchCell
-    """With the most output tokens/s."""
-    saturates: str | None
-    """None without an SLO."""
-
-
 def make_bench(findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
@@ -78,24 +63,21 @@ def make_bench(findings: RunRecords) -> dict[str, Any]:
         "charts": load_charts(bench),
         "lengths": lengths(bench, cells),
         "cells": cells,
-        "fastest": fastest_cell(bench),
-        "metrics": cells,
+        "fastest": fastest_cell(bench.cells),
         "saturations": saturation_lines(bench),
         "most_open": MOST_OPEN,
     }
 
 
-def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[Length]:
-    """One for each length that completed a request; the search's own cells count only as the fastest."""
+def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[tuple[BenchCell, BenchCell, str | None]]:
+    """For each length that completed a request its lightest and fastest cell, and with an SLO where it saturates.
+
+    The search's own cells count only as the fastest.
+    """
     found = []
     for key in dict.fromkeys((cell.input_tokens, cell.output_tokens) for cell in cells):
         row = [cell for cell in cells if (cell.input_tokens, cell.output_tokens) == key and cell.completed]
-        fastest = fastest_cell(bench.model_copy(update={"cells": tuple(row)}))
-        if fastest is None:
-            continue
         saturates = (each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key)
-        rates = next(map(saturation_rate, saturates), None)
-        found.append(
-            Length(input_tokens=key[0], output_tokens=key[1], lightest=row[0], fastest=fastest, saturates=rates)
-        )
+        if fastest := fastest_cell(row):
+            found.append((row[0], fastest, next(map(saturation_rate, saturates), None)))
     return found

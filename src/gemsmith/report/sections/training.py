@@ -7,9 +7,9 @@ from typing import Any
 
 from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
 from gemsmith.recipe.schema import Optimizer, Recipe
-from gemsmith.report.run_charts import training_charts
-from gemsmith.runs.records import Computer, DataRecord, TrainRecord
-from gemsmith.system.format import count, decimal, plain
+from gemsmith.report.charts import training_charts
+from gemsmith.runs.records import Computer, TrainRecord
+from gemsmith.system.format import count, plain
 
 _STEP_ROWS = 24
 
@@ -82,38 +82,18 @@ def make_data(findings: RunRecords) -> dict[str, Any]:
     data = findings.data
     if data is None:
         return {}
+    supervised = data.packing_efficiency * data.supervised_tokens / (data.tokens or 1)
     return {
-        "positions": _positions(data),
+        # What the positions of the packed rows hold: name, share, color.
+        "positions": [
+            ("tokens in the loss", supervised, "s1"),
+            ("prompt and template tokens", data.packing_efficiency - supervised, "s1-soft"),
+            ("padding", 1 - data.packing_efficiency, "line-strong"),
+        ],
         "longest_tokens": max((1, *data.length_percentiles.values())),
         "rows_read": data.rows + sum(data.dropped.values()),
-        "images": _images(data),
         "shared": _shared(findings),
-        "shared_more": _shared_more(data),
     }
-
-
-def _positions(data: DataRecord) -> list[tuple[str, float, str]]:
-    """What the positions of the packed rows hold, as shares of 1: name, share, color."""
-    if not data.tokens:
-        return []
-    supervised = data.packing_efficiency * data.supervised_tokens / data.tokens
-    return [
-        ("tokens in the loss", supervised, "s1"),
-        ("prompt and template tokens", data.packing_efficiency - supervised, "s1-soft"),
-        ("padding", 1 - data.packing_efficiency, "line-strong"),
-    ]
-
-
-def _images(data: DataRecord) -> list[tuple[str, str]]:
-    """Facts of the images; none where there are none."""
-    if not data.images:
-        return []
-    return [
-        ("Images", count(data.images)),
-        ("Soft tokens of images", f"{count(data.soft_tokens)} of the tokens"),
-        ("Soft tokens an image, mean", decimal(data.soft_tokens / data.images)),
-        ("Patches of a row, at most", count(data.most_patches)),
-    ]
 
 
 def _shared(findings: RunRecords) -> str:
@@ -126,19 +106,6 @@ def _shared(findings: RunRecords) -> str:
     which = "that data.eval named" if scored is None else "that were scored"
     have = "has" if number <= 1 else "have"
     return f"{count(number) if number else 'none'} of the rows {which} {have} a prompt that is trained on"
-
-
-def _shared_more(data: DataRecord) -> list[tuple[str, str]]:
-    """What the data stage has compared of the held-out rows, and what nobody has."""
-    found = data.held_out
-    if found is None:
-        return []
-    of = f"of {count(found.rows)} rows"
-    rows = [("Held out, prompt and answer trained on", f"{count(found.same_answer)} {of}")]
-    if found.same_image is not None:
-        rows.append(("Held out, an image of it trained on", f"{count(found.same_image)} {of}"))
-    nearly = "not looked for: prompts are compared whole, but for white space"
-    return [*rows, ("Held out and nearly trained on", nearly)]
 
 
 def make_provenance(findings: RunRecords) -> dict[str, Any]:
