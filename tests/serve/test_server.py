@@ -74,7 +74,7 @@ def test_a_server_that_dies_later_is_noticed(fake_vllm: Callable[..., Path], mod
         server.check()
         for pid in json.loads(pids.read_text()):
             os.kill(pid, signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(EngineError, match=r"vLLM died \(exit code 137\)"):
             server.check()
 
@@ -150,7 +150,7 @@ def test_a_stranger_on_the_port_that_was_given_is_not_taken_for_vllm(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     strangers = Strangers(monkeypatch, answer)
-    settings = ServeSettings(port=port, start_timeout_s=2)
+    settings = ServeSettings(port=port, start_timeout_s=60)
     expected = (
         rf"^serve.port: what answers at http://127.0.0.1:{port} \({named}\) is not the vLLM that was started here; "
         r"stop it, or"
@@ -228,7 +228,7 @@ def test_the_port_of_a_server_stays_its_own_even_when_vllm_is_dead(
         with pytest.raises(OSError, match="in use"):
             listen()
         server.process.terminate()
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(OSError, match="in use"):
             listen()
     socket.create_server(("127.0.0.1", port)).close()
@@ -243,7 +243,7 @@ def test_a_server_proves_again_that_it_is_ours(fake_vllm: Callable[..., Path], m
         with pytest.raises(EngineError, match=r"vLLM at .* does not answer"):
             server.prove()
         server.process.terminate()
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(EngineError, match="vLLM died"):
             server.prove()
 
@@ -320,7 +320,7 @@ def test_a_hundred_starts_and_stops_leave_no_process_no_port_and_no_file(
             port = int(server.url.rpartition(":")[2])
             if number % 3 == 0:
                 os.kill(started[0], signal.SIGKILL)
-                server.process.wait(20)
+                server.process.wait(60)
                 with pytest.raises(EngineError, match="vLLM died"):
                     server.check()
         assert not wait_until_gone(started, timeout_s=0), number
