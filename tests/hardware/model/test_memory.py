@@ -80,7 +80,9 @@ def test_more_of_anything_needs_more():
 def test_under_tp_activations_wait_for_all_but_the_last_layer_of_a_block():
     ours = work(rows=1, length=1024)
     widest = max(width.split / 2 + width.whole for width in ours.walked_widths)
-    assert memory_of(ours, Mesh(tp=2)).layer.activations == 1024 * 2 * (widest + WAITING_OF_TP * 5376 * 5)
+    layer = memory_of(ours, Mesh(tp=2)).layer
+    assert layer.activations == 1024 * 2 * (widest + WAITING_OF_TP * 5376 * 5)
+    assert layer.gathered == 0 < memory_of(ours, Mesh(fsdp=2)).layer.gathered
 
 
 def test_rows_that_do_not_fill_the_mesh_are_rounded_up():
