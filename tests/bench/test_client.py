@@ -82,7 +82,7 @@ def test_tokens_that_come_are_told_and_comments_are_not(client: Any, tmp_path: P
     time.sleep(0.2)
     assert not heard.exists()
     assert Handler().add_chunk(b": ping\n\ndata: {}\n\n") == [": ping", "data: {}"]
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while not heard.exists() or heard.read_text() != "5":
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

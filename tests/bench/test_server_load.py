@@ -77,13 +77,16 @@ def test_a_server_without_metrics_leaves_no_sample_and_says_why() -> None:
 def test_samples_come_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gemsmith.bench.metrics.fetch_metrics", lambda client: PAGE)
     with sampling("http://x", {}, every_s=0.01) as samples:
-        time.sleep(0.3)
-    assert len(samples.found) > 5 and samples.found[0].running == 7
+        deadline_s = time.monotonic() + 60
+        while len(samples.found) < 3 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        during = len(samples.found)
+    assert during >= 3 and samples.found[0].running == 7
 
 
 def test_the_metrics_are_asked_for_once_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked, begin_s = [], time.monotonic()
     monkeypatch.setattr("gemsmith.bench.metrics.fetch_metrics", lambda client: asked.append(client) or PAGE)
     with sampling("http://x", {}):
         time.sleep(0.2)
-    assert len(asked) == 2  # at the beginning and at the end
+    assert 2 <= len(asked) <= 2 + time.monotonic() - begin_s  # at the beginning and at the end

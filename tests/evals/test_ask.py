@@ -76,18 +76,22 @@ def test_each_request_is_answered_under_its_own_index(hostile: Any) -> None:
 
 
 def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
-    now, most = [0], [0]
+    together, now, most, changing = threading.Barrier(3, timeout=60), 0, 0, threading.Lock()
 
     def deed(_asked: dict[str, Any]) -> tuple[int, bytes]:
-        now[0] += 1
-        most[0] = max(most[0], now[0])
+        nonlocal now, most
+        with changing:
+            now += 1
+            most = max(most, now)
+        together.wait()
         time.sleep(0.05)
-        now[0] -= 1
+        with changing:
+            now -= 1
         return 200, b"{}"
 
     hostile.deed = deed
     outcomes(hostile.server(), 9, concurrency=3)
-    assert most == [3]
+    assert most == 3
 
 
 @pytest.mark.parametrize(("deed", "reason", "tries"), [
@@ -145,15 +149,14 @@ def test_a_retry_after_is_waited_for_up_to_a_bound(
     hostile.deed = lambda _asked: (429, b"", {"Retry-After": header}) if len(hostile.asked) == 1 else (200, b"{}")
     begin_s = time.monotonic()
     assert outcomes(hostile.server(), 1) == {0: {}}
-    assert waits_s <= time.monotonic() - begin_s < waits_s + 5
+    assert waits_s <= time.monotonic() - begin_s < waits_s + 60
 
 
 @pytest.mark.parametrize("deed", ["hang", "drip"])
 def test_a_request_that_hangs_or_drips_is_given_up_and_the_others_are_not(
     deed: str, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "PROMPT_S", 0.2)
-    monkeypatch.setattr(ask, "TOKEN_S", 0.01)
+    monkeypatch.setattr(ask.Request, "timeout_s", property(lambda asked: 0.3 if asked.body["number"] == 1 else 60))
     hostile.deed = lambda asked: deed if asked["number"] == 1 else (200, b"{}")
     assert outcomes(hostile.server(), 4) == {0: {}, 1: "timeout", 2: {}, 3: {}}
     assert len(hostile.asked) == 4
@@ -191,7 +194,7 @@ def test_what_is_raised_on_an_answer_ends_the_others(hostile: Any) -> None:
     begin_s = time.monotonic()
     with pytest.raises(EngineError, match="enough"):
         ask_all(hostile.server(), requests(4), heard, concurrency=4)
-    assert time.monotonic() - begin_s < 2
+    assert time.monotonic() - begin_s < 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -199,7 +202,7 @@ def test_what_is_raised_on_an_answer_ends_the_others(hostile: Any) -> None:
 def test_a_signal_ends_it_at_once_whatever_the_server_does(
     number: int, trouble: str, hostile: Any, deaf_url: str, sigterm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "WAITS_S", (30.0,))
+    monkeypatch.setattr(ask, "WAITS_S", (600.0,))
     hostile.deed = lambda _asked: (500, b"") if trouble == "retry" else trouble
     hostile.url = deaf_url if trouble == "connect" else hostile.url
     timer = threading.Timer(0.3, os.kill, (os.getpid(), number))
@@ -207,22 +210,23 @@ def test_a_signal_ends_it_at_once_whatever_the_server_does(
     begin_s = time.monotonic()
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated):
         ask_all(hostile.server(), requests(8), lambda _number, _came: None, concurrency=4)
-    assert time.monotonic() - begin_s < 2
+    assert time.monotonic() - begin_s < 60
     timer.join()
 
 
 def test_a_handler_of_sigterm_that_lets_the_program_go_on_does_not_make_half_the_answers_all(hostile: Any) -> None:
-    hostile.deed = lambda _asked: "hang"
+    def deed(_asked: dict[str, Any]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "hang"
+
+    hostile.deed = deed
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
     try:
         with pytest.raises(asyncio.CancelledError):
             ask_all(hostile.server(), requests(1), lambda _number, _came: None, concurrency=1)
     finally:
         signal.signal(signal.SIGTERM, before)
-        timer.join()
     assert heard == [signal.SIGTERM]
 
 

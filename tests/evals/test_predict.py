@@ -212,20 +212,26 @@ def test_killed_at_random_it_writes_the_same_file(hostile: Hostile, tmp_path: Pa
     hostile.deed = echo
     predict_url(hostile.url, rows, tmp_path / "whole.jsonl", sampling=GREEDY)
 
-    def slow(asked: dict[str, Any]) -> tuple[int, bytes]:
-        time.sleep(0.02)
+    out, partial = tmp_path / "killed.jsonl", tmp_path / "killed.jsonl.partial" / "answers.jsonl"
+    kills = goal = 0
+
+    def answered() -> int:
+        return len(partial.read_bytes().splitlines()) if partial.exists() else 0
+
+    def until_it_is_killed(asked: dict[str, Any]) -> tuple[int, bytes]:
+        while kills < 10 and answered() >= goal:
+            time.sleep(0.01)
         return echo(asked)
 
-    hostile.deed = slow
+    hostile.deed = until_it_is_killed
     hostile.asked.clear()
-    out, partial, kills = tmp_path / "killed.jsonl", tmp_path / "killed.jsonl.partial" / "answers.jsonl", 0
     command = [sys.executable, "-m", "gemsmith", "predict", str(rows), "--url", hostile.url, "--out", str(out)]
     command += ["--max-tokens", "8", "--concurrency", "2"]
     while not out.exists():
+        goal = random.randint(3, 15) + answered()
         process = subprocess.Popen(command, stderr=subprocess.PIPE)
-        goal = random.randint(3, 15) + (len(partial.read_bytes().splitlines()) if partial.exists() else 0)
         while process.poll() is None:
-            if kills < 10 and partial.exists() and len(partial.read_bytes().splitlines()) >= goal:
+            if kills < 10 and answered() >= goal:
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
             time.sleep(0.01)

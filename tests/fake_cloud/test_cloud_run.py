@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -95,8 +97,13 @@ def test_no_more_than_the_retries_are_tried(run):
 
 
 @needs_bubblewrap
-def test_a_task_that_takes_too_long_hears_sigterm(run):
-    (attempt,), said = run(job(HEARS, timeout=1, retries=0))
+def test_a_task_that_takes_too_long_hears_sigterm(run, tmp_path, monkeypatch):
+    """Its time is over once it is up."""
+    clock = SimpleNamespace(
+        monotonic=lambda: 100 if "up" in (tmp_path / "log.txt").read_text() else 0, sleep=time.sleep
+    )
+    monkeypatch.setattr(cloud_run, "time", clock)
+    (attempt,), said = run(job(HEARS, timeout=60, retries=0))
     assert (attempt.code, attempt.ended_by, said) == (7, "timeout", ["up", "heard"])
 
 

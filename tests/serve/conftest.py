@@ -46,7 +46,7 @@ def is_running() -> Callable[[int], bool]:
 
 @pytest.fixture
 def wait_until_gone(is_running: Callable[[int], bool]) -> Callable[..., list[int]]:
-    def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+    def wait_until_gone(pids: list[int], timeout_s: float = 60.0) -> list[int]:
         """Those that are still there after the time."""
         deadline_s = time.monotonic() + timeout_s
         while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline_s:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.system import process
-
 # What a user's process does: serves, says so, and waits.
 SERVING = """
 import sys, time
@@ -30,7 +28,7 @@ def stop(ours: subprocess.Popen, number: signal.Signals) -> None:
     """Sends the signal and waits for the end, which must come by itself."""
     ours.send_signal(number)
     try:
-        ours.wait(20)
+        ours.wait(60)
     finally:
         ours.kill()
 
@@ -60,7 +58,7 @@ def test_no_process_outlives_ours_however_it_is_stopped(
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
+def test_being_stopped_while_vllm_starts_does_not_wait_as_long_as_for_one_that_serves(
     number: signal.Signals,
     fake_vllm: Callable[..., Path],
     model: Path,
@@ -70,7 +68,8 @@ def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
     pids = tmp_path / "pids"
     fake_vllm(pids=str(pids), hang=True)  # its children do not hear SIGTERM, as vLLM does not while it loads
     patient = SERVING.replace(
-        "process.GRACE_S = 0.5", "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
+        "process.GRACE_S = 0.5",
+        "process.GRACE_S = 600; import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))",
     )
     with subprocess.Popen(
         [sys.executable, "-c", patient, str(model), str(tmp_path / "log")], stderr=subprocess.DEVNULL
@@ -78,7 +77,5 @@ def test_being_stopped_while_vllm_starts_ends_it_within_seconds(
         while not pids.exists() or not pids.read_text():
             time.sleep(0.05)
         started = json.loads(pids.read_text())
-        begin_s = time.monotonic()
         stop(ours, number)
-        assert time.monotonic() - begin_s < process.GRACE_S / 2
-    assert not wait_until_gone(started, timeout_s=1)
+    assert not wait_until_gone(started)

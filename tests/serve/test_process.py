@@ -35,5 +35,5 @@ def test_a_log_that_names_a_full_disk_is_the_machines_error(tmp_path: Path) -> N
 def test_a_command_ends_with_its_block_and_its_output_is_in_the_log(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "log"
     with process.supervised(["echo", "said"], environment={"PATH": "/usr/bin:/bin"}, log=log) as running:
-        assert running.wait(10) == 0
+        assert running.wait(60) == 0
     assert log.read_text() == "said\n"

@@ -74,7 +74,7 @@ def test_a_server_that_dies_later_is_noticed(fake_vllm: Callable[..., Path], mod
         server.check()
         for pid in json.loads(pids.read_text()):
             os.kill(pid, signal.SIGKILL)
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(EngineError, match=r"vLLM died \(exit code 137\)"):
             server.check()
 
@@ -150,7 +150,7 @@ def test_a_stranger_on_the_port_that_was_given_is_not_taken_for_vllm(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     strangers = Strangers(monkeypatch, answer)
-    settings = ServeSettings(port=port, start_timeout_s=2)
+    settings = ServeSettings(port=port, start_timeout_s=60)
     expected = (
         rf"^serve.port: what answers at http://127.0.0.1:{port} \({named}\) is not the vLLM that was started here; "
         r"stop it, or"
@@ -228,7 +228,7 @@ def test_the_port_of_a_server_stays_its_own_even_when_vllm_is_dead(
         with pytest.raises(OSError, match="in use"):
             listen()
         server.process.terminate()
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(OSError, match="in use"):
             listen()
     socket.create_server(("127.0.0.1", port)).close()
@@ -243,7 +243,7 @@ def test_a_server_proves_again_that_it_is_ours(fake_vllm: Callable[..., Path], m
         with pytest.raises(EngineError, match=r"vLLM at .* does not answer"):
             server.prove()
         server.process.terminate()
-        server.process.wait(10)
+        server.process.wait(60)
         with pytest.raises(EngineError, match="vLLM died"):
             server.prove()
 
@@ -299,7 +299,7 @@ def test_a_host_that_is_not_ours_is_the_users_error(
 
 
 @pytest.mark.slow
-def test_a_hundred_starts_and_stops_leave_no_process_no_port_and_no_file(
+def test_thirty_starts_and_stops_leave_no_process_no_port_and_no_file(
     fake_vllm: Callable[..., Path],
     model: Path,
     tmp_path: Path,
@@ -314,19 +314,19 @@ def test_a_hundred_starts_and_stops_leave_no_process_no_port_and_no_file(
     fake_vllm(pids=str(pids))
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     seen: set[int] = set()
-    for number in range(100):
+    for number in range(30):
         with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
             started = [*json.loads(pids.read_text()), server.pid]
             port = int(server.url.rpartition(":")[2])
             if number % 3 == 0:
                 os.kill(started[0], signal.SIGKILL)
-                server.process.wait(20)
+                server.process.wait(60)
                 with pytest.raises(EngineError, match="vLLM died"):
                     server.check()
         assert not wait_until_gone(started, timeout_s=0), number
         socket.create_server(("127.0.0.1", port)).close()
         seen.update(started)
-    assert len(seen) == 400, "four processes a start"
+    assert len(seen) == 120, "four processes a start"
     assert not list(scratch.iterdir())
     assert {file.name for file in tmp_path.iterdir()} == {"log", "model", "pids", "scratch", "serve-python"}
     assert len(list(Path("/proc/self/fd").iterdir())) == open_before

@@ -116,7 +116,7 @@ def hostile_server() -> Iterator[Hostile]:
 
 def _do(handler: BaseHTTPRequestHandler, deed: Deed, ended: threading.Event) -> None:
     if deed == "hang":
-        ended.wait(30)
+        ended.wait(600)
     elif isinstance(deed, str):
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n{")
         while deed == "drip" and not ended.is_set():

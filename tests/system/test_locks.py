@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -48,10 +47,8 @@ def hold():
 
 def test_a_second_process_is_told_at_once_who_is_there(hold, tmp_path):
     holder, _ = hold(tmp_path / "run", "train", "a recipe\n.yaml")
-    begin_s = time.monotonic()
     with pytest.raises(RunError) as error, locked(tmp_path / "run"):
         pass
-    assert time.monotonic() - begin_s < 1
     pattern = (
         r"run directory \S+/run: is in use by `gemsmith train 'a recipe .yaml' \S+/run` \(process (\d+) on \S+, since "
         r"\S+ \S+ UTC\); "

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from gemsmith.system import patterns
@@ -14,10 +12,8 @@ def test_a_search_finds_the_first_match_and_a_whole_one_only_all_of_the_text():
 
 def test_a_match_that_takes_too_long_is_an_error(monkeypatch):
     monkeypatch.setattr(patterns, "TIMEOUT_S", 0.1)
-    begin_s = time.monotonic()
     with pytest.raises(ValueError, match="takes too long; write it without nested repeats"):
         search(compile_pattern(r"(?:a|aa|a?a)+\d(?:a|aa)+b"), f"{'a' * 60}1{'a' * 60}c", whole=True)
-    assert time.monotonic() - begin_s < 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import functools
 import os
 import subprocess
 import sys
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -111,21 +110,14 @@ def assert_same(actual, expected, bound=1e-6):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batches", [2, 4])
-def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole, micro_batches):
-    assert_same(make_updates(small_checkpoint, micro_batches)(), whole)
+def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole):
+    assert_same(make_updates(small_checkpoint, 2)(), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "micro_batches"),
-    [
-        ("tiny-e2b", 2),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in product(("tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b"), (4, 16))
-        ),
-    ],
+    [("tiny-e2b", 2), ("tiny-e2b", 16), ("tiny-12b", 4), ("tiny-31b", 4), ("tiny-26b-a4b", 4)],
 )
 def test_as_they_are_trained_on_cpu_they_give_it_to_the_bit(tiny_checkpoint, variant, micro_batches):
     """In deep models, too, where queries are of norm 1 and errors grow: 2e-5 were rows not taken one by one

@@ -6,7 +6,7 @@ import pytest
 
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import TrainRecord, TrainStep
-from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings
+from gemsmith.train.loss_checks import _change, loss_increase_warnings, loss_plateau_warnings
 
 DEMO = Path(__file__).parents[2] / "benchmarks" / "records" / "demo" / "train.json"
 
@@ -114,3 +114,12 @@ def test_the_demos_loss_fell_from_its_first_steps_on():
     record = TrainRecord.model_validate_json(DEMO.read_bytes())
     for count in (12, 30, 100, len(record.steps)):
         assert both(record.steps[:count]) == ((), ())
+
+
+def test_the_error_is_that_of_the_difference_of_two_medians_of_normal_noise():
+    """sqrt(pi / 2 * (1 / 10 + 1 / 10)) * 1 / (0.6745 sqrt(2)), of neighbors that differ by 1."""
+    assert _change(steps([1.0, 2.0] * 50)).error == pytest.approx(0.58758, rel=1e-4)
+
+
+def test_as_many_updates_as_were_made_are_no_reason():
+    assert "left out" not in both(steps([2.5] * 20, skipped=range(1, 11)))[0][0]

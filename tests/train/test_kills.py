@@ -1,7 +1,9 @@
 """Training killed again and again, at random moments and in the middle of saves, ends with the adapter of one that
 nothing stopped."""
 
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -21,10 +23,11 @@ from gemsmith.runs.run import Run, find_run
 from gemsmith.train.jax import backend as tunix
 path, batch = Path(sys.argv[1]), Batches.batch
 def slowly(self, step, rows):
-    time.sleep(0.05)
+    time.sleep(600 if step > most else 0.05)
     return batch(self, step, rows)
 Batches.batch = slowly
-for _ in sys.stdin:
+for line in sys.stdin:
+    most = int(line)
     child = os.fork()
     if not child:
         tunix.train_with_tunix(Run(path=path, recipe=find_run(path)))
@@ -47,18 +50,18 @@ def wait_for(moment, run, chance):
     """Returns at such a moment, or after half a minute."""
     before, deadline_s = max(checkpoint_steps(run), default=0), time.monotonic() + 30
     if moment == "anywhere":
-        time.sleep(chance.uniform(0, 5))
+        time.sleep(chance.uniform(0, 4))
         return
     while time.monotonic() < deadline_s:
         if max(checkpoint_steps(run), default=0) > before and (moment == "after a save" or half_saved(run)):
             break
         time.sleep(0.001)
-    time.sleep(chance.uniform(0, 0.02 if moment == "in a save" else 0.3))
+    time.sleep(chance.uniform(0, 0.01 if moment == "in a save" else 0.3))
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path):
-    kills = 20
+    kills = 9
     keys = {"train": {"max_steps": 6 * kills, "save_steps": 1}, "lora": {"targets": ["q", "down"]}}
     whole, killed = (prepare(tmp_path / name, **keys) for name in ("whole", "killed"))
     expected, chance, halves, ends = train(whole), random.Random(kills), 0, []
@@ -66,11 +69,11 @@ def test_a_run_killed_at_random_ends_with_the_bytes_of_one_that_was_not(prepare,
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with (tmp_path / "stderr").open("w") as stderr, subprocess.Popen(command, stderr=stderr, **streams) as trainings:
         for number in range(kills):
-            trainings.stdin.write("\n")
+            trainings.stdin.write(f"{max(checkpoint_steps(killed), default=0) + 5}\n")  # and there it waits
             trainings.stdin.flush()
             child = int(trainings.stdout.readline())
             wait_for(MOMENTS[number % 3], killed, chance)
-            subprocess.run(["kill", "-9", str(child)], check=False)
+            os.kill(child, signal.SIGKILL)
             ends.append(int(trainings.stdout.readline()))
             halves += bool(half_saved(killed))
     assert ends == [-9] * kills, (tmp_path / "stderr").read_text()[-2000:]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,14 +14,16 @@ from gemsmith.runs.run import Run, open_run, read_record
 from gemsmith.system.locks import LOCK
 from gemsmith.train.stage import check_training, train
 
-# `gemsmith …`, each step a third of a second longer.
+# `gemsmith … FOLDER`, which trains to the second save and goes on once a file named FOLDER.goes_on is there.
 SLOWLY = """
 import sys, time
+from pathlib import Path
 from gemsmith import cli
 from gemsmith.data import Batches
 batch = Batches.batch
 def slowly(self, step, rows):
-    time.sleep(0.3)
+    while step > 6 and not Path(sys.argv[-1] + ".goes_on").exists():
+        time.sleep(0.05)
     return batch(self, step, rows)
 Batches.batch = slowly
 cli.main(sys.argv[1:])
@@ -77,8 +80,9 @@ def test_a_second_command_leaves_a_training_alone_and_once_that_is_killed_goes_o
     assert first.poll() is None, "it has ended too early to be disturbed"
     first.kill()
     first.wait()
+    Path(f"{shared.path}.goes_on").touch()
     second = start("train", shared.path)
-    _, err = second.communicate(timeout=120)
+    _, err = second.communicate(timeout=300)
     assert second.returncode == 0, err
     assert read_record(shared, TrainRecord).resumed_at
     found, wanted = (read_run_adapter(run, 12).modules for run in (shared, whole))
@@ -101,7 +105,8 @@ def test_two_runs_do_not_save_to_one_folder_at_a_time(prepare, start, tmp_path):
         )
         assert expected in str(error.value)
     assert not second.record_file("train").exists()
-    _, err = training.communicate(timeout=120)
+    Path(f"{first.path}.goes_on").touch()
+    _, err = training.communicate(timeout=300)
     assert training.returncode == 0 and len(read_record(first, TrainRecord).steps) == 12, err
 
 

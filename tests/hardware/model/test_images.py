@@ -8,7 +8,7 @@ import pytest
 
 from gemsmith.arch import LORA_KINDS, find_variant
 from gemsmith.hardware.model import images_of, memory_of, on_chips, step_cost
-from gemsmith.hardware.model.step_time import attention_flops, matmul_flops
+from gemsmith.hardware.model.step_time import _score_bytes, attention_flops, matmul_flops
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
 
@@ -100,3 +100,15 @@ def test_memory_with_images_is_near_what_xla_reserves(case):
     """Ratios 0.953 and 0.998."""
     xla, ours = read_case(case)
     assert 0.95 < ours.total / xla["peak_bytes"] < 1.05
+
+
+def test_scores_in_memory_are_the_towers_and_those_of_sliding_layers_without_a_kernel():
+    """Float32: the tower's written and read, with adapters in four passes; a sliding layer's in five."""
+    seen, tower = make_work(), 2 * 4 * 3 * 27 * 16 * 2592**2
+    assert seen.images.row_score_bytes == tower
+    assert make_work(targets=[*LORA_KINDS, "vision"]).images.row_score_bytes == 4 * tower
+    assert make_work("gemma4-12b").images.row_score_bytes == 0
+    sliding = 2 * 5 * 4 * 50 * 32 * seen.sliding_pairs
+    assert _score_bytes(seen, Mesh(fsdp=4)) == 2 * (tower + sliding), "two of eight rows"
+    assert _score_bytes(make_work(chips="gpu"), Mesh(fsdp=4)) == 2 * tower
+    assert _score_bytes(make_work(images=0), Mesh(fsdp=4)) == _score_bytes(make_work(chips="cpu"), Mesh(fsdp=4)) == 0

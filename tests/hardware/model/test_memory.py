@@ -7,7 +7,7 @@ from flax import nnx
 
 from gemsmith.arch import find_variant
 from gemsmith.hardware.model import on_chips
-from gemsmith.hardware.model.memory import memory_of
+from gemsmith.hardware.model.memory import WAITING_OF_TP, memory_of
 from gemsmith.hardware.model.work import step_cost
 from gemsmith.models import abstract_model, base_kinds
 from gemsmith.recipe.load import build_recipe
@@ -75,6 +75,14 @@ def test_more_of_anything_needs_more():
     assert memory_of(work(remat="none"), Mesh(fsdp=4)).total > base
     assert memory_of(work(attention="dense"), Mesh(fsdp=4)).total > base
     assert memory_of(work(), Mesh(fsdp=8)).total < base
+
+
+def test_under_tp_activations_wait_for_all_but_the_last_layer_of_a_block():
+    ours = work(rows=1, length=1024)
+    widest = max(width.split / 2 + width.whole for width in ours.walked_widths)
+    layer = memory_of(ours, Mesh(tp=2)).layer
+    assert layer.activations == 1024 * 2 * (widest + WAITING_OF_TP * 5376 * 5)
+    assert layer.gathered == 0 < memory_of(ours, Mesh(fsdp=2)).layer.gathered
 
 
 def test_rows_that_do_not_fill_the_mesh_are_rounded_up():

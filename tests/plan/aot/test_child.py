@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,10 +36,8 @@ def python(monkeypatch, tmp_path):
 
 def test_a_child_that_takes_too_long_is_stopped(python, tmp_path):
     python("import time", "time.sleep(60)")
-    begin = time.monotonic()
     with pytest.raises(MachineError, match=r"took more than 0\.01 minutes, and was stopped"):
         compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", limit_s=0.6)
-    assert time.monotonic() - begin < 20
 
 
 def test_a_child_that_holds_too_much_is_stopped(python, tmp_path):

@@ -123,7 +123,7 @@ def test_the_page_in_the_browser_asks_with_its_own_settings(short_run, of_a_run)
                 names = ("System prompt", "Temperature (0: greedy)", "Top-p", "Most tokens of an answer")
                 data = ["hi there", *(values[name]["value"] for name in names), None]
                 event = httpx.post(f"{page}/gradio_api/call/answer", json={"data": data}).json()["event_id"]
-                told = httpx.get(f"{page}/gradio_api/call/answer/{event}", timeout=30).text
+                told = httpx.get(f"{page}/gradio_api/call/answer/{event}", timeout=60).text
             finally:
                 process.send_signal(signal.SIGINT)
     assert (slider["maximum"], slider["value"]) == (352, 352)

@@ -118,7 +118,7 @@ class TestInChromium:
         tab.press(**ENTER)
         tab.wait_for("!!document.querySelector('.turns pre.assistant')")
         tab.evaluate("[...document.querySelectorAll('button')].find(one => one.innerText == 'Stop').click()")
-        assert speaker.hung_up.wait(30)
+        assert speaker.hung_up.wait(60)
 
     def test_a_server_that_fails_is_said_in_its_column(self, tab, page, speaker):
         speaker.status = 500

@@ -80,4 +80,4 @@ def test_closing_the_answer_ends_the_request(speaker):
     answers = stream_answer(speaker.voice(), ASKED, SamplingParams())
     next(answers)
     answers.close()
-    assert speaker.hung_up.wait(10)
+    assert speaker.hung_up.wait(60)

@@ -27,7 +27,7 @@ from gemsmith.train.jax.upstream import TunixTrainer
 from gemsmith.train.stage import train
 
 pytestmark = pytest.mark.slow
-FLIPS = 40
+FLIPS = 16
 RANK = 16  # Orbax writes smaller arrays than these into its index, which has checksums of its own
 
 

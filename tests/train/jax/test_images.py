@@ -299,17 +299,33 @@ def watched(processes):
             return ask(request)
         yield asked
 workers.open_workers = watched
+if "STEPS" in os.environ:
+    import time
+    from gemsmith.train.jax.images import ImageFeed
+    take, taken = ImageFeed.take, []
+    def held(feed):
+        taken.append(1)
+        time.sleep(600 if len(taken) > int(os.environ["STEPS"]) else 0)
+        return take(feed)
+    ImageFeed.take = held
 cli.main(sys.argv[1:])
 """
 
 
-def start(run, *options, devices=1, gone=""):
-    """Starts `gemsmith train`, which prints the images that it decodes; one of them is gone just before."""
-    environment = os.environ | {
-        "GONE": str(gone),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-    }
+def start(run, *options, devices=1, gone="", steps=None):
+    """Starts `gemsmith train`, which prints the images that it decodes; one of them is gone just before.
+
+    After so many `steps` it waits to be killed.
+    """
+    environment = (
+        os.environ
+        | {
+            "GONE": str(gone),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+        }
+        | ({} if steps is None else {"STEPS": str(steps)})
+    )
     command = [sys.executable, "-W", "ignore", "-c", DECODING, "train", str(run.path), *map(str, options)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -321,10 +337,10 @@ def finish(process):
 
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_same_adapter_and_leaves_no_decoders(base, images, tmp_path):
-    sections = {"train": {"max_steps": 120, "save_total_limit": 120}, "lora": {"targets": ["q", "vision"]}}
+    sections = {"train": {"max_steps": 12}, "lora": {"targets": ["q", "vision"]}}
     whole, killed = (make_run(tmp_path / name, base, images, **sections) for name in ("whole", "killed"))
     finish(start(whole))
-    first = start(killed)
+    first = start(killed, steps=8)
     while not (killed.checkpoints / "6").is_dir():
         assert first.poll() is None, first.stderr.read()
         time.sleep(0.01)
