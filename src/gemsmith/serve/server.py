@@ -146,6 +146,10 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
     """How long it took the server to answer, in seconds, and its list of models."""
     begin_s = time.monotonic()
     console = open_console()
+    console.print(
+        f"vLLM is starting with {server.model}: about a minute for a tiny model, at most {timeout_s:.0f} s "
+        f"(serve.start_timeout_s); its log: {server.log}"
+    )
     with console.status("") as status:
         while True:
             # Before asking: where vLLM died of a taken port, the other program answers by now.
