@@ -103,7 +103,14 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
     assert code == 0, err
     run = Path("runs/my")
     assert {path.stem for path in run.glob("*.json")} == set(STAGES)
-    assert "report.html" in out
+    assert out.endswith("report: runs/my/report.html\nnext: gemsmith chat runs/my\n")
+    for said in (
+        "train  loading ",
+        "train  the first step, which takes longest: ",
+        "verify: ",
+        "vLLM is starting with ",
+    ):
+        assert said in err
     page = (run / "report.html").read_text()
     assert "<svg" in page and "http://" not in page.replace("http://www.w3.org", "").replace("http://127.0.0.1", "")
     before = {path: path.stat().st_mtime_ns for path in run.glob("*.json")}

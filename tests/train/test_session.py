@@ -95,8 +95,9 @@ def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, caps
     monkeypatch.setattr(Still, "writes", True)
     monkeypatch.setattr(Still, "restore", lambda *_: None, raising=False)
     monkeypatch.setattr(TrainSession, "_resume", lambda _: (3, [], []))
-    TrainSession(Run(path=tmp_path, recipe=small_recipe()), Still(), steps=8, restart=False)
-    assert capsys.readouterr().err == "train  resuming from step 3 of 8\n"
+    run = Run(path=tmp_path, recipe=small_recipe())
+    TrainSession(run, Still(), steps=8, restart=False)
+    assert capsys.readouterr().err == f"train  loading {run.recipe.checkpoint}\ntrain  resuming from step 3 of 8\n"
 
 
 def test_callbacks_are_called_with_each_step_once_it_is_logged(small_recipe, tmp_path):

@@ -1,9 +1,11 @@
+import re
+
 import pytest
 
 from gemsmith.plan.stage import plan
 from gemsmith.runs.records import Computer, Provenance, TrainRecord, TrainStep
 from gemsmith.runs.run import open_run
-from gemsmith.train.logging import against_plan, describe, machine_of, timed_steps, trained_s
+from gemsmith.train.logging import against_plan, describe, describe_first_step, machine_of, timed_steps, trained_s
 
 
 def steps_of(*seconds: float) -> list[TrainStep]:
@@ -37,6 +39,8 @@ def test_the_plan_of_this_machine_is_compared_with_the_median(planned):
 def test_nothing_is_compared_with_no_plan_another_machines_or_an_older_recipes(planned):
     assert against_plan(planned, "1xh200", steps_of(1)) is against_plan(planned, None, steps_of(1)) is None
     assert against_plan(planned, "cpu", []) is None
+    assert re.fullmatch(r"train  the first step.*: \d+ to \d+ s, estimated", describe_first_step(planned, "cpu"))
+    assert describe_first_step(planned, "1xh200").endswith("minutes for a large one")
     planned.record_file("plan").write_text("{}")
     assert against_plan(planned, "cpu", steps_of(1)) is None
     planned.record_file("plan").unlink()

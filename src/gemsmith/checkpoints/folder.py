@@ -19,6 +19,7 @@ from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, count_nonfinite, fingerprint, read_header
 from gemsmith.errors import CheckpointError
+from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 
 if TYPE_CHECKING:
@@ -49,12 +50,14 @@ class Checkpoint:
         return fingerprint({name: place for name, place in self.places.items() if name.startswith(PREFIX)})
 
 
-def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoint:
+def open_checkpoint(source: str, *, variant: Variant | None = None, weights: bool = True) -> Checkpoint:
     """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
+
+    Without `weights` those of a checkpoint that is elsewhere are not fetched, and it has no `places`.
 
     Raises CheckpointError where files are missing or damaged, or tensors not the config's, or that not the `variant`'s.
     """
-    folder = fetch_folder(source)
+    folder = fetch_folder(source, weights=weights)
     config = read_config(folder)
     found = name_variant(read_variant(config))
     if variant is not None and (differences := differing_fields(variant, found)):
@@ -62,8 +65,10 @@ def open_checkpoint(source: str, *, variant: Variant | None = None) -> Checkpoin
             f"checkpoint {source}: is not {variant.name}: {', '.join(differences[:3])} (recipe != checkpoint); "
             f"leave model out, or name the checkpoint's own ({found.name})"
         )
-    places = _read_places(folder)
-    _check_tensors(folder, found, places)
+    places: dict[str, TensorPlace] = {}
+    if weights or expanduser(source).is_dir():
+        places = _read_places(folder)
+        _check_tensors(folder, found, places)
     if (folder / CONFIG).exists():
         raise CheckpointError(
             f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it "

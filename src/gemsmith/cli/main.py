@@ -26,6 +26,7 @@ def cli() -> None:
     gemsmith run recipes/demo.yaml                     every stage, into runs/demo
     gemsmith run my.yaml --set lora.rank=16            the same with one key changed
     gemsmith run runs/my                               resume a run that was stopped
+    gemsmith doctor my.yaml                            what would stop a run here, all of it at once
     gemsmith plan recipes/verilog_31b.yaml             what fits, how long, what it costs
     gemsmith data my.yaml --show 3                     three rows, trained tokens colored
     gemsmith serve runs/my                             keep the tuned model up

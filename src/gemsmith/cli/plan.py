@@ -1,4 +1,4 @@
-"""The verb plan: what fits where, how long it takes and what it costs."""
+"""What is known before a run: plan says what fits where and what it costs, doctor what would stop it here."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,18 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import Number, RunArgs, conflicts, lazy_import, option, requires, run_args
+from gemsmith.cli.options import (
+    FOLDER,
+    Number,
+    RunArgs,
+    conflicts,
+    lazy_import,
+    option,
+    require_extra,
+    requires,
+    run_args,
+    set_option,
+)
 from gemsmith.errors import InputError
 from gemsmith.system.characters import escape_control_chars
 
@@ -154,3 +165,20 @@ def _plan(
         lazy_import("report.plan_table").print_serving(record)
     else:
         lazy_import("report.plan_table").print_plan(record)
+
+
+@cli.command(short_help="Say what would stop a run here.")
+@click.argument("recipe", type=FOLDER)
+@set_option
+def doctor(recipe: Path, overrides: Sequence[str]) -> None:
+    """Make every check that the stages make, and print a line for each: ok, fails or skipped, and what to do.
+
+    RECIPE is a recipe (YAML) or a run directory. It is about this machine, and reads and renders all rows. No run is
+    written; of a checkpoint that is elsewhere only configuration and tokenizer are fetched. Exit code 2: something
+    fails.
+
+    \b
+    gemsmith doctor my.yaml --set lora.rank=128
+    """
+    module = lazy_import("doctor")
+    module.print_findings(module.examine(recipe, overrides, require_extra))

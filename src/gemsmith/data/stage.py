@@ -113,13 +113,33 @@ def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
     checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
     check_lengths(run.recipe, checkpoint.variant)
     template = find_template(checkpoint.folder, run.recipe.data.template)
+    check_tokenizer(checkpoint)
+    return checkpoint, template
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a tokenizer that cannot be read, or has ids that the model has not."""
     highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
     if highest >= checkpoint.variant.vocabulary:
         raise CheckpointError(
             f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
             f"{checkpoint.variant.vocabulary} rows; give the tokenizer that the weights came with"
         )
-    return checkpoint, template
+
+
+def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str, int]]:
+    """How many rows of data.train would be trained on, and how many would not, by reason; nothing is written.
+
+    Raises what prepare_data does of rows.
+    """
+    dataset, bad = read_train(recipe, keep=None), BadRows()
+    patching = read_patching(read_config(checkpoint.folder), recipe.data.image_tokens)
+    seen = _validate(checkpoint, dataset.documents, patching, bad=recipe.data.on_bad_image, key="data.train")
+    template = find_template(checkpoint.folder, recipe.data.template)
+    rendered, _ = _render(checkpoint.folder, template, seen.documents, bad)
+    bad.settle(len(seen.documents), recipe.data.on_bad_row)
+    kept, dropped = _keep_fitting(rendered, recipe.data, patching)
+    return len(kept), {**dataset.dropped, **bad.counts, **dropped, **seen.dropped}
 
 
 def _read_held_out(recipe: Recipe) -> list[Document]:

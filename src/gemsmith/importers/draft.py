@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemsmith.arch import Variant, read_variant, variant_of_hub_id
+from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import name_variant, read_config
-from gemsmith.checkpoints.hub import check_source, fetch_folder
+from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, read_train
@@ -124,17 +123,14 @@ def write_draft(
 
 def _open_base(source: str) -> OpenBase:
     """The checkpoint; of one that is elsewhere no weights are fetched. Raises CheckpointError."""
-    check_source(source)
-    if expanduser(source).is_dir():
-        opened = open_checkpoint(source)
-        return OpenBase(opened.variant, opened.folder)
     try:
-        folder = fetch_folder(source, weights=False)
+        opened = open_checkpoint(source, weights=False)
     except CheckpointError as error:
-        if (known := variant_of_hub_id(source)) is None:
+        known = variant_of_hub_id(source)
+        if known is None or expanduser(source).is_dir():
             raise
         return OpenBase(known, None, str(error))
-    return OpenBase(name_variant(read_variant(read_config(folder))), folder)
+    return OpenBase(opened.variant, opened.folder)
 
 
 def _is_given(recipe: Recipe, key: str) -> bool:

@@ -90,7 +90,9 @@ def print_summary(run: Run) -> None:
         mark = ("critical: ", "bold red") if notice.critical else ("warning: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
-        console.print(Text(str(run.report)), soft_wrap=True)
+        console.print(f"report: {run.report}", soft_wrap=True)
+    if run.record_file("export").exists():
+        console.print(f"next: gemsmith chat {run.path}", soft_wrap=True)
 
 
 def summary_table(run: Run) -> Table:

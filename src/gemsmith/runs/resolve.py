@@ -175,8 +175,10 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     return with_values(recipe, rest), derived + rest
 
 
-def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, list[ResolvedValue]]:
-    """What `resolve` makes of the recipe in a file. Raises RecipeError also for what any of the stages could not do."""
+def resolve_file(
+    path: Path, overrides: Sequence[str] = (), *, stages: Collection[str] = tuple(STAGES)
+) -> tuple[Recipe, list[ResolvedValue]]:
+    """What `resolve` makes of the recipe in a file. Raises RecipeError also for what one of `stages` could not do."""
     if not path.exists():
         remedy = "give one of the two, such as recipes/demo.yaml"
         raise RecipeError(f"{path}: is neither a recipe nor a run directory; {remedy}")
@@ -189,7 +191,7 @@ def resolve_file(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, lis
                 f"beside the recipe; write {os.path.abspath(beside)}, or start it in {os.path.abspath(path.parent)}"
             )
     recipe, derived = resolve(given)
-    check_settings(recipe)
+    check_settings(recipe, stages)
     return recipe, derived
 
 

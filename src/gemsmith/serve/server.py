@@ -107,7 +107,7 @@ def _one_server(
 ) -> Iterator[Server]:
     instance_id = new_nonce()
     with contextlib.ExitStack() as stack:
-        holder = stack.enter_context(_listener(settings.host, settings.port or 0))
+        holder = stack.enter_context(listener(settings.host, settings.port or 0))
         port = int(holder.getsockname()[1])
         if not _HOLDS_PORTS:
             holder.close()
@@ -146,6 +146,10 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
     """How long it took the server to answer, in seconds, and its list of models."""
     begin_s = time.monotonic()
     console = open_console()
+    console.print(
+        f"vLLM is starting with {server.model}: about a minute for a tiny model, at most {timeout_s:.0f} s "
+        f"(serve.start_timeout_s); its log: {server.log}"
+    )
     with console.status("") as status:
         while True:
             # Before asking: where vLLM died of a taken port, the other program answers by now.
@@ -184,19 +188,20 @@ def _port_taken(url: str, answer: bytes) -> PortTakenError:
     )
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int) -> socket.socket:
+    """A socket on the port, 0: on a free one. Raises MachineError where it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
+        found = socket.socket(family, kind, protocol)
     except OSError as error:
         raise MachineError(
             f"serve.host: {host} is not an address of this machine ({error.strerror}); 127.0.0.1 is"
         ) from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(address)
+        found.bind(address)
     except OSError as error:
-        listener.close()
+        found.close()
         if error.errno == errno.EADDRINUSE:
             raise MachineError(
                 f"serve.port: {port} is in use on {host}; free it, name another, or leave it out to take a free one"
@@ -204,4 +209,4 @@ def _listener(host: str, port: int) -> socket.socket:
         raise MachineError(
             f"serve.host, serve.port: {host}:{port} cannot be bound ({error.strerror}); try 127.0.0.1 and no port"
         ) from None
-    return listener
+    return found

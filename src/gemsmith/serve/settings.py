@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith.errors import CheckpointError, MachineError
+from gemsmith.errors import CheckpointError, MachineError, last_line
 from gemsmith.hardware import Machine
 from gemsmith.recipe.serving import Serve
 from gemsmith.serve.vllm_issues import ASK_VERSION, cpu_environment
@@ -82,6 +82,19 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
     return VllmEnvironment(
         python=python, package=package, version=version, transformers=transformers, torchvision=torchvision
     )
+
+
+def check_imports(engine: VllmEnvironment) -> None:
+    """Raises MachineError where the environment has a vLLM that cannot be imported."""
+    ask = [str(engine.python), "-c", "import vllm"]
+    try:
+        subprocess.run(ask, capture_output=True, text=True, check=True, env=server_environment(engine))
+    except subprocess.CalledProcessError as error:
+        reason = last_line(error.stderr)
+        raise MachineError(
+            f"serve.python: {engine.package} {engine.version} of {engine.python} cannot be imported ({reason}); make "
+            "that environment again"
+        ) from None
 
 
 def engine_python(given: str | None = None) -> Path:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import load_catalog, machines_with
-from gemsmith.runs.plan_records import PlanRecord
+from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.system.console import LiteralColumn, open_console, open_progress
@@ -177,17 +177,28 @@ def against_plan(run: Run, trained_on: str | None, steps: Sequence[TrainStep]) -
 
     None without steps, or a plan of this recipe that has the machine.
     """
+    machine = _planned(run, trained_on) if steps else None
+    if machine is None:
+        return None
+    seen = statistics.median(step.step_s for step in steps)
+    return AgainstPlan(machine=machine.name, planned_step_s=machine.step_s, step_s=seen, steps=len(steps))
+
+
+def describe_first_step(run: Run, trained_on: str | None) -> str:
+    """How long the first step takes, which may be compiled, by plan.json where that has this machine."""
+    machine = _planned(run, trained_on)
+    low, high = machine.startup_s.get("compile", (0, 0)) if machine else (0, 0)
+    how_long = f"{low:.0f} to {high:.0f} s, estimated" if high else "seconds for a tiny model, minutes for a large one"
+    return f"train  the first step, which takes longest: {how_long}"
+
+
+def _planned(run: Run, trained_on: str | None) -> MachinePlan | None:
+    """What plan.json says of a machine; None without a plan of this recipe that has it."""
     try:
-        planned = bool(steps) and is_up_to_date(run, "plan")
+        machines = read_record(run, PlanRecord).machines if is_up_to_date(run, "plan") else ()
     except GemsmithError:  # of another version, or damaged: training does not need it
         return None
-    if not planned:
-        return None
-    for machine in read_record(run, PlanRecord).machines:
-        if machine.name == trained_on:
-            seen = statistics.median(step.step_s for step in steps)
-            return AgainstPlan(machine=machine.name, planned_step_s=machine.step_s, step_s=seen, steps=len(steps))
-    return None
+    return next((machine for machine in machines if machine.name == trained_on), None)
 
 
 def describe(found: AgainstPlan) -> str:

@@ -28,6 +28,7 @@ from gemsmith.train.logging import (
     StepsFile,
     against_plan,
     describe,
+    describe_first_step,
     machine_of,
     timed_steps,
 )
@@ -141,6 +142,8 @@ class TrainSession:
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
         self.done, earlier, self._resumed_at = (0, [], []) if restart else self._resume()
+        if backend.writes:
+            open_console().print(f"train  loading {run.recipe.checkpoint}")
         backend.prepare(self)
         if self.done:
             with self._one_line_damage():
@@ -197,6 +200,9 @@ class TrainSession:
         """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
         try:
             if self.done < self.steps:
+                if self._backend.writes:
+                    machine = machine_of(self.run, self._backend.facts().accelerators)
+                    open_console().print(describe_first_step(self.run, machine))
                 with self.log:
                     self._backend.run()
         except KeyboardInterrupt:

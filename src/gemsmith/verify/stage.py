@@ -21,7 +21,9 @@ from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
+from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
+from gemsmith.system.format import size
 from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
 from gemsmith.verify.logits import compare_logits
 from gemsmith.verify.prompts import make_prompts, trained_rows
@@ -51,6 +53,11 @@ def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
     else:
         base, file = open_checkpoint(base_source or exported.base), place.record_file("export")
         sources = {file.name: sha256_file(file), "base": base.fingerprint()}
+    size_bytes = sum(file.bytes for file in exported.merged)
+    open_console().print(
+        f"verify: {size(size_bytes)} are compared with the base, then logits of transformers; minutes where they are "
+        "many GB"
+    )
     found = _run_checks(exported, base, place)
     provenance = make_provenance(place, "verify", clock, packages=PACKAGES, sources=sources)
     record = VerifyRecord(provenance=provenance, **found)

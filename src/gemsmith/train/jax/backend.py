@@ -34,6 +34,7 @@ from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
 from gemsmith.train.jax.distributed import (
     check_accelerator,
     check_hosts,
+    find_accelerators,
     is_main_process,
     local_rows,
     place,
@@ -284,7 +285,7 @@ class TunixBackend:
         # On CPU devices do not say what they held: there it is the most that the process held.
         held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return BackendInfo(
-            accelerators=tuple(device.device_kind for device in jax.devices() if device.platform != "cpu"),
+            accelerators=find_accelerators(),
             adapted=count_adapted(self.model),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),

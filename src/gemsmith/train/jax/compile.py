@@ -82,8 +82,7 @@ def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train,
     if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
         return None
     named = [name for name in flags if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
-    one_sum = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32"))
-    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles(one_sum, {name: flags[name]}))
+    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles({name: flags[name]}))
     name = next(refused, named[0] if named and text.startswith("INVALID_ARGUMENT") else None)
     if name is None:
         return None
@@ -97,9 +96,24 @@ def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train,
     )
 
 
-def _compiles(program: Any, flags: dict[str, Option]) -> bool:
+def check_flags(train: Train) -> int:
+    """How many flags XLA gets here. Raises InputError for one that it does not take."""
+    platform = jax.default_backend()
+    flags = compiler_options(platform, train)
     try:
-        program.compile(compiler_options=flags)
+        _compile_one_sum(flags)
+    except _REFUSALS as error:
+        raise explain_refusal(error, flags, train, platform=platform) or error from None
+    return len(flags)
+
+
+def _compile_one_sum(flags: dict[str, Any]) -> None:
+    jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32")).compile(compiler_options=flags)
+
+
+def _compiles(flags: dict[str, Option]) -> bool:
+    try:
+        _compile_one_sum(flags)
     except _REFUSALS:
         return False
     return True

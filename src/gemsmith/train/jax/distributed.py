@@ -62,6 +62,11 @@ def check_accelerator() -> None:
         ) from None
 
 
+def find_accelerators() -> tuple[str, ...]:
+    """The devices that JAX has, as their driver calls them; none on a CPU."""
+    return tuple(device.device_kind for device in jax.devices() if device.platform != "cpu")
+
+
 def check_hosts(run: Run) -> None:
     """Raises RunError unless all hosts have the same recipe, rows and versions, and see the same checkpoints."""
     if jax.process_count() == 1:

