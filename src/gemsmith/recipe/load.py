@@ -118,7 +118,7 @@ def absolute_path(key: str, value: Any, folder: Path) -> str | None:
     None where it names none: rows to make, a share of them, a task of Gemsmith's own, an address, or a hub id of which
     no folder is there.
     """
-    if not isinstance(value, str) or not value or "://" in value:
+    if not isinstance(value, str) or not value or "://" in value or value.startswith("hub:"):
         return None
     path = folder / expanduser(value)
     task = key.endswith((".task", ".scorer")) and not is_task_file(value)
