@@ -14,14 +14,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share
 from gemsmith.recipe.keys import FILE_KEYS, value_at
-from gemsmith.recipe.load import (
-    absolute_path,
-    default_values,
-    load_recipe,
-    plain_values,
-    read_reasons,
-    with_values,
-)
+from gemsmith.recipe.load import absolute_path, default_values, load_recipe, plain_values, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import expanduser
