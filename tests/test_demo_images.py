@@ -27,7 +27,8 @@ def settings(tmp_path, monkeypatch):
             folder.mkdir(parents=True)
             for number in range(count):
                 (folder / f"{number}.png").write_bytes(image_bytes(28, 28, seed=next(seeds)))
-    return [str(ROOT / "recipes" / "demo_images.yaml"), "--set", f"checkpoint={BASE}", "--run", "run"]
+    rows = [f"--set=data.{key}=build/fashion_mnist/{part}" for key, part in (("train", "train"), ("eval", "held_out"))]
+    return [str(ROOT / "recipes" / "demo_images.yaml"), *rows, "--set", f"checkpoint={BASE}", "--run", "run"]
 
 
 def test_the_base_sees_and_is_of_a_kind_whose_images_are_causal():

@@ -66,4 +66,4 @@ def test_the_readme_says_where_the_command_is_before_it_uses_it():
 def test_the_recipe_in_the_readme_is_a_whole_one(tmp_path):
     text = README.partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "my.yaml").write_text(text)
-    assert load_recipe(tmp_path / "my.yaml").data.train == "rows.jsonl"
+    assert load_recipe(tmp_path / "my.yaml").data.train == str(tmp_path / "rows.jsonl")

@@ -138,8 +138,8 @@ def test_labels_of_any_name_survive_the_recipes_file(tmp_path):
     from gemsmith.recipe.load import load_recipe
 
     labels = {"yes": "Yes", "n02: dog": "a: b", "1": "one", "great_dane": "Great Dane", "é-é": "ö", "null": "no"}
-    data = {"train": "pets", "format": "image-folder", "prompt": "a", "labels": labels}
-    recipe = build_recipe({"checkpoint": "x", "data": data})
+    data = {"train": "/pets", "format": "image-folder", "prompt": "a", "labels": labels}
+    recipe = build_recipe({"checkpoint": "/x", "data": data})
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 

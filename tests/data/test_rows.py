@@ -45,6 +45,17 @@ def test_parquet_gives_the_same_messages(row, tmp_path):
     assert documents[1].origin == "rows.parquet row 2"
 
 
+@pytest.mark.parametrize("field", [{"tool_calls": []}, {"reasoning_content": ""}])
+def test_an_empty_field_of_a_chat_api_is_as_if_absent_and_a_filled_one_is_refused(field, write_rows):
+    def row(more):
+        return {"messages": [CHAT["messages"][0], CHAT["messages"][1] | more]}
+
+    assert read_documents(str(write_rows(row(field))))[0].messages == AS_MESSAGES
+    [name] = field
+    with pytest.raises(DataError, match=rf"messages\[1\] has an unknown field {name}; allowed: role, content"):
+        read_documents(str(write_rows(row({name: ["x"]}))))
+
+
 def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
     turns = [CHAT["messages"][0] | {"name": None}, CHAT["messages"][1] | {"name": None}]
     schema = pyarrow.schema(

@@ -34,7 +34,7 @@ def test_importing_keeps_the_other_keys_of_a_recipe(base, adapter, tmp_path):
         1e-5,
         0.1,
         4,
-        "rows.jsonl",
+        str(tmp_path / "rows.jsonl"),
     )
 
 

@@ -105,7 +105,11 @@ def test_values_that_are_set_stay_and_given_rows_are_counted(gemsmith, small_che
     write_rows(pairs(7), "held.jsonl")
     given = ("--eval", "held.jsonl", "--set", "data.max_length=256", "--set", "train.epochs=7")
     recipe, text, _ = drafted(gemsmith, small_checkpoint, *given)
-    assert (recipe.data.eval, recipe.data.max_length, recipe.train.epochs) == ("held.jsonl", 256, 7)
+    assert (recipe.data.eval, recipe.data.max_length, recipe.train.epochs) == (
+        str(Path("held.jsonl").absolute()),
+        256,
+        7,
+    )
     assert 'eval: "held.jsonl"  # 7 rows' in text
     assert yaml.safe_load(text)["data"]["max_length"] == 256
 

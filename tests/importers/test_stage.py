@@ -10,7 +10,8 @@ import yaml
 from gemsmith.arch import LORA_KINDS
 from gemsmith.importers import port
 from gemsmith.importers.reader import leaves
-from gemsmith.recipe.load import dump_recipe, load_recipe, plain_values
+from gemsmith.recipe.load import dump_recipe, load_recipe, plain_values, with_values
+from gemsmith.runs.resolve import absolute_paths
 
 FOLDER = Path(__file__).parent / "settings"
 ADAPTER = json.loads((FOLDER / "adapter_config.json").read_text())
@@ -167,11 +168,12 @@ def test_what_would_train_differently_is_named_and_nothing_else(case):
     assert {row.key for row in ported.differences} == differing
 
 
-def test_the_written_recipe_loads_to_the_same_one_and_gives_reasons(case, tmp_path):
+def test_the_written_recipe_loads_to_the_same_one_and_gives_reasons(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     _, ported, _, _ = case
     text = dump_recipe(ported.recipe, ported.derived)
     (tmp_path / "ported.yaml").write_text(text, encoding="utf-8")
-    assert load_recipe(tmp_path / "ported.yaml") == ported.recipe
+    assert load_recipe(tmp_path / "ported.yaml") == with_values(ported.recipe, [*absolute_paths(ported.recipe)])
     assert "  # " in text
 
 

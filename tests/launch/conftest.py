@@ -51,9 +51,14 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 GENERATORS = ("data.train={task: verilog, rows: 2400}", "data.eval={task: verilog, rows: 20, split: held-out}")
 SHIPPED = {
     "demo": (f"checkpoint={RECIPES}/demo_base", "train.max_steps=600"),
-    "demo_images": (f"checkpoint={RECIPES}/demo_images_base", "train.max_steps=250"),
+    "demo_images": (
+        "data.train=build/fashion_mnist/train",
+        "data.eval=build/fashion_mnist/held_out",
+        f"checkpoint={RECIPES}/demo_images_base",
+        "train.max_steps=250",
+    ),
     "own": (*GENERATORS, "train.max_steps=600"),
-    "pets_31b": ("train.max_steps=690",),
+    "pets_31b": ("data.train=pets/trainval.jsonl", "data.eval=pets/test.jsonl", "train.max_steps=690"),
     "verilog_31b": (*GENERATORS, "train.max_steps=300", "data.format=auto"),
 }
 """Recipe -> what stands in for files that a user brings, and a number of steps, which the data stage counts."""

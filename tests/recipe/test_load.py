@@ -7,7 +7,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
 from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
 
-MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
+MINIMAL = {"checkpoint": "/folder", "data": {"train": "/rows.jsonl"}}
 
 
 def refused(values: object, *overrides: str) -> str:
@@ -107,7 +107,7 @@ def test_a_model_that_contradicts_the_hub_id_is_refused():
 @pytest.mark.parametrize("character", "\x1b\x7f\x80\x85\u2028\ufeff\ufffe\U000e0001\n\\")
 def test_whatever_characters_a_recipe_holds_come_back_from_its_file(tmp_path, character):
     options = {f"a{character}": f"{character}b"}
-    recipe = build_recipe(with_value("data.train", f"a{character}b") | {"eval": {"options": options}})
+    recipe = build_recipe(with_value("data.train", f"/a{character}b") | {"eval": {"options": options}})
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
@@ -153,7 +153,7 @@ def test_overrides_reach_nested_keys_and_replace_made_rows():
 
 def test_a_dumped_recipe_loads_to_itself_with_its_reasons(tmp_path):
     values = with_value("data.train", {"task": "verilog", "rows": 5}) | {"model": "tiny-31b"}
-    recipe = build_recipe(values, ["checkpoint='a: b # c'", "train.mesh.fsdp=2"])
+    recipe = build_recipe(values, ["checkpoint='/a: b # c'", "train.mesh.fsdp=2"])
     derived = [
         ResolvedValue("model", "tiny-31b", "read from config.json"),
         ResolvedValue("train.mesh.fsdp", 2, "two: because # so"),
@@ -203,7 +203,7 @@ def test_an_overridden_recipe_is_a_new_one_that_knows_what_was_given(tmp_path):
     )
     assert (changed.lora.rank, changed.data.train.rows, changed.hardware.machines) == (8, 4, ("cpu",))
     assert changed.override({"data.train.rows": 5}).data.train == GeneratedData(task="verilog", rows=5)
-    assert loaded == Recipe.load(file) and loaded.data.train == "rows.jsonl"
+    assert loaded == Recipe.load(file) and loaded.data.train == str(tmp_path / "rows.jsonl")
     assert changed.lora.model_fields_set == {"rank"} and "serve" not in changed.model_fields_set
     for wrong, said in (
         ({"lora.rnak": 2}, r"unknown key lora\.rnak \(did you mean rank"),

@@ -1,11 +1,15 @@
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import CheckpointError, RecipeError
+from gemsmith.recipe.keys import value_at
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe
-from gemsmith.runs.resolve import check_settings, recipe_variant, resolve, resolve_again, resolve_file
+from gemsmith.runs.resolve import check_settings, place_recipe, recipe_variant, resolve, resolve_again, resolve_file
+from gemsmith.runs.run import find_run, open_run
 
 
 def recipe(checkpoint: object, *overrides: str):
@@ -205,15 +209,64 @@ def test_an_address_that_cannot_be_fetched_is_refused_at_once(overrides):
         resolve(recipe("s3://b/f", *overrides))
 
 
-def test_rows_beside_a_recipe_elsewhere_are_named(tiny_checkpoint, tmp_path, monkeypatch):
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "rows.jsonl").write_text("")
-    file = tmp_path / "inner" / "my.yaml"
-    file.write_text(f"checkpoint: {tiny_checkpoint('tiny-31b')}\ndata: {{train: rows.jsonl, max_length: 128}}\n")
+def test_paths_of_a_recipe_count_from_its_folder_and_those_that_are_set_from_this_one(
+    tiny_checkpoint, tmp_path, monkeypatch
+):
+    inner, file = tmp_path / "inner", tmp_path / "inner" / "my.yaml"
+    shutil.copytree(tiny_checkpoint("tiny-31b"), inner / "google" / "base")
+    values = {
+        "checkpoint": "google/base",
+        "data": {"train": "../a.jsonl", "eval": "5%", "max_length": 128},
+        "train": {"checkpoint_folder": "saved"},
+        "eval": {"tasks": [{"task": "verilog", "dataset": "problems"}]},
+        "hardware": {"catalog": "~/c.yaml"},
+    }
+    file.write_text(json.dumps(values))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        RecipeError, match=rf"^data.train: rows.jsonl does not exist in .* write {tmp_path}/inner/rows.jsonl"
-    ):
-        resolve_file(file)
+    monkeypatch.setenv("HOME", "/home/me")
+    for path in (Path("inner/my.yaml"), file):
+        recipe, derived = resolve_file(path)
+        assert recipe.checkpoint == str(inner / "google" / "base") and recipe.data.train == str(tmp_path / "a.jsonl")
+        assert recipe.train.checkpoint_folder == str(inner / "saved") and recipe.hardware.catalog == "/home/me/c.yaml"
+        assert recipe.eval.tasks[0].dataset == str(inner / "problems") and recipe.data.held_out == 0.05
+    # The run's copy names the same from anywhere, also what is not there yet.
+    run = open_run(tmp_path / "runs" / "my", recipe, derived)
+    monkeypatch.chdir("/")
+    assert find_run(run.path) == recipe and resolve(find_run(run.path))[0] == recipe
+    monkeypatch.chdir(inner)
+    set_here = resolve_file(Path("my.yaml"), ["data.train=b.jsonl", "eval.tasks=[{task: mine.py}]"])[0]
+    assert (set_here.data.train, set_here.eval.tasks[0].task) == (str(inner / "b.jsonl"), str(inner / "mine.py"))
+    monkeypatch.chdir(tmp_path)
+    set_here = resolve_file(Path("inner/my.yaml"), ["data.train=b.jsonl"])[0]
+    assert set_here.data.train == set_here.data.eval == str(tmp_path / "b.jsonl")
+
+
+def test_a_hub_id_is_no_path_and_neither_is_an_address(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for checkpoint in ("google/gemma-4-E2B-it", "gs://bucket/base"):
+        Path("my.yaml").write_text(f"model: gemma4-e2b\ncheckpoint: {checkpoint}\ndata: {{train: a.jsonl}}\n")
+        assert resolve_file(Path("my.yaml"))[0].checkpoint == checkpoint
+
+
+@pytest.mark.parametrize("key", ["checkpoint", "data.train"])
+def test_what_only_the_folder_that_this_was_started_in_has_is_refused_with_both_places(key, tmp_path, monkeypatch):
+    values = {"checkpoint": "google/gemma-4-E2B-it", "data": {"train": "a.jsonl"}}
+    name = value_at(values, key)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "inner" / "my.yaml").write_text(json.dumps(values))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=rf"^{key}: {name} .*\({tmp_path}/inner/{name}\).*\({tmp_path}/{name}\)"):
+        load_recipe("inner/my.yaml")
+    assert value_at(load_recipe("inner/my.yaml", [f"{key}=./{name}"]), key) == f"./{name}"
     monkeypatch.chdir(tmp_path / "inner")
-    assert resolve_file(file)[0].data.train == str(tmp_path / "inner" / "rows.jsonl")
+    load_recipe("my.yaml")
+
+
+def test_a_recipe_for_another_folder_names_what_is_here_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
+    given = build_recipe({"checkpoint": "owner/name", "data": {"train": "a.jsonl", "eval": "later.jsonl"}})
+    placed = place_recipe(given, Path("inner"))
+    assert (placed.data.train, placed.data.eval) == (str(tmp_path / "a.jsonl"), "later.jsonl")
+    assert place_recipe(given, Path()) == given

@@ -34,7 +34,7 @@ def opened(*arguments):
 
 
 def recipe(*overrides: str):
-    return build_recipe({"checkpoint": "folder", "data": {"train": "rows.jsonl"}, "model": "tiny-31b"}, overrides)
+    return build_recipe({"checkpoint": "/folder", "data": {"train": "/rows.jsonl"}, "model": "tiny-31b"}, overrides)
 
 
 def data_record(run) -> DataRecord:
@@ -151,7 +151,7 @@ def test_a_key_that_no_begun_stage_has_read_may_change(run):
 def test_other_held_out_rows_do_not_touch_what_was_trained(run):
     write_record(run, data_record(run))
     (run.checkpoints / "10").mkdir(parents=True)
-    assert open_run(run.path, recipe("data.eval=held.jsonl")).recipe.data.eval == "held.jsonl"
+    assert open_run(run.path, recipe("data.eval=/held.jsonl")).recipe.data.eval == "/held.jsonl"
     assert is_up_to_date(run, "data")
 
 

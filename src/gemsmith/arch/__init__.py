@@ -11,11 +11,11 @@ from gemsmith.arch.tensors import (
     text_tensors,
     vision_tensors,
 )
-from gemsmith.arch.variants import VARIANTS, find_variant, variant_of_hub_id
+from gemsmith.arch.variants import HUB_ID, VARIANTS, find_variant, variant_of_hub_id
 from gemsmith.arch.vision_config import PatchProjection, Vision, VisionTower
 
 __all__ = [
-    "ALL_LINEAR", "LORA_KINDS", "VARIANTS", "VISION", "PatchProjection", "ScanBlocks", "Tensor", "Variant", "Vision",
-    "VisionTower", "class_names", "find_variant", "kinds_of", "lora_targets", "name_in_files", "parameter_count",
-    "read_variant", "text_tensors", "variant_of_hub_id", "vision_targets", "vision_tensors",
+    "ALL_LINEAR", "HUB_ID", "LORA_KINDS", "VARIANTS", "VISION", "PatchProjection", "ScanBlocks", "Tensor", "Variant",
+    "Vision", "VisionTower", "class_names", "find_variant", "kinds_of", "lora_targets", "name_in_files",
+    "parameter_count", "read_variant", "text_tensors", "variant_of_hub_id", "vision_targets", "vision_tensors",
 ]  # fmt: skip

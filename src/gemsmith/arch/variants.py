@@ -4,6 +4,7 @@ Source: the published config.json files, as read on 2026-08-21. To add a variant
 tests/arch.
 """
 
+import re
 from typing import Any
 
 from gemsmith.arch.config import Variant
@@ -49,6 +50,10 @@ _ALL = (
             global_kv_heads=1, model_type="gemma4_unified", **_LARGE, **_TINY),
 )  # fmt: skip
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in _ALL}
+
+
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""The form of a Hugging Face hub id, owner/name."""
 
 
 def find_variant(name: str) -> Variant:

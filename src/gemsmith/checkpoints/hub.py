@@ -2,15 +2,14 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gemsmith.arch import HUB_ID
 from gemsmith.errors import CheckpointError, MachineError, first_line
 from gemsmith.system.files import expanduser
 from gemsmith.system.storage import Bucket
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WEIGHTS = "*.safetensors"
 _WANTED = ("*.json", "*.jinja", "*.model", "LICENSE*", "NOTICE*", "README.md")
 
@@ -36,7 +35,7 @@ def check_source(source: str) -> None:
 
 def is_hub_id(source: str) -> bool:
     """Whether the source has the form owner/name and is no local folder."""
-    return bool(_HUB_ID.fullmatch(source)) and not source.startswith(".") and not expanduser(source).exists()
+    return bool(HUB_ID.fullmatch(source)) and not expanduser(source).exists()
 
 
 def check_scheme(source: str) -> None:

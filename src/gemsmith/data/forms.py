@@ -197,8 +197,8 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
 
 
 def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, str]) -> None:
-    # Tables fill a field that only some messages have with null.
-    unknown = next((name for name, value in turn.items() if name not in fields and value is not None), None)
+    # Tables and chat APIs fill a field that only some messages have with null, [] or "".
+    unknown = next((name for name, value in turn.items() if name not in fields and value not in (None, "", [])), None)
     if unknown is not None:
         near = f"{unknown}{suggest(unknown, fields)}"
         raise RowError("unknown field", f"{where} has an unknown field {near}; allowed: {', '.join(fields)}")

@@ -4,10 +4,11 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemsmith.data.hub import PREFIX, fetch_split
 from gemsmith.errors import DataError, RowError, first_line
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json, read_json
@@ -31,6 +32,8 @@ _ROW_BYTES = 200
 
 def find_files(source: str) -> tuple[Path, ...]:
     """The files of the source, in reading order. Raises DataError where there are none, or of more than one split."""
+    if source.startswith(PREFIX):
+        return _files_of_split(source)
     path = expanduser(source)
     if (path / "dataset_dict.json").exists():
         split = (_read_json(path / "dataset_dict.json").get("splits") or ["train"])[0]
@@ -85,11 +88,28 @@ def stored_rows(
             raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
 
 
+def _files_of_rows(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Those that hold rows: beside them, a .json or .csv is often about them."""
+    readable = [file for file in files if kind_of_file(file)]
+    return tuple([file for file in readable if kind_of_file(file) in _ROW_FILES] or readable)
+
+
+def _files_of_split(source: str) -> tuple[Path, ...]:
+    files = _files_of_rows(fetch_split(source))
+    if not files:
+        raise DataError(f"{source}: the dataset has no such split in {_ALLOWED}; name another, as its files are called")
+    folders = sorted({file.parent.name for file in files})
+    if len(folders) > 1 or len({(kind_of_file(file), file.suffix) for file in files}) > 1:
+        raise DataError(
+            f"{source}: is several sets of files, {files[0].name} and others in {', '.join(folders)}; name the folder "
+            f"before the split, such as :{folders[0]}/train, or one file"
+        )
+    return files
+
+
 def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     there = sorted(folder.iterdir())
-    # Beside rows, a .json or .csv is often about them.
-    readable = [file for file in there if kind_of_file(file)]
-    files = tuple([file for file in readable if kind_of_file(file) in _ROW_FILES] or readable)
+    files = _files_of_rows(there)
     if not files:
         inner = next((inner for inner in there if inner.is_dir()), None)
         hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"

@@ -24,6 +24,7 @@ from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, is_on, un
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe, dump_recipe
 from gemsmith.recipe.schema import Recipe, ResolvedValue, Train
+from gemsmith.runs.resolve import place_recipe
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 from gemsmith.system.console import open_console
 from gemsmith.system.files import write_text
@@ -309,7 +310,7 @@ def port_files(
         names = list(dict.fromkeys(row.key for row in ported.differences))
         remedy = "no recipe was written; --allow-differences writes it all the same"
         raise InputError(f"the recipe would train differently from its source in {some(names, _NAMED)}; {remedy}")
-    text = dump_recipe(ported.recipe, ported.derived)
+    text = dump_recipe(place_recipe(ported.recipe, out.parent if out else Path()), ported.derived)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, text)

@@ -31,7 +31,7 @@ from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.keys import value_at
 from gemsmith.recipe.load import build_recipe, dump_recipe
 from gemsmith.recipe.schema import Data, Recipe, ResolvedValue, eval_tasks
-from gemsmith.runs.resolve import check_settings, resolve
+from gemsmith.runs.resolve import check_settings, place_recipe, resolve
 from gemsmith.system.files import expanduser, write_text
 from gemsmith.system.json import parse_json
 from gemsmith.tasks.messages import images_of, text_of
@@ -117,7 +117,9 @@ def write_draft(
     if evaluated is not None:
         reasons.append(ResolvedValue("data.eval", evaluated, f"{len(held_out):,} rows, which train must not hold"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, _HEADING.format(out=out) + dump_recipe(recipe, reasons, exclude_unset=True))
+    write_text(
+        out, _HEADING.format(out=out) + dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
+    )
     return tuple(_notices(dataset, base, scored=bool(held_out)))
 
 

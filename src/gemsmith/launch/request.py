@@ -65,7 +65,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> LaunchInputs
         value = attrgetter(key)(recipe)
         if not isinstance(value, str):
             continue
-        if "://" in value:
+        if "://" in value or value.startswith("hub:"):
             if key == "checkpoint" and value.startswith("gs://") and mount is not None:
                 weights, _, folder = value.removeprefix("gs://").partition("/")
                 placed.append(ResolvedValue(key, f"{mount}/{folder}", f"{value}, mounted read-only"))

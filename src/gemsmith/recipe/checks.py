@@ -10,6 +10,9 @@ from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Train
 from gemsmith.recipe.serving import Bench
 from gemsmith.tasks import SOURCES, find_source
 
+SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
+"""A share of data.train as data.eval."""
+
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
@@ -41,7 +44,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def eval_share(data: Data) -> float | None:
     """The share of data.train that `eval: 5%` asks for; None where data.eval is no share."""
-    share = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", data.eval) if isinstance(data.eval, str) else None
+    share = SHARE.fullmatch(data.eval) if isinstance(data.eval, str) else None
     return float(share[1]) / 100 if share else None
 
 

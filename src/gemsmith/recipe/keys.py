@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gemsmith.recipe.schema import Recipe
+from gemsmith.recipe.schema import TASK_KEYS, Recipe
 from gemsmith.recipe.section import Says, Section
 
 
@@ -31,12 +31,17 @@ def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[K
 KEYS = tuple(recipe_keys())
 PATHS = tuple(key.name for key in KEYS if key.path)
 """Keys that may name a file or folder of this machine which a run reads."""
+FILE_KEYS = (*PATHS, "train.checkpoint_folder", *TASK_KEYS)
+"""Those that may name any, beside the entries of eval.tasks."""
 
 
 def value_at(values: Any, key: str) -> Any:
     """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing."""
     for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else getattr(values, part, None)
+        if isinstance(values, list | tuple):
+            values = values[int(part)] if int(part) < len(values) else None
+        else:
+            values = values.get(part) if isinstance(values, dict) else getattr(values, part, None)
     return values
 
 

@@ -10,9 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from gemsmith.arch import HUB_ID
 from gemsmith.errors import RecipeError, suggest
-from gemsmith.recipe.checks import check_recipe
-from gemsmith.recipe.keys import KEYS, value_at
+from gemsmith.recipe.checks import SHARE, check_recipe
+from gemsmith.recipe.keys import FILE_KEYS, KEYS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser
@@ -93,14 +94,47 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
         section = value_at(values, parent) if parent else values
         if isinstance(section, dict):
             section.pop(name, None)
-    # Python files that name tasks are given relative to the recipe.
-    for key in TASK_KEYS:
-        parent, _, name = key.rpartition(".")
-        _find_task_file(value_at(values, parent), name, path.parent)
+    astray = []
+    for key, place, name in _named_files(values):
+        given, found = place[name], absolute_path(key, place[name], path.parent)
+        here = absolute_path(key, given, Path())
+        if here and os.path.exists(here) and not (found and os.path.exists(found)):
+            astray.append((key, given, found or given, here))
+        place[name] = found or given
+    recipe = build_recipe(values, overrides, source=f"recipe {path}")
+    for key, given, found, here in astray:
+        if value_at(recipe, key) == found:  # no override gives another
+            raise RecipeError(
+                f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
+                f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
+                f"write the latter into the recipe, or give it by --set {key}=…"
+            )
+    return recipe
+
+
+def absolute_path(key: str, value: Any, folder: Path) -> str | None:
+    """The file or folder that a key's value names, relative ones as seen from a folder.
+
+    None where it names none: rows to make, a share of them, a task of Gemsmith's own, an address, or a hub id of which
+    no folder is there.
+    """
+    if not isinstance(value, str) or not value or "://" in value or value.startswith("hub:"):
+        return None
+    path = folder / expanduser(value)
+    task = key.endswith((".task", ".scorer")) and not is_task_file(value)
+    hub_id = key == "checkpoint" and HUB_ID.fullmatch(value) and not os.path.exists(path)
+    return None if task or hub_id or (key == "data.eval" and SHARE.fullmatch(value)) else os.path.abspath(path)
+
+
+def _named_files(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Keys of a recipe's file that may name a file or folder, the mapping that each stands in, and its name there."""
     entries = value_at(values, "eval.tasks")
-    for entry in entries if isinstance(entries, list) else ():
-        _find_task_file(entry, "task", path.parent)
-    return build_recipe(values, overrides, source=f"recipe {path}")
+    numbers = range(len(entries)) if isinstance(entries, list) else ()
+    for key in (*FILE_KEYS, *(f"eval.tasks.{number}.{name}" for number in numbers for name in ("task", "dataset"))):
+        parent, _, name = key.rpartition(".")
+        place = value_at(values, parent) if parent else values
+        if isinstance(place, dict) and name in place:
+            yield key, place, name
 
 
 def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
@@ -154,11 +188,6 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
             place[parent] = {}
         place = place[parent]
     place[last] = value
-
-
-def _find_task_file(place: Any, key: str, folder: Path) -> None:
-    if isinstance(place, dict) and is_task_file(place.get(key)):
-        place[key] = os.path.abspath(folder / expanduser(place[key]))
 
 
 _IN_YAML = {

@@ -52,7 +52,7 @@ class Data(Section):
     stages = "plan data train"
 
     train: InputPath[str | GeneratedData] = Field(
-        description="A JSONL, JSON, CSV or parquet file, a Hugging Face dataset folder, or rows to make."
+        description="A JSONL, JSON, CSV or parquet file, a dataset folder, hub:user/name@commit:split, or rows to make."
     )
     eval: Annotated[str | GeneratedData | None, Says("plan questions", path=True)] = Field(
         None, description="Held-out rows, in the same forms, or a share of data.train: 5%; null: no evaluation."

@@ -13,9 +13,9 @@ from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share
-from gemsmith.recipe.keys import PATHS, value_at
-from gemsmith.recipe.load import default_values, load_recipe, plain_values, read_reasons, task_files, with_values
-from gemsmith.recipe.schema import TASK_KEYS, Recipe, ResolvedValue, eval_tasks, longest_answer
+from gemsmith.recipe.keys import FILE_KEYS, value_at
+from gemsmith.recipe.load import absolute_path, default_values, load_recipe, plain_values, read_reasons, with_values
+from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import expanduser
 
@@ -155,7 +155,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
     contradicts another; what a single stage could not do with them is told by `check_settings`.
     """
-    derived = list(_absolute_paths(recipe))
+    derived = list(absolute_paths(recipe))
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(ResolvedValue("model", variant.name, reason))
@@ -182,16 +182,7 @@ def resolve_file(
     if not path.exists():
         remedy = "give one of the two, such as recipes/demo.yaml"
         raise RecipeError(f"{path}: is neither a recipe nor a run directory; {remedy}")
-    given = load_recipe(path, overrides)
-    for key in PATHS:
-        value = value_at(given, key)
-        if isinstance(value, str) and not expanduser(value).exists() and (beside := path.parent / value).exists():
-            raise RecipeError(
-                f"{key}: {value} does not exist in the folder that this was started in, from which paths count, but "
-                f"beside the recipe; write {os.path.abspath(beside)}, or start it in {os.path.abspath(path.parent)}"
-            )
-    recipe, derived = resolve(given)
-    check_settings(recipe, stages)
+    recipe, derived = resolve(load_recipe(path, overrides))
     return recipe, derived
 
 
@@ -260,26 +251,30 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     )
 
 
-def _absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
-    """Files and folders, seen from where the run was started; tasks named in a recipe's file are absolute by now."""
-    tasks = task_files(plain_values(recipe))
-    for key in (*PATHS, *(key for key in tasks if key in TASK_KEYS)):
-        value = value_at(recipe, key)
-        if not isinstance(value, str) or "://" in value or Path(value).is_absolute():
-            continue
-        path = expanduser(value)
-        if path.exists():
-            yield ResolvedValue(key, os.path.abspath(path), f"{value}, seen from the folder the run was started in")
-    folder = recipe.train.checkpoint_folder
-    if folder is not None and "://" not in folder and not Path(folder).is_absolute():
-        reason = f"{folder}, seen from the folder the run was started in"
-        yield ResolvedValue("train.checkpoint_folder", str(expanduser(folder).resolve()), reason)
-    datasets = tuple(
-        task.model_copy(update={"dataset": str(expanduser(task.dataset).resolve())}) if task.dataset else task
-        for task in recipe.eval.tasks
+def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
+    """Files and folders, seen from where the run was started; those in a recipe's file are absolute by now."""
+    for key in FILE_KEYS:
+        given = value_at(recipe, key)
+        if (path := absolute_path(key, given, Path())) not in (None, given):
+            yield ResolvedValue(key, path, f"{given}, seen from the folder the run was started in")
+    tasks = tuple(
+        entry.model_copy(
+            update={
+                name: path
+                for name in ("task", "dataset")
+                if (path := absolute_path(f"eval.tasks.{name}", getattr(entry, name), Path()))
+            }
+        )
+        for entry in recipe.eval.tasks
     )
-    if datasets != recipe.eval.tasks:
-        yield ResolvedValue("eval.tasks", datasets, "datasets seen from the folder the run was started in")
+    if tasks != recipe.eval.tasks:
+        yield ResolvedValue("eval.tasks", tasks, "files seen from the folder the run was started in")
+
+
+def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe for a file in a folder: where that is another than this one, what is here is named from the root."""
+    here = () if folder.resolve() == Path.cwd() else absolute_paths(recipe)
+    return with_values(recipe, [item for item in here if item.key == "eval.tasks" or os.path.exists(item.value)])
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:

@@ -24,11 +24,12 @@ from gemsmith.recipe.load import (
     plain_values,
     read_reasons,
     task_files,
+    with_values,
 )
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
-from gemsmith.runs.resolve import resolve_again, resolve_file
+from gemsmith.runs.resolve import absolute_paths, resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
 from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
@@ -111,6 +112,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
     one of `force`, which are about to be run again, or depends on one.
     """
+    recipe = with_values(recipe, [*absolute_paths(recipe)])
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)

@@ -1,0 +1,47 @@
+"""Rows of the Hugging Face hub, hub:user/name@commit:split, fetched once into the hub client's cache."""
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+from gemsmith.errors import DataError, first_line
+
+PREFIX = "hub:"
+_FORM = re.compile(r"hub:(?P<name>[\w-][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w./-]+))?")
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def fetch_split(source: str) -> tuple[Path, ...]:
+    """All files of a split, `train` where none is named: train.jsonl, train-00000-of-00002.parquet, data/train/….
+
+    A split may be a path, with the folder that it is in. Only a commit is fetched: a run resumes on the same rows.
+
+    Raises DataError where the source is of another form, names no commit, or cannot be reached.
+    """
+    import httpx
+    import huggingface_hub
+
+    found = _FORM.fullmatch(source)
+    if found is None:
+        raise DataError(f"{source}: is no dataset of the hub; write hub:user/name@commit:split, such as …:train")
+    name, revision, split = found["name"], found["revision"], found["split"] or "train"
+    patterns = [f"{folder}{split}{rest}" for folder in ("", "*/") for rest in ("", ".*", "-*", "/*")]
+    try:
+        if not _COMMIT.fullmatch(revision or ""):
+            commit = huggingface_hub.HfApi().dataset_info(name, revision=revision).sha
+            raise DataError(
+                f"{source}: names no commit, so its rows may change; write hub:{name}@{commit}:{split}, which is what "
+                f"{revision or 'main'} holds now"
+            )
+        folder = Path(
+            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
+        )
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{source}: could not be fetched from the Hugging Face hub ({first_line(error)}); check the name and the "
+            "commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
+        ) from None
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return tuple(
+        file for file in files if any(fnmatch(file.relative_to(folder).as_posix(), pattern) for pattern in patterns)
+    )

@@ -1,0 +1,143 @@
+"""Datasets of the hub, against a stand-in of its API on this machine."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gemsmith.data.dataset import read_dataset
+from gemsmith.data.reader import find_files
+from gemsmith.errors import DataError
+from gemsmith.runs.resolve import resolve_file
+
+COMMIT, OTHER = "a" * 40, "b" * 40
+ROW = {"prompt": "a", "response": "b"}
+
+
+@dataclass
+class Hub:
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    tokens: set[str | None] = field(default_factory=set)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    told = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do(self) -> None:
+            path = self.path.partition("?")[0]
+            told.asked.append(path)
+            told.tokens.add(self.headers.get("Authorization"))
+            api, files = "/api/datasets/me/rows", f"/datasets/me/rows/resolve/{COMMIT}/"
+            content: bytes | None = None
+            if path == api:
+                content = json.dumps({"id": "me/rows", "sha": COMMIT}).encode()
+            elif path == f"{api}/tree/{COMMIT}":
+                sizes = {name: len(data) for name, data in told.files.items()}
+                entries = [{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()]
+                content = json.dumps(entries).encode()
+            elif path.startswith(files):
+                content = told.files[path.removeprefix(files)]
+            self.send_response(404 if content is None else 200)
+            self.send_header("ETag", f'"{hashlib.sha256(path.encode()).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(content or b"")))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content or b"")
+
+        do_GET = do_HEAD = do  # noqa: N815 - as BaseHTTPRequestHandler looks them up
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    from huggingface_hub import constants
+
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", "hf_ours")
+    yield told
+    server.shutdown()
+    server.server_close()
+
+
+def lines(count: int) -> bytes:
+    return "".join(json.dumps(ROW) + "\n" for _ in range(count)).encode()
+
+
+def test_a_split_is_fetched_once_and_read_whole(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([ROW] * 3), tmp_path / "rows.parquet")
+    shard = (tmp_path / "rows.parquet").read_bytes()
+    train = {f"data/train-0000{part}-of-00002.parquet": shard for part in (0, 1)}
+    hub.files = {"README.md": b"", "data/test-00000-of-00001.parquet": shard, "dataset_info.json": b"{}"} | train
+    source = f"hub:me/rows@{COMMIT}"
+    assert len(read_dataset(source).documents) == 6
+    assert {path for path in hub.asked if "resolve" in path and "test" in path} == set()
+    assert "Bearer hf_ours" in hub.tokens
+    before = len(hub.asked)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert [file.name for file in find_files(f"{source}:train")] == [name.removeprefix("data/") for name in train]
+    assert len(hub.asked) == before
+    with pytest.raises(DataError, match=rf"^{source}:test: could not be fetched .*HF_TOKEN"):
+        find_files(f"{source}:test")
+
+
+def test_a_name_without_its_commit_is_told_the_one_of_today(hub: Hub) -> None:
+    with pytest.raises(DataError, match=rf"names no commit.* write hub:me/rows@{COMMIT}:test, .* main holds now$"):
+        find_files("hub:me/rows:test")
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "said"),
+    [
+        ({"test.jsonl": b""}, "train", "the dataset has no such split"),
+        ({"main/train.jsonl": b"", "socratic/train.jsonl": b""}, "train", "in main, socratic; name the folder before"),
+        ({"train.jsonl": b"", "train.parquet": b""}, "train", "is several sets of files"),
+    ],
+)
+def test_a_split_that_is_not_one_set_of_files_is_refused(hub: Hub, files: dict, split: str, said: str) -> None:
+    hub.files = files
+    with pytest.raises(DataError, match=said):
+        find_files(f"hub:me/rows@{COMMIT}:{split}")
+
+
+def test_a_folder_or_a_file_of_the_dataset_is_named_as_the_split(hub: Hub) -> None:
+    hub.files = {"main/train.jsonl": lines(2), "socratic/train.jsonl": lines(3), "main/test/a.csv": b"x"}
+    for split, count in (("socratic/train", 3), ("main/train.jsonl", 2)):
+        assert len(read_dataset(f"hub:me/rows@{COMMIT}:{split}").documents) == count
+    assert [file.name for file in find_files(f"hub:me/rows@{COMMIT}:test")] == ["a.csv"]
+
+
+def test_what_is_not_there_and_what_is_no_name_are_one_line(hub: Hub) -> None:
+    for source, said in (
+        (f"hub:me/rows@{OTHER}", "could not be fetched"),
+        ("hub:me/other", "could not be fetched"),
+        ("hub:rows", "is no dataset of the hub; write hub:user/name@commit:split"),
+    ):
+        with pytest.raises(DataError, match=rf"^{source}: {said}") as error:
+            find_files(source)
+        assert "\n" not in str(error.value)
+
+
+def test_a_recipe_keeps_the_name_as_it_is(tiny_checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {"train": f"hub:me/rows@{COMMIT}", "eval": "5%", "max_length": 128}
+    (tmp_path / "my.yaml").write_text(json.dumps({"checkpoint": str(tiny_checkpoint("tiny-31b")), "data": data}))
+    monkeypatch.chdir(tmp_path)
+    recipe = resolve_file(Path("my.yaml"))[0]
+    assert recipe.data.train == recipe.data.eval == data["train"] and recipe.data.held_out == 0.05
