@@ -94,7 +94,7 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
 def test_going_on_says_from_which_step(small_recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Still, "writes", True)
     monkeypatch.setattr(Still, "restore", lambda *_: None, raising=False)
-    monkeypatch.setattr(TrainSession, "_resume", lambda _: (3, [], []))
+    monkeypatch.setattr(TrainSession, "_resume", lambda _: (3, [], [], []))
     run = Run(path=tmp_path, recipe=small_recipe())
     TrainSession(run, Still(), steps=8, restart=False)
     assert capsys.readouterr().err == f"train  loading {run.recipe.checkpoint}\ntrain  resuming from step 3 of 8\n"

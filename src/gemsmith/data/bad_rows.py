@@ -30,7 +30,7 @@ class BadRows:
         """Rows by what is wrong with them, as a record has them."""
         return {f"row: {kind}": len(places) for kind, places in self.places.items()}
 
-    def settle(self, rows: int, wanted: OnBadRow) -> tuple[str, ...]:
+    def settle(self, rows: int, wanted: OnBadRow, key: str = "data.train") -> tuple[str, ...]:
         """A warning on the rows left out of so many, if any. Raises DataError unless they are to be, or if all are."""
         if self.first is None:
             return ()
@@ -38,7 +38,7 @@ class BadRows:
         found = "; ".join(f"{kind}: {len(places):,} ({some(places, _NAMED)})" for kind, places in kinds)
         count = sum(map(len, self.places.values()))
         if wanted == "drop" and count < rows:
-            return (f"data.train: rows left out that cannot be used: {count:,} of {rows:,} ({found})",)
+            return (f"{key}: rows left out that cannot be used: {count:,} of {rows:,} ({found})",)
         others = f"; {count:,} of {rows:,} rows cannot be used ({found})" if count > 1 else ""
         remedy = "" if wanted is None else "; so none is left" if count == rows else "; or set data.on_bad_row to drop"
         raise DataError(f"{self.first}{others}{remedy}")

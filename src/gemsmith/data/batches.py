@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import grain
 
 
+EVAL_ROWS = "eval"
+"""The folder beside the arrays that has the same files of the rows of data.eval, where training evaluates."""
 IMAGES = "images.jsonl"
 """The file beside the arrays that has a line with the images of each row; of rows of text alone there is none."""
 MOST_BUCKETS = 3
@@ -45,7 +47,7 @@ class Batches:
     total_rows: int
     """Rows of all steps; the last batch is filled up with rows of padding."""
     rows: Rows
-    order: "grain.MapDataset[int]"
+    order: "Sequence[int] | grain.MapDataset[int]"
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> Rows:
         """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
@@ -90,6 +92,17 @@ def load_batches(run: Run) -> Batches:
     )
 
 
+def load_eval_batches(run: Run) -> Batches | None:
+    """The rows of data.eval in order, once; None without train.eval_steps. Raises RunError as open_rows."""
+    if run.recipe.train.eval_steps is None:
+        return None
+    rows, size = open_rows(run, EVAL_ROWS), run.recipe.train.global_batch_size
+    count = len(rows)
+    return Batches(
+        steps=math.ceil(count / size), global_batch_size=size, total_rows=count, rows=rows, order=range(count)
+    )
+
+
 def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     """Row numbers without end: element k is the row at place k, `rows` places to an epoch."""
     import grain
@@ -99,13 +112,19 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
 
 
-def open_rows(run: Run) -> Rows:
-    """The run's packed rows, mapped from their files. Raises RunError where one is not what the data stage wrote."""
-    record = read_record(run, DataRecord)
-    remedy = f"write it again with: gemsmith data {run.path} --force"
-    files = {name: run.data / f"{name}.npy" for name in ARRAYS}
+def open_rows(run: Run, folder: str = "") -> Rows:
+    """The run's packed rows, or those of EVAL_ROWS, mapped from their files.
+
+    Raises RunError where one is not what the data stage wrote.
+    """
+    data, remedy = read_record(run, DataRecord), f"write it again with: gemsmith data {run.path} --force"
+    record = data.eval_rows if folder else data
+    if record is None:
+        raise RunError(f"{run.record_file('data')}: has no rows of data.eval; {remedy}")
+    place = run.data / folder
+    files = {name: place / f"{name}.npy" for name in ARRAYS}
     if IMAGES in record.files:
-        files[IMAGES] = run.data / IMAGES
+        files[IMAGES] = place / IMAGES
     found = {}
     for name, file in files.items():
         try:
@@ -116,7 +135,7 @@ def open_rows(run: Run) -> Rows:
         if found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
     # Not with images, of which it would take 12 µs each.
-    if IMAGES not in found and rows_sha256(found, run.data / IMAGES) != record.rows_sha256:
+    if IMAGES not in found and rows_sha256(found, place / IMAGES) != record.rows_sha256:
         raise RunError(f"{run.record_file('data')}: is damaged: its rows_sha256 is not that of its files; {remedy}")
     lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
     images = StoredImages(lines=lines, base=run.path) if lines else ()

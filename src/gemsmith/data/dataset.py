@@ -97,10 +97,10 @@ def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     return replace(found, documents=documents, dropped={**found.dropped, "limit": left})
 
 
-def read_held_out(recipe: Recipe) -> Dataset:
+def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) -> Dataset:
     """The rows of data.eval, with the columns that their scorers read, from eval.options where a row has none.
 
-    Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.
+    `keep`: see read_train. Raises RecipeError for an option that no scorer reads, DataError as read_dataset does.
     """
     names = [task.task for task in eval_tasks(recipe) if task.task not in SOURCES]
     scorers = [find_scorer(name) for name in names]
@@ -123,13 +123,15 @@ def read_held_out(recipe: Recipe) -> Dataset:
             f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         )
-    return read_eval(recipe, columns)
+    return read_eval(recipe, columns, keep)
 
 
-def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS) -> Dataset:
-    """The rows of data.eval with these columns. Raises DataError as read_dataset does."""
-    assert recipe.data.eval is not None
-    found = read_dataset(recipe.data.eval, data=recipe.data, part="held-out", seed=recipe.seed, columns=columns)
+def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[bytes], str] | None = None) -> Dataset:
+    """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
+    data = recipe.data
+    assert data.eval is not None
+    images = ImageSource(folder=_folder_of(data.eval), keep=keep)
+    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, images=images)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
     return found
 

@@ -1,8 +1,9 @@
 """The data stage: reads, renders, drops what is too long, packs, and writes the arrays and their record."""
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,22 +14,23 @@ from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.bad_rows import BadRows
-from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
+from gemsmith.data.batches import EVAL_ROWS, IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_eval, read_held_out, read_train, source_sha256
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
 from gemsmith.data.images import ValidatedRows, validate_images, write_images
-from gemsmith.data.packing import ARRAYS, Rows, assign_rows, drawn_order, pack_rows
+from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
 from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
+from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, HeldOut, ImageBucket
+from gemsmith.runs.records import DataRecord, EvalRows, HeldOut, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console, track
@@ -65,7 +67,7 @@ def prepare_data(run: Run) -> DataRecord:
     dataset = read_train(run.recipe, partial(keep_bytes, run.images))
     checkpoint, template = _open_checkpoint(run)
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(run.recipe), patching, bad="error", key="data.eval").documents
+    held_out = _validate(checkpoint, _read_held_out(run), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
     bad = BadRows()
     rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
@@ -75,13 +77,19 @@ def prepare_data(run: Run) -> DataRecord:
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
     order: Literal["drawn", "longest first"] = "drawn" if data.format == FORMAT else "longest first"
     rows = _assign(kept, patches, run.recipe, drawn=order == "drawn")
+    evaluated = _render_eval(run.recipe, checkpoint.folder, template, held_out, patching)
+    parts = {"": _Part(documents=kept, rows=rows)} | ({EVAL_ROWS: evaluated} if evaluated else {})
+    if evaluated and evaluated.images and not any(patches):
+        raise DataError(
+            "data.eval: has rows with images, and data.train none, so training could not see them; take them out, or "
+            "leave train.eval_steps out"
+        )
     try:
         before = read_record(run, DataRecord)
     except RunError:
         before = None
-    chunks, shape = pack_rows(kept, rows, data.max_length), (len(rows), data.max_length)
-    files = _write_rows(run, chunks, shape, with_images=any(patches))
-    prune_cache(run.images, {Path(image.path).name for document in kept for image in document.images})
+    files = _write_rows(run, parts)
+    prune_cache(run.images, {Path(image.path).name for part in parts.values() for image in part.images})
     trained = {row.origin for row in kept}
     answers = write_answers(run.data, (digest for origin, digest in hashes.items() if origin in trained))
     overlap, notices = _compare(answers, [one for one in seen.documents if one.origin in trained], held_out)
@@ -91,9 +99,10 @@ def prepare_data(run: Run) -> DataRecord:
         ignored_columns=dict(dataset.ignored_columns),
         packing_order=order if data.packing else None,
         template_sha256=template.sha256,
-        rows_sha256=rows_sha256(files, run.data / IMAGES),
-        files=files,
-        warnings=(*_notices(dataset), *seen.warnings, *left_out, *notices),
+        rows_sha256=rows_sha256(files[""], run.data / IMAGES),
+        files=files[""],
+        eval_rows=_eval_record(run, evaluated, files[EVAL_ROWS]) if evaluated else None,
+        warnings=(*_notices(dataset), *seen.warnings, *left_out, *notices, *(evaluated.warnings if evaluated else ())),
         **_count(run.recipe, rendered, kept, rows, patches),
         **overlap,
     )
@@ -106,7 +115,7 @@ def prepare_data(run: Run) -> DataRecord:
 
 
 def _identity(record: DataRecord) -> tuple[object, ...]:
-    return record.rows_sha256, record.provenance.inputs_sha256
+    return record.rows_sha256, record.eval_rows, record.provenance.inputs_sha256
 
 
 def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
@@ -142,13 +151,70 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str,
     return len(kept), {**dataset.dropped, **bad.counts, **dropped, **seen.dropped}
 
 
-def _read_held_out(recipe: Recipe) -> list[Document]:
+def _read_held_out(run: Run) -> list[Document]:
     """The rows of data.eval: those that eval cannot read are better found now than after training."""
+    recipe = run.recipe
     if recipe.data.eval is None:
         return []
+    keep = partial(keep_bytes, run.images) if recipe.train.eval_steps else None
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        return read_eval(recipe).documents
-    return read_held_out(recipe).documents
+        return read_eval(recipe, keep=keep).documents
+    return read_held_out(recipe, keep).documents
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Documents in packed rows: those that are trained on, or those of data.eval, of which some may be left out."""
+
+    documents: Sequence[Rendered]
+    rows: Sequence[Sequence[int]]
+    """The documents of each packed row."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> list[ImageInfo]:
+        return [image for document in self.documents for image in document.images]
+
+
+def _render_eval(
+    recipe: Recipe, folder: Path, template: ChatTemplateSource, documents: Sequence[Document], patching: PatchConfig
+) -> _Part | None:
+    """The rows of data.eval in packed rows; None without train.eval_steps.
+
+    Raises DataError where none is left, or none has a token in the loss.
+    """
+    if recipe.train.eval_steps is None:
+        return None
+    bad = BadRows()
+    rendered, _ = _render(folder, template, documents, bad)
+    warnings = bad.settle(len(documents), recipe.data.on_bad_row, "data.eval")
+    fitting = recipe.data.model_copy(update={"on_too_long": "drop"})
+    kept, dropped = _keep_fitting(rendered, fitting, patching, "data.eval")
+    if not any(np.count_nonzero(document.trained[1:]) for document in kept):
+        raise DataError(
+            "data.eval: none of its rows has an answer, so there is no token to measure a loss on; give rows with "
+            "answers, or leave train.eval_steps out"
+        )
+    if too_long := sum(dropped.values()):
+        warnings += (
+            f"data.eval: rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave "
+            f"out: {too_long:,} of {len(documents):,}",
+        )
+    rows = _assign(kept, [patching.per_token * document.soft_tokens for document in kept], recipe, drawn=False)
+    return _Part(documents=kept, rows=rows, dropped={**bad.counts, **dropped}, warnings=warnings)
+
+
+def _eval_record(run: Run, part: _Part, files: dict[str, str]) -> EvalRows:
+    return EvalRows(
+        rows=len(part.documents),
+        dropped=dict(part.dropped),
+        packed_rows=len(part.rows),
+        tokens=sum(len(document.ids) for document in part.documents),
+        supervised_tokens=sum(np.count_nonzero(document.trained) for document in part.documents),
+        rows_sha256=rows_sha256(files, run.data / EVAL_ROWS / IMAGES),
+        files=files,
+    )
 
 
 def _validate(
@@ -165,7 +231,7 @@ def _validate(
 
 
 def _keep_fitting(
-    rendered: Sequence[Rendered], data: Data, patching: PatchConfig
+    rendered: Sequence[Rendered], data: Data, patching: PatchConfig, rows: str = "data.train"
 ) -> tuple[list[Rendered], dict[str, int]]:
     """The documents that fit into a row, and how many do not, by reason. Raises DataError where the recipe says so."""
     limits: tuple[tuple[str, str, int, str, Callable[[Rendered], int]], ...] = (
@@ -185,7 +251,7 @@ def _keep_fitting(
             )
         if not kept:
             raise DataError(
-                f"data.train: each of its {len(before)} rows has more than {key} = {limit} {unit} "
+                f"{rows}: each of its {len(before)} rows has more than {key} = {limit} {unit} "
                 f"(the longest {most}), so none is left; raise {key}"
             )
         if len(kept) < len(before):
@@ -202,37 +268,45 @@ def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe, *,
     return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
 
 
-def _write_rows(run: Run, chunks: Iterable[Rows], shape: tuple[int, int], *, with_images: bool) -> dict[str, str]:
-    """Writes a .npy file for each array, and the images' lines, whole or not at all; returns the SHA-256 of each file.
-
-    Plain writes: a memory map on a full disk ends the process instead of raising.
-    """
+def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str]]:
+    """Writes each part into its folder, all or nothing; returns the SHA-256 of each file of each folder."""
+    length, base = run.recipe.data.max_length, run.path.absolute()
     try:
         with atomic_replace_dir(run.data) as beside:
-            with ExitStack() as stack:
-                files = {name: stack.enter_context((beside / f"{name}.npy").open("wb")) for name in ARRAYS}
-                for name, file in files.items():
-                    descr = np.lib.format.dtype_to_descr(ARRAYS[name])
-                    header = {"descr": descr, "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, header)
-                for chunk in chunks:
-                    for name, array in chunk.arrays().items():
-                        files[name].write(array.data)
-                    if with_images:
-                        seen = [chunk.images[row] if chunk.images else () for row in range(len(chunk))]
-                        write_images(beside / IMAGES, seen, run.path.absolute())
-            hashes = {name: sha256_file(beside / f"{name}.npy") for name in ARRAYS}
-            if with_images:
-                hashes[IMAGES] = sha256_file(beside / IMAGES)
+            hashes = {name: _write_arrays(beside / name, part, length, base) for name, part in parts.items()}
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
-        need_bytes = shape[0] * shape[1] * sum(dtype.itemsize for dtype in ARRAYS.values())
+        packed_rows = sum(len(part.rows) for part in parts.values())
+        need_bytes = packed_rows * length * sum(dtype.itemsize for dtype in ARRAYS.values())
         raise MachineError(
             f"{run.data}: cannot be written ({error.strerror or error}); "
             f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
         ) from None
     return hashes
+
+
+def _write_arrays(folder: Path, part: _Part, length: int, base: Path) -> dict[str, str]:
+    """Writes a .npy file for each array, and the images' lines; returns the SHA-256 of each file.
+
+    Plain writes: a memory map on a full disk ends the process instead of raising.
+    """
+    folder.mkdir(exist_ok=True)
+    with_images = bool(part.images)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in ARRAYS}
+        for name, file in files.items():
+            descr = np.lib.format.dtype_to_descr(ARRAYS[name])
+            header = {"descr": descr, "fortran_order": False, "shape": (len(part.rows), length)}
+            np.lib.format.write_array_header_1_0(file, header)
+        for chunk in pack_rows(part.documents, part.rows, length):
+            for name, array in chunk.arrays().items():
+                files[name].write(array.data)
+            if with_images:
+                seen = [chunk.images[row] if chunk.images else () for row in range(len(chunk))]
+                write_images(folder / IMAGES, seen, base)
+    hashes = {name: sha256_file(folder / f"{name}.npy") for name in ARRAYS}
+    return hashes | ({IMAGES: sha256_file(folder / IMAGES)} if with_images else {})
 
 
 def _render(
@@ -342,6 +416,9 @@ def _summary(record: DataRecord, run: Run) -> str:
         }.get(reason, f"; dropped {count:,} ({reason})")
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
+    if found := record.eval_rows:
+        text += f"; {found.rows:,} rows of data.eval for losses while it trains"
+        text += "".join(f" (left out {count:,}: {reason})" for reason, count in found.dropped.items())
     if record.packed_rows < per_step:
         text += f"; too few for one step of train.global_batch_size = {per_step}, so training will ask to lower that"
     return text

@@ -160,6 +160,8 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Machine) -> Iterator[str]:
     """What training does there that the recipe does not say."""
+    if recipe.train.eval_steps:
+        yield "the time of train.eval_steps is not in it: each evaluation runs all rows of data.eval forward"
     if work.one_by_one and work.rows > 1:
         yield "rows are trained one after the other there, with or without train.gradient_accumulation_steps"
     if work.images is not None and not choice.problems:

@@ -27,6 +27,11 @@ def check_recipe(recipe: Recipe) -> None:
         )
     _check_checkpoint_folder(recipe.train)
     _check_offload(recipe.train)
+    if recipe.train.eval_steps and recipe.data.eval is None:
+        raise RecipeError(
+            f"train.eval_steps: {recipe.train.eval_steps} was given, and data.eval names no held-out rows; set "
+            "data.eval, such as to 5%, or leave train.eval_steps out"
+        )
     _check_backend(recipe)
     _check_eval_tasks(recipe)
     if recipe.model not in (None, "custom"):

@@ -54,7 +54,7 @@ class Data(Section):
     train: InputPath[str | GeneratedData] = Field(
         description="A JSONL, JSON, CSV or parquet file, a dataset folder, hub:user/name@commit:split, or rows to make."
     )
-    eval: Annotated[str | GeneratedData | None, Says("plan questions", path=True)] = Field(
+    eval: Annotated[str | GeneratedData | None, Says("plan questions held_out", path=True)] = Field(
         None, description="Held-out rows, in the same forms, or a share of data.train: 5%; null: no evaluation."
     )
     format: OfQuestions[RowFormat] = Field(
@@ -221,6 +221,9 @@ class Train(Section):
         description="tunix: `off` trains without anything whose gain is estimated and not yet measured on a TPU: "
         "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
         "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
+    )
+    eval_steps: NotCompiled[OfRows[Positive | None]] = Field(
+        None, description="Steps from one loss on the rows of data.eval to the next; the last has one, too. null: none."
     )
     save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
     save_total_limit: NotCompiled[Positive] = Field(3, description="How many saved steps stay: the newest.")

@@ -11,7 +11,7 @@ class Says:
     """What a key says of itself, beside its section's stages."""
 
     stages: str = ""
-    """Those that read it; `questions` are eval, and bench with bench.images."""
+    """Those that read it; `questions` are eval, and bench with bench.images; `held_out`: data with eval_steps."""
     path: bool = False
     """Whether it may name a file or folder of this machine that a run reads."""
     compiled: bool = True

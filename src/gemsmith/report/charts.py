@@ -292,9 +292,14 @@ def _step_chart(
         lines.append(Line(x=mean[0], y=mean[1], color="s1"))
     cross = {"marker": "X", "linestyle": "none", "markersize": 8}
     lines += [Line(x=[spike], y=[values[place[spike]]], color="s2", style=cross) for spike in spikes]
+    held_out = [(one.step, one.loss) for one in train.evaluations if name == "loss" and math.isfinite(one.loss)]
+    if held_out:
+        at, losses = zip(*held_out, strict=True)
+        lines.append(Line(x=at, y=losses, color="s3", style={"marker": "o", "markersize": 4.5}))
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
     legend += [("s2", "cross", "spike")] if spikes else []
+    legend += [("s3", "line", "held-out rows")] if held_out else []
     legend += [] if limit is None else [("muted", "dots", f"clipped above {plain(limit)}")]
     return line_chart(
         name,

@@ -93,6 +93,19 @@ class ImageBucket(Part):
     """Of the patches that went through the model in these steps, the share that is padding; None before training."""
 
 
+class EvalRows(Part):
+    """The rows of data.eval as training measures its loss on them, packed as those that are trained on."""
+
+    rows: int
+    dropped: dict[str, int]
+    """Why -> rows, as of those that are trained on."""
+    packed_rows: int
+    tokens: int
+    supervised_tokens: int
+    rows_sha256: str
+    files: dict[str, str]
+
+
 class DataRecord(Record):
     stage: ClassVar[str] = "data"
     rows: int
@@ -119,6 +132,8 @@ class DataRecord(Record):
     held_out_also_trained: int | None = None
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
     held_out: HeldOut | None = None
+    eval_rows: EvalRows | None = None
+    """None without train.eval_steps."""
     images: int = 0
     """Places of images in the documents that are trained on; an image in two of them counts twice."""
     soft_tokens: int = 0
@@ -159,6 +174,21 @@ class TrainStep(Part):
     """Of the images; part of `real_tokens`."""
 
 
+class Evaluation(Part):
+    """The held-out rows after a step, with the adapters as it left them and without dropout."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings")
+
+    step: int
+    loss: float
+    """Mean over the tokens in the loss of all rows."""
+    token_accuracy: float
+    """The share of these tokens that have the highest logit."""
+    loss_tokens: int
+    s: float
+    """In no step's step_s."""
+
+
 class TrainImages(Part):
     seen: int
     """Images of the rows of all steps; those of a row that was trained on twice count twice."""
@@ -197,6 +227,8 @@ class TrainRecord(Record):
     backend: str
     model: str
     steps: tuple[TrainStep, ...]
+    evaluations: tuple[Evaluation, ...] = ()
+    """After every train.eval_steps and the last step."""
     warmup_steps: int | None = None
     """What warm-up came to."""
     adapted: dict[str, int]

@@ -270,7 +270,8 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
     """The dotted keys of the recipe that the stage reads, with their values."""
     values = plain_values(recipe).items()
-    return {key: value for key, value in values if reads(stage, key, image_requests=recipe.bench.images)}
+    also = {"image_requests": recipe.bench.images, "held_out": recipe.train.eval_steps is not None}
+    return {key: value for key, value in values if reads(stage, key, **also)}
 
 
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

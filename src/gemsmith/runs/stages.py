@@ -64,13 +64,16 @@ def depends_on(stage: str, other: str) -> bool:
 
 
 @cache
-def reads(stage: str, key: str, *, image_requests: bool = False) -> bool:
-    """Whether a stage reads a dotted key of the recipe, or one below it; `image_requests`: bench.images.
+def reads(stage: str, key: str, *, image_requests: bool = False, held_out: bool = False) -> bool:
+    """Whether a stage reads a dotted key of the recipe, or one below it.
+
+    `image_requests`: bench.images. `held_out`: whether train.eval_steps is set.
 
     >>> reads("train", "lora.rank"), reads("train", "train.mesh.fsdp"), reads("export", "lora.rank")
     (True, True, False)
     """
     names = {stage, *(["questions"] if stage == "eval" or (stage == "bench" and image_requests) else [])}
+    names |= {"held_out"} if stage == "data" and held_out else set()
     return any(
         (key == each.name or key.startswith(f"{each.name}.")) and not names.isdisjoint(each.stages) for each in KEYS
     )

@@ -4,7 +4,7 @@ import statistics
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import IO, Any, Self
 
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from gemsmith.errors import GemsmithError
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import AgainstPlan, TrainRecord, TrainStep
+from gemsmith.runs.records import AgainstPlan, Evaluation, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.system.console import LiteralColumn, open_console, open_progress
 from gemsmith.system.files import write_text
@@ -27,16 +27,21 @@ class Sink(AbstractContextManager[Any]):
     @abstractmethod
     def add(self, step: TrainStep) -> None: ...
 
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Nothing, where steps alone are of interest."""
+
 
 class StepLog(ExitStack):
-    """Every step of the run, in memory and in the sinks; a context manager.
+    """Every step of the run and every evaluation, in memory and in the sinks; a context manager.
 
-    `earlier` are those of earlier attempts, which the checkpoint that is continued from holds.
+    `earlier` and `evaluations` are those of earlier attempts, which the checkpoint that is continued from holds.
     """
 
-    def __init__(self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = (), evaluations: Sequence[Evaluation] = ()
+    ) -> None:
         super().__init__()
-        self.steps, self._sinks = list(earlier), sinks
+        self.steps, self._sinks, self.evaluations = list(earlier), sinks, list(evaluations)
 
     def __enter__(self) -> Self:
         for sink in self._sinks:
@@ -47,6 +52,11 @@ class StepLog(ExitStack):
         self.steps.append(step)
         for sink in self._sinks:
             sink.add(step)
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        self.evaluations.append(evaluation)
+        for sink in self._sinks:
+            sink.add_evaluation(evaluation)
 
 
 class StepsFile(Sink):
@@ -77,15 +87,22 @@ class Events(Sink):
         self._writer: Any = None
 
     def add(self, step: TrainStep) -> None:
+        values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
+        values |= {"real_tokens_per_s": step.real_tokens / step.step_s}
+        values |= {} if step.token_accuracy is None else {"token_accuracy": step.token_accuracy}
+        self._write("train", values, step.step)
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        values = {"loss": evaluation.loss, "token_accuracy": evaluation.token_accuracy}
+        self._write("eval", values, evaluation.step)
+
+    def _write(self, prefix: str, values: Mapping[str, float], step: int) -> None:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1)
-        values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
-        values |= {"real_tokens_per_s": step.real_tokens / step.step_s}
-        values |= {} if step.token_accuracy is None else {"token_accuracy": step.token_accuracy}
         for name, value in values.items():
-            self._writer.add_scalar(f"train/{name}", value, step.step)
+            self._writer.add_scalar(f"{prefix}/{name}", value, step)
 
     def __exit__(self, *_: object) -> None:
         if self._writer:
@@ -140,6 +157,13 @@ class Display(Sink):
             self._line_at_s = time.monotonic()
             self._console.print(f"train  step {step.step}/{self._steps}  {line}", soft_wrap=True)
 
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        told = (
+            f"train  eval at step {evaluation.step:,} of {self._steps:,}: loss {evaluation.loss:.4f}, accuracy "
+            f"{evaluation.token_accuracy:.4f} on {evaluation.loss_tokens:,} tokens"
+        )
+        self._console.print(told, soft_wrap=True)
+
     def __exit__(self, *_: object) -> None:
         if self._bar:
             self._bar.stop()
@@ -158,7 +182,9 @@ def trained_s(train: TrainRecord) -> float:
     least compiling and all steps, which is more where the last start found nothing left to train. No record has what
     earlier starts took beside their steps, nor steps that were lost with them.
     """
-    before = sum(step.step_s for step in train.steps if step.step <= max(train.resumed_at, default=0))
+    resumed_at = max(train.resumed_at, default=0)
+    before = sum(step.step_s for step in train.steps if step.step <= resumed_at)
+    before += sum(evaluation.s for evaluation in train.evaluations if evaluation.step <= resumed_at)
     return max(train.provenance.duration_s + before, train.compile_s + sum(step.step_s for step in train.steps))
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
-from gemsmith.runs.records import ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.records import Evaluation, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console
 from gemsmith.train.inputs import start_adapter_hash
@@ -33,7 +33,15 @@ from gemsmith.train.logging import (
     timed_steps,
 )
 from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
-from gemsmith.train.resume import Stop, checkpoint_metadata, earlier_steps, refuse_to_go_on, stop_on_signals, stopped
+from gemsmith.train.resume import (
+    Stop,
+    checkpoint_metadata,
+    earlier_evaluations,
+    earlier_steps,
+    refuse_to_go_on,
+    stop_on_signals,
+    stopped,
+)
 from gemsmith.train.schedule import learning_rate, schedule_notices
 
 
@@ -126,7 +134,8 @@ class TrainBackend(Protocol):
     def run(self) -> None:
         """Runs the steps after `session.done`, until the last or the session is told to stop.
 
-        Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`.
+        Asks `plan` before each, gives its outcome to `finish` in order, and saves steps with `metadata`. After a step,
+        also the one resumed after, and before it is saved it evaluates where that is `due`, and tells `evaluated`.
         """
 
     def facts(self) -> BackendInfo: ...
@@ -141,7 +150,7 @@ class TrainSession:
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
-        self.done, earlier, self._resumed_at = (0, [], []) if restart else self._resume()
+        self.done, earlier, evaluations, self._resumed_at = (0, [], [], []) if restart else self._resume()
         if backend.writes:
             open_console().print(f"train  loading {run.recipe.checkpoint}")
         backend.prepare(self)
@@ -150,7 +159,7 @@ class TrainSession:
                 backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
-        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else ())
+        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else (), evaluations)
 
     def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
         display = Display(steps=self.steps, done=self.done, compare=self._compare)
@@ -160,15 +169,15 @@ class TrainSession:
         found = against_plan(self.run, machine_of(self.run, self._backend.facts().accelerators), steps)
         return None if found is None else describe(found)
 
-    def _resume(self) -> tuple[int, list[TrainStep], list[int]]:
-        """The step to resume after, the steps up to it, and those after which earlier attempts resumed."""
+    def _resume(self) -> tuple[int, list[TrainStep], list[Evaluation], list[int]]:
+        """The step to resume after, the steps and evaluations up to it, and those after which attempts resumed."""
         with self._one_line_damage():
             step = self._backend.resumable_step()
             if step is None:
-                return 0, [], []
+                return 0, [], [], []
             metadata, place = self._backend.checkpoints.read_metadata(step), f"{self.run.checkpoints}/{step}"
             earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
-            return step, earlier, list(metadata["resumed_at"])
+            return step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
 
     @contextlib.contextmanager
     def _one_line_damage(self) -> Iterator[None]:
@@ -262,6 +271,25 @@ class TrainSession:
         for callback in run.callbacks:
             callback(step)
 
+    def due(self, step: int) -> bool:
+        """Whether the held-out rows are to be evaluated after the step, the last one run.
+
+        Not where the session is told to stop: whoever resumes after the step does so first.
+        """
+        every = self.run.recipe.train.eval_steps
+        if not (every and step) or (self.log.evaluations and self.log.evaluations[-1].step == step):
+            return False
+        return step == self.steps or (step % every == 0 and not self.should_stop)
+
+    def evaluated(self, step: int, *, nll: float, correct: float, targets: float, begun_s: float) -> None:
+        """Logs what the held-out rows came to after a step: sums over all their targets."""
+        seconds = round(time.monotonic() - begun_s, 3)
+        accuracy = round(correct / targets, 6)
+        self.log.add_evaluation(
+            Evaluation(step=step, loss=nll / targets, token_accuracy=accuracy, loss_tokens=int(targets), s=seconds)
+        )
+        self.start_clock()
+
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.checkpoints.delete_all()
@@ -273,7 +301,9 @@ class TrainSession:
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
-        return checkpoint_metadata(self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256)
+        return checkpoint_metadata(
+            self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256, self.log.evaluations
+        )
 
     def saved(self, seconds: float, size_bytes: int) -> None:
         """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""
@@ -308,6 +338,7 @@ class TrainSession:
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
+            evaluations=tuple(self.log.evaluations),
             warmup_steps=run.recipe.optimizer.warmup(self.steps),
             base_dtype=run.recipe.train.dtype,
             resumed_at=tuple(self.resumed_at),

@@ -17,7 +17,7 @@ from gemsmith.checkpoints.folder import refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train
-from gemsmith.runs.records import DataRecord, TrainStep
+from gemsmith.runs.records import DataRecord, Evaluation, TrainStep
 from gemsmith.runs.run import Run, incompatible_changes, read_record, stage_keys
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave, listening
@@ -36,7 +36,8 @@ def check_consistency(
     `gather` gives, in order, what each process called it with; `kinds`: what one of them is called, and several.
     """
     keys = {name: value for name, value in stage_keys(run.recipe, "train").items() if name not in PATHS}
-    for name, value in {"recipe": keys, "rows": read_record(run, DataRecord).rows_sha256, **same}.items():
+    rows = {"rows": read_record(run, DataRecord).rows_sha256, "held-out rows": _eval_rows_sha256(run)}
+    for name, value in {"recipe": keys, **rows, **same}.items():
         digests = gather(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest())
         number = next((number for number, other in enumerate(digests) if other != digests[0]), None)
         if number is not None:
@@ -48,7 +49,11 @@ def check_consistency(
 
 
 def checkpoint_metadata(
-    run: Run, steps: Sequence[TrainStep], resumed_at: Sequence[int], start_adapter_sha256: str | None
+    run: Run,
+    steps: Sequence[TrainStep],
+    resumed_at: Sequence[int],
+    start_adapter_sha256: str | None,
+    evaluations: Sequence[Evaluation] = (),
 ) -> dict[str, Any]:
     """What a checkpoint says about itself beside its arrays; JSON can hold it."""
     return {
@@ -57,7 +62,19 @@ def checkpoint_metadata(
         "start_adapter_sha256": start_adapter_sha256,
         "resumed_at": list(resumed_at),
         "steps": [step.model_dump_json() for step in steps],
+        "eval_rows_sha256": _eval_rows_sha256(run),
+        "evaluations": [evaluation.model_dump_json() for evaluation in evaluations],
     }
+
+
+def _eval_rows_sha256(run: Run) -> str | None:
+    rows = read_record(run, DataRecord).eval_rows
+    return rows.rows_sha256 if rows else None
+
+
+def earlier_evaluations(metadata: Mapping[str, Any]) -> list[Evaluation]:
+    """Those up to a checkpoint."""
+    return [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
 
 
 def earlier_steps(
@@ -77,6 +94,11 @@ def earlier_steps(
         raise RunError(
             f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith "
             f"data {run.path} --force; or start again with: gemsmith train {run.path} --force"
+        )
+    if metadata.get("eval_rows_sha256") != _eval_rows_sha256(run):
+        raise RunError(
+            f"{place}: was evaluated on other rows of data.eval than {run.data} holds; put those back and run: "
+            f"gemsmith data {run.path} --force; or start again with: gemsmith train {run.path} --force"
         )
     if metadata["start_adapter_sha256"] != start_adapter_sha256:
         raise RunError(

@@ -20,7 +20,7 @@ from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
 from gemsmith.data import Batches, load_batches
-from gemsmith.data.batches import BucketShape
+from gemsmith.data.batches import BucketShape, load_eval_batches
 from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
@@ -42,6 +42,7 @@ from gemsmith.train.jax.distributed import (
     shard_batch,
     start_hosts,
 )
+from gemsmith.train.jax.evaluation import HeldOut
 from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_input, padded_share
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
@@ -129,6 +130,10 @@ class TunixBackend:
         self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
+        self._held_out: HeldOut | None = None
+        if rows := load_eval_batches(run):
+            images = image_input(checkpoint, rows, run.recipe.data, run.recipe.lora) if rows.rows.images else None
+            self._held_out = HeldOut(rows, images, mesh)
         self._compiled: dict[BucketShape | None, Compiled] = {}
         self.checkpoints = OrbaxCheckpoints(
             run.checkpoints,
@@ -187,7 +192,11 @@ class TunixBackend:
                 if compiled is None:
                     return
                 self._compiled[bucket] = compiled
-            self._session.start_clock()
+            session = self._session
+            if self._held_out and not self._held_out.compile(self._step, session.stopping, self._run.recipe.train):
+                return
+            self._evaluate(session.done)
+            session.start_clock()
             self.trainer.run()
             self._refuse_fault()
         finally:
@@ -215,7 +224,13 @@ class TunixBackend:
             for bucket, step in first_of_each_bucket.items()
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
-        self.trainer.attach(update=self._update, finish=self._finish, load=self._load, checkpoints=self.checkpoints)
+        self.trainer.attach(
+            update=self._update,
+            finish=self._finish,
+            evaluate=lambda example: self._evaluate(example[0]),
+            load=self._load,
+            checkpoints=self.checkpoints,
+        )
 
     def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None
@@ -267,6 +282,20 @@ class TunixBackend:
         should_stop = bool(values.pop("stop"))
         self._session.finish(StepOutcome(plan=plan, should_stop=should_stop, **values))
 
+    def _evaluate(self, step: int) -> None:
+        """Evaluates after the step where that is due; training on one host leaves off where it is told to stop."""
+        session = self._session
+        if self._held_out is None or not session.due(step):
+            return
+        self.trainer.finish_steps()
+        begun_s, goes_on = time.monotonic(), step == self._batches.steps or jax.process_count() > 1
+        if session.due(step) and (
+            sums := self._held_out.evaluate(
+                self.trained, self._step.frozen, lambda: not goes_on and session.stopping.is_set()
+            )
+        ):
+            session.evaluated(step, **sums, begun_s=begun_s)
+
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
         nnx.update(self.model, self.trained)
@@ -278,7 +307,8 @@ class TunixBackend:
 
     def facts(self) -> BackendInfo:
         execution, variant = self.model.execution, self.model.variant
-        steps, how, compiled = self._session.log.steps, self._images, self._compiled.values()
+        steps, how = self._session.log.steps, self._images
+        compiled = [*self._compiled.values(), *(self._held_out.compiled.values() if self._held_out else ())]
         buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
         # The splash kernel's mask cannot depend on the rows (models/gemma4.py).
         nearby = "dense" if how and variant.bidirectional_images else execution.attention

@@ -121,7 +121,7 @@ def _compiles(flags: dict[str, Option]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """A step that takes the arguments of `Step.update`, and how it came about."""
+    """A step that takes the arguments of `Step.update`, or another program's, and how it came about."""
 
     update: Any
     seconds: float
@@ -142,13 +142,18 @@ def use_compile_cache() -> None:
 
 
 def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop, train: Train) -> Compiled | None:
-    """The step, compiled for these inputs; None where `stop` was set first.
+    """The step, compiled for these inputs; see compile_program."""
+    return compile_program(step.update, (step.trained, step.moments, step.frozen, inputs), stop, train)
+
+
+def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train: Train) -> Compiled | None:
+    """A jitted function, compiled for these arguments or their shapes; None where `stop` was set first.
 
     Raises InputError where XLA does not take a flag of the recipe's, or one of Gemsmith's own.
     """
     begin_s, platform = time.monotonic(), jax.default_backend()
     flags = compiler_options(platform, train)
-    work = _Work(step, inputs, flags)
+    work = _Work(program, arguments, flags)
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
     # an end.
     atexit.register(_leave, work, stop)
@@ -164,17 +169,15 @@ def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop
 
 
 class _Work(threading.Thread):
-    def __init__(self, step: Step, inputs: dict[str, jax.ShapeDtypeStruct], options: dict[str, Option]) -> None:
+    def __init__(self, program: Any, arguments: tuple[Any, ...], options: dict[str, Option]) -> None:
         super().__init__(daemon=True)
-        self._options = options
-        self._arguments = (step.update, step.trained, step.moments, step.frozen, inputs)
+        self._program, self._arguments, self._options = program, arguments, options
         self.ended, self.result = threading.Event(), None
         self.error: Exception | None = None
 
     def run(self) -> None:
-        update, *arguments = self._arguments
         try:
-            self.result = update.lower(*arguments).compile(compiler_options=self._options)
+            self.result = self._program.lower(*self._arguments).compile(compiler_options=self._options)
         except Exception as error:  # noqa: BLE001 - whoever waits raises it again
             self.error = error
         finally:

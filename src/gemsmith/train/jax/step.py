@@ -76,9 +76,13 @@ class Step:
     `stop`, whether any host was told to; and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss
     is above `loss_limit`, leaves the state as it was. Of rows with images also `images` and `soft_tokens`, the step's
     over all hosts.
+
+    `evaluate(trained, frozen, rows) -> sums` has no dropout and no update: `nll`, and `correct` and `targets` as above.
+    `rows`: see row_shapes.
     """
 
     update: Any
+    evaluate: Any
     trained: nnx.State
     moments: nnx.State
     frozen: nnx.State
@@ -100,9 +104,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
         if lora.dropout:
             set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
-        images = _embed_images(model, rows) if "patches" in rows else None
-        hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
-        nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
+        nll, correct = _sum_nll(model, rows)
         return nll / count, correct
 
     def update(trained: nnx.State, moments: nnx.State, frozen: nnx.State, inputs: _Arrays) -> tuple[Any, Any, Any]:
@@ -129,10 +131,20 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
         return trained, moments, metrics | {"correct": correct.astype(jnp.int32)} | _count_tokens(rows, count)
 
+    def evaluate(trained: nnx.State, frozen: nnx.State, rows: _Arrays) -> _Arrays:
+        def add(total: Any, some: _Arrays) -> tuple[Any, None]:
+            sums = _sum_nll(nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen), some)
+            return jax.tree.map(jnp.add, total, sums), None
+
+        split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
+        nll, correct = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), split)[0]
+        return {"nll": nll, "correct": correct, "targets": jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.int32)}
+
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
-    return Step(update=compiled, trained=trained, moments=moments, frozen=frozen)
+    evaluation = jax.jit(evaluate, out_shardings=shardings[2])
+    return Step(update=compiled, evaluate=evaluation, trained=trained, moments=moments, frozen=frozen)
 
 
 def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.ndarray:
@@ -157,23 +169,32 @@ def shard_opt_state(moments: nnx.State, model: Gemma4) -> nnx.State:
     return nnx.from_flat_state(leaves)
 
 
-def input_shapes(
+def row_shapes(
     mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes and places of what a step takes.
-
-    Four arrays (rows, length), by rows over replica and fsdp and by positions over sequence; the learning rate; the
-    step's number, from 1; the loss above which it is skipped; and for each device, 1 where its process was told to
-    stop. With `images`, also the three arrays of models.Images, by rows.
+    """The shapes and places of rows: four arrays (rows, length), by rows over replica and fsdp and by positions over
+    sequence. With `images`, also the three arrays of models.Images, by rows.
     """
-    by_rows, everywhere = (NamedSharding(mesh, spec) for spec in (PartitionSpec(BATCH, "sequence"), PartitionSpec()))
+    by_rows = NamedSharding(mesh, PartitionSpec(BATCH, "sequence"))
     arrays = {name: jax.ShapeDtypeStruct((rows, length), kind, sharding=by_rows) for name, kind in _ROW_ARRAYS.items()}
     if images:
         slots, by_image = (rows, images.images), NamedSharding(mesh, PartitionSpec(BATCH))
         sizes = ((images.patches, images.patch_dim), (images.patches, 2), (images.soft_tokens,))
         for (name, kind), size in zip(_IMAGE_ARRAYS.items(), sizes, strict=True):
             arrays[name] = jax.ShapeDtypeStruct((*slots, *size), kind, sharding=by_image)
-    return arrays | {
+    return arrays
+
+
+def input_shapes(
+    mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes and places of what a step takes.
+
+    Its rows; the learning rate; the step's number, from 1; the loss above which it is skipped; and for each device, 1
+    where its process was told to stop.
+    """
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return row_shapes(mesh, rows=rows, length=length, images=images) | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
         "loss_limit": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
@@ -181,6 +202,14 @@ def input_shapes(
             (mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         ),
     }
+
+
+def _sum_nll(model: Gemma4, rows: _Arrays) -> tuple[jax.Array, jax.Array]:
+    """The sum of the targets' nll, and how many of them have the highest logit."""
+    images = _embed_images(model, rows) if "patches" in rows else None
+    hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
+    nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
+    return nll, correct
 
 
 def _embed_images(model: Gemma4, rows: _Arrays) -> SoftTokens:

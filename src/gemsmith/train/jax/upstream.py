@@ -147,14 +147,16 @@ class TunixTrainer(PeftTrainer):
         *,
         update: Callable[[Any], tuple[Any, Any]],
         finish: Callable[[Any], None],
+        evaluate: Callable[[Any], None],
         load: Callable[[int], Any],
         checkpoints: OrbaxCheckpoints,
     ) -> None:
         """Gives the trainer its step, its data by the step's number, and its checkpoints.
 
-        `update` returns a step's metrics and what `finish` takes once the device is done.
+        `update` returns a step's metrics and what `finish` takes once the device is done. `evaluate` is called with the
+        batch after each update, before the step is saved.
         """
-        self._run_update, self._finish = update, finish
+        self._run_update, self._finish, self._evaluate = update, finish, evaluate
         self.checkpoint_manager = checkpoints
         self.with_data_hooks(_DataByStep(load))
 
@@ -171,6 +173,7 @@ class TunixTrainer(PeftTrainer):
             metrics, pending = self._run_update(example)
             self._pending.append(pending)
             self.finish_steps(but=1)
+            self._evaluate(example)
             return metrics["loss"], None, metrics["grad_norm"]
 
         return update

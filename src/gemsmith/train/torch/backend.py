@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.data import Batches, load_batches
+from gemsmith.data.batches import load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, RunError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.images.workers import count_processes
@@ -94,6 +95,9 @@ class TrlBackend:
         self.checkpoints = PeftCheckpoints(run, writes=self.writes)
         self._on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._patching = check_patching(checkpoint, batches, run.recipe.data, run.recipe.lora)
+        self._held_out = load_eval_batches(run)
+        if self._held_out and self._held_out.rows.images:
+            check_patching(checkpoint, self._held_out, run.recipe.data, run.recipe.lora)
 
     def resumable_step(self) -> int | None:
         if others := self.checkpoints.others():
@@ -142,21 +146,38 @@ class TrlBackend:
     def run(self) -> None:
         """Raises DataError where an image cannot be read any more, once the step before its own is saved."""
         with contextlib.ExitStack() as stack:
-            if self._patching:
-                own, processes = self._group.rows(self._batches.global_batch_size), count_processes(_MOST_PROCESSES)
-                self._trainer.feed = DecodedImages(
-                    self._batches,
-                    self._patching,
-                    rows=range(own.start, own.stop),
-                    first=self._session.done + 1,
-                    processes=max(1, processes // self._on_this_machine),
-                )
-                stack.callback(self._trainer.feed.close)
+            self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
+            if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
+            self._evaluate(self._session.done)
             self._session.start_clock()
             self._trainer.train()
             if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
+
+    def _feed(self, stack: contextlib.ExitStack, batches: Batches, *, first: int) -> DecodedImages | None:
+        """The images of this process's rows until the stack ends; None where training's rows are text alone."""
+        if self._patching is None:
+            return None
+        own, processes = self._group.rows(batches.global_batch_size), count_processes(_MOST_PROCESSES)
+        feed = DecodedImages(
+            batches,
+            self._patching,
+            rows=range(own.start, own.stop),
+            first=first,
+            processes=max(1, processes // self._on_this_machine),
+        )
+        stack.callback(feed.close)
+        return feed
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluates after the step where that is due."""
+        if self._held_out is None or not self._session.due(step):
+            return
+        begun_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            sums = self._trainer.evaluate_held_out(self._held_out, self._feed(stack, self._held_out, first=1))
+        self._session.evaluated(step, **sums, begun_s=begun_s)
 
     def _refuse_fault(self, feed: DecodedImages) -> None:
         """Raises in every process what one of them could not read."""
@@ -170,6 +191,7 @@ class TrlBackend:
     def _finish(self, outcome: StepOutcome) -> bool:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
+        self._evaluate(outcome.plan.step)
         step, every = outcome.plan.step, self._run.recipe.train.save_steps
         if outcome.should_stop or step == self._batches.steps or step % every == 0:
             matrices: dict[str, Arrays] = {}

@@ -112,13 +112,33 @@ class TrlTrainer(SFTTrainer):
         # Gradients are averaged over processes, and the count is that of all of them.
         return nll / (count / self.group.size)
 
+    def evaluate_held_out(self, batches: Batches, feed: DecodedImages | None) -> dict[str, float]:
+        """Over all rows the sum of the targets' nll, how many targets are correct, and how many there are.
+
+        `feed`: their images, of this process's rows; None where training's rows are text alone.
+        """
+        total, model = np.zeros(3), self.model
+        assert model is not None, "a trainer has one"
+        model.eval()
+        autocast = torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.recipe.train.dtype != "float32")
+        with torch.no_grad(), autocast:
+            for number in range(1, batches.steps + 1):
+                if feed and (fault := self.group.first_fault(feed.fault)):
+                    raise fault
+                batch, images = batches.batch(number), feed.take() if feed else None
+                parts = [
+                    torch.stack(model(**self._prepare_inputs(rows))).tolist() for rows in self._own_rows(batch, images)
+                ]
+                nll, correct = self.group.total(np.sum(parts, axis=0).tolist())
+                total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
+        model.train()
+        return dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
+
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
-        train = self.recipe.train
-        micro, dtype = train.gradient_accumulation_steps, torch.float32 if train.dtype == "float32" else torch.bfloat16
+        micro = self.recipe.train.gradient_accumulation_steps
         for step in range(self.done + 1, self.batches.steps + 1):
             batch = self.batches.batch(step)
-            own = self.group.rows(self.batches.global_batch_size)
             seen = [image for row in batch.images for image in row]
             counts = {
                 "targets": int(np.count_nonzero(batch.loss_mask[:, 1:])),
@@ -128,9 +148,16 @@ class TrlTrainer(SFTTrainer):
             }
             self.patches += count_patches(batch, self.group.size * micro)
             images = self.feed.take() if self.feed else None
-            for places in np.array_split(np.arange(own.start, own.stop), micro):
-                some = None if images is None else [images[place - own.start] for place in places]
-                yield {"counts": counts, "rows": self._tensors(batch, places, some, dtype)}
+            for rows in self._own_rows(batch, images):
+                yield {"counts": counts, "rows": rows}
+
+    def _own_rows(self, batch: Rows, images: Images | None) -> Iterator[dict[str, Any]]:
+        """This process's rows of the batch, in as many parts as a step has micro-batches."""
+        train, own = self.recipe.train, self.group.rows(len(batch))
+        dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
+        for places in np.array_split(np.arange(own.start, own.stop), train.gradient_accumulation_steps):
+            some = None if images is None else [images[place - own.start] for place in places]
+            yield self._tensors(batch, places, some, dtype)
 
     def _tensors(self, batch: Rows, places: np.ndarray, images: Images | None, dtype: torch.dtype) -> dict[str, Any]:
         kinds = {"tokens": torch.int64, "positions": torch.int64, "loss_mask": torch.bool}

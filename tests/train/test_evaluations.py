@@ -1,0 +1,161 @@
+"""The loss on held-out rows while a run trains: what it is, in both backends, and that the steps do not see it."""
+
+import peft
+import pytest
+import torch
+import transformers
+
+from gemsmith.checkpoints.peft import WEIGHTS
+from gemsmith.data.batches import EVAL_ROWS, open_rows
+from gemsmith.errors import DataError, RecipeError, RunError
+from gemsmith.export.stage import export
+from gemsmith.runs.records import DataRecord
+from gemsmith.runs.run import Run, is_up_to_date, read_record, stage_keys
+from gemsmith.train.loop import TrainSession
+from gemsmith.train.stage import train
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
+
+EVAL = {"eval": {"task": "verilog", "rows": 5, "split": "held-out"}}
+BACKENDS = ("tunix", "trl")
+
+
+def numbers(record):
+    """All that is said of evaluations but their seconds."""
+    return [evaluation.model_dump(exclude={"s"}) for evaluation in record.evaluations]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def evaluated(request, prepare, tmp_path_factory):
+    """A run of six steps with dropout that was evaluated after the fourth and the last, and its record."""
+    run = prepare(
+        tmp_path_factory.mktemp("evaluated") / "run", data=EVAL, train={"backend": request.param, "eval_steps": 4}
+    )
+    return run, train(run)
+
+
+def test_the_steps_are_those_of_a_run_without_evaluations(evaluated, prepared_run, same_numbers):
+    run, record = evaluated
+    other = prepared_run(train={"backend": run.recipe.train.backend})
+    without = train(other)
+    assert [evaluation.step for evaluation in record.evaluations] == [4, 6] and without.evaluations == ()
+    assert same_numbers(record, without)
+    export(run), export(other)
+    assert (run.adapter / WEIGHTS).read_bytes() == (other.adapter / WEIGHTS).read_bytes()
+
+
+def test_a_loss_is_the_mean_over_documents_one_by_one_in_transformers(evaluated):
+    """Without dropout, and with the adapters as the step left them."""
+    run, record = evaluated
+    export(run)
+    base = transformers.AutoModelForCausalLM.from_pretrained(run.recipe.checkpoint, dtype=torch.float32)
+    model, rows = peft.PeftModel.from_pretrained(base, run.adapter).eval(), open_rows(run, EVAL_ROWS)
+    nll, correct, count, documents = 0.0, 0, 0, 0
+    for row in range(len(rows)):
+        for place in rows.documents(row):
+            tokens, mask = torch.tensor(rows.tokens[row][place]), torch.tensor(rows.loss_mask[row][place]).bool()[1:]
+            with torch.no_grad():
+                logits = model(input_ids=tokens[None].long()).logits[0, :-1][mask]
+            targets = tokens[1:][mask].long()
+            nll += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+            correct += int((logits.argmax(-1) == targets).sum())
+            count, documents = count + len(targets), documents + 1
+    last = record.evaluations[-1]
+    assert documents == 5 and last.loss_tokens == count == read_record(run, DataRecord).eval_rows.supervised_tokens
+    assert last.loss == pytest.approx(nll / count, rel=1e-5)
+    assert last.token_accuracy == pytest.approx(correct / count, abs=1e-6)
+
+
+def test_evaluations_are_told_and_drawn(evaluated, read_events):
+    run, record = evaluated
+    events = read_events(run)
+    for name in ("loss", "token_accuracy"):
+        expected = {one.step: pytest.approx(getattr(one, name)) for one in record.evaluations}
+        assert events[f"eval/{name}"] == expected
+
+
+def stops_before(step):
+    """A TrainSession.plan that interrupts as by Ctrl-C before a step."""
+    plan = TrainSession.plan
+
+    def stopping(self, number):
+        if number == step:
+            raise KeyboardInterrupt
+        return plan(self, number)
+
+    return stopping
+
+
+@pytest.mark.parametrize("found", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["saved", "not yet made"])
+def test_a_run_that_was_killed_has_the_same_evaluations(
+    evaluated, prepared_run, read_events, monkeypatch, capsys, same_numbers, found
+):
+    """Also where step 4 was saved without its own, as where SIGTERM comes then."""
+    whole, record = evaluated
+    run = prepared_run(data=EVAL, train={"backend": whole.recipe.train.backend, "eval_steps": 4})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainSession, "plan", stops_before(6))
+        if not found:
+            patch.setattr(TrainSession, "due", lambda *_: False)
+        train(run)
+    again = train(run)
+    assert numbers(again) == numbers(record) and same_numbers(again, record)
+    assert set(read_events(run)["eval/loss"]) == {4, 6}
+    assert capsys.readouterr().err.count("eval at step 4 of 6: loss ") == 1
+
+
+@pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["packed", "not packed"])
+def test_both_backends_have_the_same_curve(prepare, tmp_path, packing):
+    curves = []
+    for backend in BACKENDS:
+        run = prepare(
+            tmp_path / backend,
+            data=EVAL | {"packing": packing},
+            lora={"dropout": 0.0},
+            train={"backend": backend, "eval_steps": 1, "max_steps": 2},
+        )
+        curves.append(train(run).evaluations)
+    ours, theirs = curves
+    assert [one.step for one in ours] == [one.step for one in theirs] == [1, 2]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-5) and one.loss_tokens == other.loss_tokens
+        assert one.token_accuracy == pytest.approx(other.token_accuracy, abs=1e-6)
+
+
+def test_evaluations_need_held_out_rows(small_recipe):
+    with pytest.raises(RecipeError, match=r"^train\.eval_steps: 10 was given, and data\.eval names no held-out rows"):
+        small_recipe(train={"eval_steps": 10})
+
+
+def test_held_out_rows_that_do_not_fit_are_counted_and_none_at_all_is_an_error(prepared_run, tmp_path):
+    rows = tmp_path / "eval.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "%s"}\n' % ("b " * 600))
+    run = prepared_run(data={"eval": str(rows)}, train={"eval_steps": 2})
+    record = read_record(run, DataRecord)
+    assert record.eval_rows.rows == 1 and record.eval_rows.dropped == {"too_long": 1}
+    assert any("leave out: 1 of 2" in warning for warning in record.warnings)
+    rows.write_text('{"prompt": "a", "response": "%s"}\n' % ("b " * 600))
+    with pytest.raises(DataError, match=r"^data\.eval: each of its 1 rows has more than data\.max_length = 256"):
+        prepared_run(data={"eval": str(rows)}, train={"eval_steps": 2})
+
+
+def test_other_held_out_rows_are_not_gone_on_with(prepared_run, tmp_path, monkeypatch):
+    rows = tmp_path / "eval.jsonl"
+    rows.write_text('{"prompt": "a", "response": "b"}\n')
+    keys = {"data": {"eval": str(rows)}, "train": {"eval_steps": 2, "backend": "trl"}}
+    run = prepared_run(**keys)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainSession, "plan", stops_before(4))
+        train(run)
+    rows.write_text('{"prompt": "a", "response": "c"}\n')
+    with pytest.raises(RunError, match=r"was evaluated on other rows of data\.eval"):
+        train(prepared_run(**keys))
+
+
+def test_the_data_stage_reads_data_eval_where_it_is_packed(small_recipe, tmp_path, prepared_run):
+    plain, evaluates = small_recipe(data=EVAL), small_recipe(data=EVAL, train={"eval_steps": 2})
+    assert "data.eval.rows" not in stage_keys(plain, "data") and "data.eval.rows" in stage_keys(evaluates, "data")
+    run = prepared_run(data=EVAL, train={"eval_steps": 2})
+    assert is_up_to_date(run, "data")
+    other = {"eval": EVAL["eval"] | {"rows": 6}}
+    assert not is_up_to_date(Run(path=run.path, recipe=small_recipe(data=other, train={"eval_steps": 2})), "data")
