@@ -183,6 +183,7 @@ def resolve_file(
         remedy = "give one of the two, such as recipes/demo.yaml"
         raise RecipeError(f"{path}: is neither a recipe nor a run directory; {remedy}")
     recipe, derived = resolve(load_recipe(path, overrides))
+    check_settings(recipe, stages)
     return recipe, derived
 
 
