@@ -84,8 +84,12 @@ def refuse_open_server(settings: ServeSettings, *, has_key: bool) -> None:
 
 def as_command(deployment: Deployment, *, container: str = "") -> list[str]:
     """The command line as a list, with absolute paths; `container` names it, so that it can be removed."""
+
+    def absolute(path: str, rest: str) -> str:  # not resolved: a link may be meant, as that of an environment's Python
+        return f"{expanduser(path).absolute() if os.sep in path else path}{rest}"
+
     named = ("--name", container) if container else ()
-    return [word for line in _lines(deployment, named, quoted=str, path=_absolute_path) for word in line]
+    return [word for line in _lines(deployment, named, quoted=str, path=absolute) for word in line]
 
 
 def as_shell(deployment: Deployment) -> str:
@@ -121,11 +125,6 @@ def _lines(
 def _by_option(words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     starts = [0, *(place for place, word in enumerate(words) if place and word.startswith("-")), len(words)]
     return (words[start:end] for start, end in pairwise(starts) if words)
-
-
-def _absolute_path(path: str, rest: str) -> str:
-    # Not resolved: a link may be meant, as that of an environment's Python is.
-    return f"{expanduser(path).absolute() if os.sep in path else path}{rest}"
 
 
 def _shell_path(path: str, rest: str) -> str:

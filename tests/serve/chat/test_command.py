@@ -14,7 +14,7 @@ from gemsmith.errors import InputError, MachineError
 from gemsmith.recipe.load import dump_recipe
 from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import find_run
-from gemsmith.serve.chat import terminal as command
+from gemsmith.serve.chat import terminal
 from gemsmith.serve.chat.web import answer_all
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
 from gemsmith.serve.server import running_server
@@ -26,7 +26,7 @@ NOTHING = {"sampling": SamplingParams(), "system": "", "web": False, "port": Non
 @pytest.fixture
 def told(monkeypatch):
     seen = {}
-    monkeypatch.setattr(command, "chat_loop", lambda setup: seen.update(vars(setup)))
+    monkeypatch.setattr(terminal, "chat_loop", lambda setup: seen.update(vars(setup)))
     return seen
 
 
@@ -44,20 +44,20 @@ def listed(monkeypatch):
 @pytest.mark.parametrize("url", ["http://host:1", "http://host:1/", "http://host:1/v1", "http://host:1/v1/"])
 def test_an_address_may_end_as_an_openai_client_wants_it(told, listed, url):
     listed(a={"max_model_len": 640}, b={"max_model_len": "many"})
-    command.chat_with_url(url, ["a", "b"], **NOTHING)
+    terminal.chat_with_url(url, ["a", "b"], **NOTHING)
     assert [(voice.url, voice.model) for voice in told["voices"]] == [("http://host:1", "a"), ("http://host:1", "b")]
     assert [voice.max_model_len for voice in told["voices"]] == [640, None]
 
 
 def test_an_adapter_has_the_room_of_its_base(told, listed):
     listed(base={"max_model_len": 640}, mine={"max_model_len": None, "parent": "base"})
-    command.chat_with_url("http://host:1", ["mine"], **NOTHING)
+    terminal.chat_with_url("http://host:1", ["mine"], **NOTHING)
     assert told["voices"][0].max_model_len == 640
 
 
 def test_an_address_alone_is_its_only_model_under_the_first_of_its_names(told, listed):
     listed(demo={"root": "/weights"}, another_name_of_it={"root": "/weights"})
-    command.chat_with_url("http://host:1", [], **NOTHING)
+    terminal.chat_with_url("http://host:1", [], **NOTHING)
     assert [voice.model for voice in told["voices"]] == ["demo"]
 
 
@@ -67,13 +67,13 @@ def test_an_address_alone_is_its_only_model_under_the_first_of_its_names(told, l
 def test_of_several_models_one_is_to_be_named(told, listed, models, message):
     listed(a={"root": "/a"}, alias={"root": "/a"}, b={"root": "/b"})
     with pytest.raises(InputError, match=message):
-        command.chat_with_url("http://h", models, **NOTHING)
+        terminal.chat_with_url("http://h", models, **NOTHING)
 
 
 @pytest.mark.parametrize("url", ["a:1", "http://a:b", "http://", "ftp://a"])
 def test_what_is_no_address_is_one_line(url):
     with pytest.raises(InputError, match="must be http"):
-        command.chat_with_url(url, [], **NOTHING)
+        terminal.chat_with_url(url, [], **NOTHING)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_a_server_for_conversations_has_room_for_them(short_run, told, monkeypat
     recipe = find_run(short_run.path)
 
     def room(*overrides):
-        command.chat_with_run(
+        terminal.chat_with_run(
             short_run.path, overrides, models=["tuned"], skip_verify_check=True, read_questions=list, **NOTHING
         )
         return told["voices"][0].max_model_len
@@ -145,7 +145,7 @@ def test_a_server_for_conversations_has_room_for_them(short_run, told, monkeypat
     assert room() == 352
     short_run.recipe_file.write_text(dump_recipe(recipe, [ResolvedValue("serve.max_model_len", 352, "eval's")]))
     assert room() == 2048
-    monkeypatch.setattr(command, "CONVERSATION_TOKENS", 1000)
+    monkeypatch.setattr(terminal, "CONVERSATION_TOKENS", 1000)
     assert room() == 1000 and room("serve.max_model_len=400") == 400
     assert find_run(short_run.path) == recipe
 

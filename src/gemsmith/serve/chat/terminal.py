@@ -208,7 +208,13 @@ def chat_loop(setup: ChatSetup) -> None:
         if word == "/row":
             _ask_row(conversation, rest, setup)
         elif word == "/image":
-            _add_image(conversation, rest.strip(), setup.sight)
+            try:
+                conversation.images.append(setup.sight.look(str(expanduser(rest.strip()))))
+            except DataError as error:
+                console.print(f"/image: {error}")
+            else:
+                count = len(conversation.images)
+                console.print(f"{count} image{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
         elif word == "/new":
             conversation.forget()
         elif word == "/system":
@@ -236,17 +242,6 @@ def _prompts() -> Iterator[str]:
             return
         if line:
             yield line
-
-
-def _add_image(conversation: Conversation, file: str, sight: ImageSupport) -> None:
-    console = open_console()
-    try:
-        conversation.images.append(sight.look(str(expanduser(file))))
-    except DataError as error:
-        console.print(f"/image: {error}")
-        return
-    count = len(conversation.images)
-    console.print(f"{count} image{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
 
 
 def _ask_row(conversation: Conversation, number: str, setup: ChatSetup) -> None:
