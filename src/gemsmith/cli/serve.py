@@ -133,7 +133,9 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
 )
 @option("--lm-eval-tasks", metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it.")
-@option("--url", metavar="URL", help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY.")
+@option(
+    "--url", metavar="URL", help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY."
+)
 @option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
 @option("--base-url", metavar="URL", help="With --url: where the base is; default, with --base-model: there, too.")
 @option("--base-model", metavar="NAME", help="With --url: the base's name; without both the run's own base is asked.")
@@ -237,7 +239,7 @@ seed_option = option("--seed", type=int, help="Of sampling; default: none.")
 @option("--out", required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
 @option("--shard", metavar="I/N", help="Answer part I of N alone, such as 1/4: the others on other machines.")
 @option("--join", is_flag=True, help="Ask nothing: put the files of all shards together.")
-@option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY.")
+@option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.")
 @option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
 @temperature_option
 @top_p_option
@@ -292,7 +294,11 @@ def predict(
 @cli.command(short_help="Talk to the tuned model.")
 @click.argument("source", type=FOLDER, required=False)
 @option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
-@option("--url", metavar="URL", help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY.")
+@option(
+    "--url",
+    metavar="URL",
+    help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.",
+)
 @option(
     "--model",
     "models",

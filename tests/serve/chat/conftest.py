@@ -24,6 +24,7 @@ class Speaker:
     status: int = 200
     wait_s: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
 
     def voice(self, label: str = "tuned") -> ChatModel:
@@ -53,6 +54,7 @@ def speaker() -> Iterator[Speaker]:
             self.wfile.write(b'{"data": [{"id": "demo-tuned"}]}')
 
         def do_POST(self) -> None:
+            told.keys.append(self.headers["Authorization"])
             told.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(told.status)
             self.end_headers()

@@ -12,7 +12,8 @@ import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import excerpt
-from gemsmith.serve.settings import api_headers, client_options
+from gemsmith.serve.client.endpoint import key_headers
+from gemsmith.serve.settings import client_options
 
 CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0  # a first token may take minutes on a CPU that reads a long prompt
 
@@ -63,7 +64,7 @@ def stream_answer(
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
     timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
-    client = httpx.Client(timeout=timeout, headers=api_headers(), **client_options(voice.url))
+    client = httpx.Client(timeout=timeout, headers=key_headers(), **client_options(voice.url))
     url = f"{voice.url}/v1/chat/completions"
     begin_s = time.monotonic()
     asked = {
