@@ -166,7 +166,8 @@ def _flags(run: Run, _: Checkpoint | None) -> str:
     _accelerators(run)
     from gemsmith.train.jax.compile import check_flags
 
-    return f"XLA takes all {check_flags(run.recipe.train)}"
+    count = check_flags(run.recipe.train)
+    return f"XLA takes {count} of {count}"
 
 
 def _memory(run: Run, _: Checkpoint | None) -> str:
