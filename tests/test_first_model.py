@@ -74,7 +74,6 @@ def test_the_page_goes_from_an_empty_folder_to_rows_that_are_read(
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
 def test_the_page_goes_on_to_a_model_that_is_talked_to(
     run: Callable[[str, Mapping[str, str]], None], tmp_path: Path
 ) -> None:
