@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, explain_os_error
 from gemsmith.hardware import load_catalog, machines_with
@@ -58,7 +59,8 @@ def examine(source: Path, overrides: Sequence[str], guard: Guard) -> Iterator[Fi
     (run,), opened = found, list[Checkpoint]()
 
     def open_base() -> str:
-        checkpoint = open_checkpoint(run.recipe.checkpoint, weights=False)
+        variant = VARIANTS.get(run.recipe.model or "")
+        checkpoint = open_checkpoint(run.recipe.checkpoint, variant=variant, weights=False)
         opened.append(checkpoint)
         if not checkpoint.places:
             return f"{checkpoint.source}: reached; the first stage fetches its weights"
