@@ -129,6 +129,9 @@ def test_a_checkpoint_elsewhere_is_reached_without_its_weights(
     assert (code, asked) == (0, [("me/tiny", False)])
     assert found["checkpoint"] == ("ok", "me/tiny: reached; the first stage fetches its weights")
     assert found["rows"][0] == found["disk"][0] == "ok"
+    shutil.rmtree(tmp_path.parent / "cache")
+    code, found, _ = examined("checkpoint=me/tiny", "model=tiny-12b")
+    assert code == 2 and "checkpoint me/tiny: is not tiny-12b" in found["checkpoint"][1]
 
 
 def test_a_library_that_is_missing_is_a_line_with_its_extra(

@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, explain_os_error
+from gemsmith.hardware import load_catalog, machines_with
+from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.resolve import check_settings, resolve_file
@@ -18,6 +21,8 @@ from gemsmith.runs.run import Run
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.console import open_console
 from gemsmith.system.format import memory, size
+from gemsmith.system.sandbox import find_sandbox
+from gemsmith.tasks import SOURCES
 
 Guard = Callable[[], AbstractContextManager[None]]
 
@@ -54,7 +59,8 @@ def examine(source: Path, overrides: Sequence[str], guard: Guard) -> Iterator[Fi
     (run,), opened = found, list[Checkpoint]()
 
     def open_base() -> str:
-        checkpoint = open_checkpoint(run.recipe.checkpoint, weights=False)
+        variant = VARIANTS.get(run.recipe.model or "")
+        checkpoint = open_checkpoint(run.recipe.checkpoint, variant=variant, weights=False)
         opened.append(checkpoint)
         if not checkpoint.places:
             return f"{checkpoint.source}: reached; the first stage fetches its weights"
@@ -118,13 +124,10 @@ def _scoring(run: Run, _: Checkpoint | None) -> str:
 
 
 def _sandbox(run: Run, _: Checkpoint | None) -> str:
-    from gemsmith.system.sandbox import find_sandbox
-    from gemsmith.tasks import SOURCES
-
     if not (running := [task for task in eval_tasks(run.recipe) if task.task in SOURCES]):
         raise _SkippedError("no task runs generated code")
-    unsafe = all(task.unsafe for task in running)
-    return f"{find_sandbox(unsafe=unsafe).bubblewrap or 'none, as eval.tasks asks for with unsafe'}"
+    sandbox = find_sandbox(unsafe=all(task.unsafe for task in running))
+    return sandbox.bubblewrap or "none, as eval.tasks asks for with unsafe"
 
 
 def _settings(stages: Sequence[str], run: Run, _: Checkpoint | None) -> str:
@@ -136,8 +139,7 @@ def _backend(run: Run, _: Checkpoint | None) -> str:
     from gemsmith.train.stage import check_training
 
     check_training(run)
-    start = run.recipe.train.init_adapter
-    return f"{run.recipe.train.backend} is installed{f', {start} fits' if start else ''}"
+    return f"{run.recipe.train.backend} is installed{', train.init_adapter fits' * bool(run.recipe.train.init_adapter)}"
 
 
 def _devices(run: Run, _: Checkpoint | None) -> str:
@@ -166,13 +168,11 @@ def _flags(run: Run, _: Checkpoint | None) -> str:
     _accelerators(run)
     from gemsmith.train.jax.compile import check_flags
 
-    return f"XLA takes all {check_flags(run.recipe.train)}"
+    count = check_flags(run.recipe.train)
+    return f"XLA takes {count} of {count}"
 
 
 def _memory(run: Run, _: Checkpoint | None) -> str:
-    from gemsmith.hardware import load_catalog, machines_with
-    from gemsmith.plan.stage import plan_only
-
     recipe, devices = run.recipe, _accelerators(run)
     if not (here := machines_with(load_catalog(recipe.hardware.catalog), devices, recipe.hardware.machines)):
         raise _SkippedError(f"{', '.join(devices)}: in no machine of the catalog; add it in hardware.catalog")
@@ -186,12 +186,10 @@ def _memory(run: Run, _: Checkpoint | None) -> str:
 
 def _disk(run: Run, checkpoint: Checkpoint | None) -> str:
     from gemsmith.export.merge import check_space, merged_bytes
-    from gemsmith.plan.stage import plan_only
 
-    if checkpoint and checkpoint.places:
-        need_bytes = merged_bytes(checkpoint)
-    else:  # fetched once, merged once, in bfloat16
-        need_bytes = 2 * 2 * plan_only(run.recipe).parameters
+    # One that is not here is fetched once and merged once, in bfloat16.
+    there = checkpoint is not None and bool(checkpoint.places)
+    need_bytes = merged_bytes(_opened(checkpoint)) if there else 2 * 2 * plan_only(run.recipe).parameters
     check_space(run.path, need_bytes)
     return f"{run.path}: {size(need_bytes)} are needed for merged weights, and free"
 
