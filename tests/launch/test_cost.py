@@ -2,6 +2,7 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import load_catalog
+from gemsmith.launch.provider import ChosenOptions
 from gemsmith.launch.request import default_region, estimate_cost, find_price
 from gemsmith.runs.plan_records import MachinePlan
 
@@ -17,11 +18,20 @@ PLAN = MachinePlan(
     usd=(16.8, 67.2),
     mesh={},
 )
-ASKED = {"steps": 100, "region": "us-central1", "spot": False, "timeout_hours": None, "attempts": 4}
+OPTIONS = ChosenOptions(
+    name="n",
+    machine="v5p-8",
+    bucket="gs://b",
+    project="p",
+    region="us-central1",
+    stages=("train",),
+    service_account="s",
+)
 
 
-def bill_of(**changed):
-    return estimate_cost(MACHINES["v5p-8"], PLAN, **ASKED | changed)
+def bill_of(steps=100, attempts=4, **changed):
+    options = OPTIONS.model_copy(update=changed)
+    return estimate_cost(MACHINES["v5p-8"], PLAN, options, steps=steps, attempts=attempts)
 
 
 def test_the_greatest_bill_is_every_attempt_up_to_its_timeout():

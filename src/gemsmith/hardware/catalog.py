@@ -82,13 +82,9 @@ class Price:
 
     def times(self, count: int) -> "Price":
         """Of so many machines."""
-        hour, spot = self.usd_per_hour, self.usd_per_hour_spot
-        return replace(
-            self,
-            usd_per_hour=None if hour is None else count * hour,
-            usd_per_hour_spot=None if spot is None else count * spot,
-            source=f"{self.source}, times {count} slices",
-        )
+        hour, spot = (rate and count * rate for rate in (self.usd_per_hour, self.usd_per_hour_spot))
+        source = f"{self.source}, times {count} slices"
+        return replace(self, usd_per_hour=hour, usd_per_hour_spot=spot, source=source)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,19 +133,11 @@ class Machine:
         """So many of it: chips, hosts and prices of all; nothing is compiled for them or was measured on them."""
         if slices == 1:
             return self
+        of_one = ("also", "topology", *MEASURED, *SERVED)
+        changed: dict[str, Any] = {item.name: item.default for item in fields(Machine) if item.name in of_one}
+        changed |= {"chips": slices * self.chips, "hosts": slices * self.hosts, "slices": slices}
         prices = tuple(price.times(slices) for price in self.prices)
-        of_one: dict[str, Any] = {
-            item.name: item.default for item in fields(Machine) if item.name in ("also", "topology", *MEASURED, *SERVED)
-        }
-        return replace(
-            self,
-            **of_one,
-            name=f"{slices}x{self.name}",
-            chips=slices * self.chips,
-            hosts=slices * self.hosts,
-            slices=slices,
-            prices=prices,
-        )
+        return replace(self, **changed, name=f"{slices}x{self.name}", prices=prices)
 
 
 @dataclass(frozen=True, kw_only=True)

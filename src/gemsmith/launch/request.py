@@ -211,17 +211,9 @@ def _request_on(
     chosen, image = _choose(machine, root, provider, options)
     placed = [*inputs.placed, *_machine_keys(recipe, machine, root)]
     moved, derived_keys = with_values(recipe, placed), {item.key for item in derived}
-    bill = estimate_cost(
-        machine,
-        plan.machines[0],
-        steps=plan.steps,
-        region=chosen.region,
-        spot=options.spot,
-        timeout_hours=options.timeout_hours,
-        evaluates="eval" in (options.stages or ()),
-        # A TPU VM is one attempt: its program starts again on the same node, within the same time.
-        attempts=1 if provider == "tpu-vm" else options.retries + 1,
-    )
+    # A TPU VM is one attempt: its program starts again on the same node, within the same time.
+    attempts = 1 if provider == "tpu-vm" else options.retries + 1
+    bill = estimate_cost(machine, plan.machines[0], chosen, steps=plan.steps, attempts=attempts)
     return LaunchRequest(
         options=chosen,
         recipe=moved,
@@ -307,22 +299,14 @@ def _join(found: Sequence[LaunchRequest]) -> LaunchRequest:
 
 
 def estimate_cost(
-    machine: Machine,
-    plan: MachinePlan,
-    *,
-    steps: int | None,
-    region: str,
-    spot: bool,
-    timeout_hours: float | None,
-    attempts: int,
-    evaluates: bool = False,
+    machine: Machine, plan: MachinePlan, options: ChosenOptions, *, steps: int | None, attempts: int
 ) -> LaunchCost:
     """The bill of a launch. Raises InputError where the price, or how long it takes, is not known."""
-    price = find_price(machine, region, spot=spot)
-    rate = price.rate(spot=spot)
+    price, evaluates = find_price(machine, options.region, spot=options.spot), "eval" in options.stages
+    rate = price.rate(spot=options.spot)
     assert rate is not None
-    if timeout_hours is not None:
-        timeout = WithReason(math.ceil(timeout_hours * 3600), f"--timeout-hours {timeout_hours:g}")
+    if options.timeout_hours is not None:
+        timeout = WithReason(math.ceil(options.timeout_hours * 3600), f"--timeout-hours {options.timeout_hours:g}")
     elif steps is None or plan.hours is None:
         raise InputError(
             "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "

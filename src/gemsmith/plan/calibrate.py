@@ -77,14 +77,9 @@ def calibrate(folders: Sequence[Path], file: Path) -> list[Calibration]:
     found = []
     for runs in reached.values():
         every = {what: [share for run in runs for share in run.shares[what]] for what in runs[0].shares}
-        found.append(
-            Calibration(
-                machine=runs[0].machine,
-                shares={what: (round(min(shares), 4), round(max(shares), 4)) for what, shares in every.items()},
-                source="; ".join(run.source for run in runs),
-                date=max(run.date for run in runs),
-            )
-        )
+        ends = {what: (round(min(shares), 4), round(max(shares), 4)) for what, shares in every.items()}
+        source, date = "; ".join(run.source for run in runs), max(run.date for run in runs)
+        found.append(Calibration(machine=runs[0].machine, shares=ends, source=source, date=date))
     rows = {section: named for section, named in (read_rows(file) if file.exists() else {}).items() if named}
     for each in found:
         machines = rows.setdefault("machines", {})
@@ -125,7 +120,7 @@ def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
         f"median of {len(seconds):,} steps of {run.path.resolve().name} ({record.model}): "
         f"{statistics.median(seconds):.4g} s, {fast:.4g} to {slow:.4g} without the fastest and slowest tenth"
     )
-    found = []
+    found, date = [], record.provenance.started[:10]
     for machine in _machines(run, record.provenance.machine, "was trained"):
         work = on_chips(step_cost(run.recipe, recipe_variant(run.recipe)), machine.chip.kind, run.recipe)
         work = replace(work, remat=cast(Remat, record.remat))
@@ -138,11 +133,7 @@ def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
                     "row in the catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"
                 )
             shares.append(share)
-        found.append(
-            Calibration(
-                machine=machine.name, shares={"matmuls": shares}, source=source, date=record.provenance.started[:10]
-            )
-        )
+        found.append(Calibration(machine=machine.name, shares={"matmuls": shares}, source=source, date=date))
     return found
 
 
@@ -161,29 +152,22 @@ def _middle(folder: Path, seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Calibration]:
-    found = []
+    found, date = [], record.provenance.started[:10]
     for machine in _machines(run, _served_on(run, record, train), "was load-tested"):
         shares = read_shares(run.path, run.recipe, record, machine)
         model = recipe_variant(run.recipe).name
         vllm = (record.server and record.server.version) or record.endpoint.get("vllm", "of no known version")
         source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
-        found.append(
-            Calibration(
-                machine=machine.name,
-                shares={"decode": shares.decode, "prefill": shares.prefill},
-                source=source,
-                date=record.provenance.started[:10],
-            )
-        )
+        reached = {"decode": shares.decode, "prefill": shares.prefill}
+        found.append(Calibration(machine=machine.name, shares=reached, source=source, date=date))
     return found
 
 
 def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Computer:
     """The computer of a load test, with the accelerators of the training there: its own record does not have them."""
     tested = record.provenance.machine
-    if any(
-        "cpu" in f"{package} {version}" for package, version in record.provenance.versions.items() if "vllm" in package
-    ):
+    vllm = [f"{package} {version}" for package, version in record.provenance.versions.items() if "vllm" in package]
+    if any("cpu" in each for each in vllm):
         return tested
     trained = train.provenance.machine if train else tested
     if trained.accelerators and tested.is_computer_of(trained):

@@ -65,12 +65,8 @@ def with_compiled(choice: Choice, step: CompiledStep, machine: Machine) -> Choic
     if step.peak_bytes > limit:
         problems.append(f"needs {step.peak_bytes / GIB:.1f} GiB a chip of {limit / GIB:.1f}, says the compiler")
     low, high = step.step_s
-    return replace(
-        choice,
-        hbm_bytes_per_chip=step.peak_bytes,
-        time=replace(choice.time, low_s=low, high_s=high),
-        problems=tuple(problems),
-    )
+    time = replace(choice.time, low_s=low, high_s=high)
+    return replace(choice, hbm_bytes_per_chip=step.peak_bytes, time=time, problems=tuple(problems))
 
 
 def compiled_note(step: CompiledStep) -> str:

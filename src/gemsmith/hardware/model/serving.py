@@ -58,9 +58,8 @@ def serving_memory(
     widest += 2 * variant.experts_per_token * variant.expert_ffn
     activations = batched_tokens * (widest / tp + 4 * variant.embed_dim) * compute_bytes
     logits = 2 * LOGIT_ROWS * variant.vocabulary * 4 / tp
-    return ServingMemory(
-        weights=weights + (ENCODER_BYTES if images else 0), kv_cache=kv, workspace=activations + logits
-    )
+    weights += ENCODER_BYTES if images else 0
+    return ServingMemory(weights=weights, kv_cache=kv, workspace=activations + logits)
 
 
 @functools.cache
@@ -185,13 +184,9 @@ def _sums_s(served: Served, tokens: float) -> float:
 @functools.cache
 def _read_bytes(variant: Variant, dtype: str) -> tuple[float, float]:
     """The weights that a step reads whole, and those of all experts."""
-    plain = experts = 0.0
-    for tensor in text_tensors(variant):
-        if tensor.role in EXPERTS:
-            experts += disk_bytes(tensor, dtype)
-        elif tensor.role != _LOOKED_UP:
-            plain += disk_bytes(tensor, dtype)
-    return plain, experts
+    tensors = text_tensors(variant)
+    plain = sum(disk_bytes(tensor, dtype) for tensor in tensors if tensor.role not in (*EXPERTS, _LOOKED_UP))
+    return plain, sum(disk_bytes(tensor, dtype) for tensor in tensors if tensor.role in EXPERTS)
 
 
 @functools.cache
