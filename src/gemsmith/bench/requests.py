@@ -134,7 +134,7 @@ class ImageRows:
     def write_requests(self, file: Path, *, requests: int, seed: int) -> None:
         """The requests of a cell, as vLLM's `custom_image` dataset has them: no row comes twice before all have come.
 
-        The pixels are those that training saw (gemsmith.images.data_url).
+        The pixels are those that training saw (gemsmith.images.check).
         """
         order = list(range(len(self.documents)))
         random.Random(seed).shuffle(order)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gemsmith.errors import DataError, EngineError
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import to_data_url
 from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.client.chat import api_messages, image_content
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
