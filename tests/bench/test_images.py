@@ -15,7 +15,7 @@ from PIL import Image
 from gemsmith.bench.requests import most_requests, read_image_rows
 from gemsmith.bench.stage import bench, bench_url, keeps_images
 from gemsmith.errors import DataError, MachineError
-from gemsmith.images.data_url import sent_rgb
+from gemsmith.images.check import sent_rgb
 from gemsmith.images.decode import make_rgb
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import ResolvedValue

@@ -16,8 +16,7 @@ from gemsmith.evals.cache import ANSWERS, DONE
 from gemsmith.evals.results import image_notices
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks, read_questions
-from gemsmith.images.check import patchify
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import patchify, to_data_url
 from gemsmith.images.patches import PatchConfig, cut
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.eval_records import EvalRecord

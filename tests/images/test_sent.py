@@ -9,14 +9,15 @@ import pytest
 from PIL import Image
 
 from gemsmith.errors import DataError
-from gemsmith.images.check import patchify, validate_image
-from gemsmith.images.data_url import (
+from gemsmith.images.check import (
     THUMBNAIL_SIDE,
     count_resized_again,
     keeps_size,
+    patchify,
     sent_rgb,
     thumbnail_url,
     to_data_url,
+    validate_image,
 )
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import BUDGETS, PatchConfig, cut, fitted_size

@@ -3,8 +3,7 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.images.check import validate_image
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import to_data_url, validate_image
 from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, plain_messages, text_message

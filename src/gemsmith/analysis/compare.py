@@ -187,7 +187,10 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
     if not sides[1:]:
         return []
     names = dict.fromkeys(name for side in sides for name in side.conditions)
-    names |= dict.fromkeys(name for name in needed_conditions() if _concerns(name, sides))
+    for name in needed_conditions():  # where all sides have a number that it bears on
+        stage = name.partition(":")[0]
+        if all({"bench": side.cells, "eval": side.scores}.get(stage, side.real_tokens_per_s) for side in sides):
+            names[name] = None
     found = []
     for name in names:
         stale = name.endswith(STALE)
@@ -217,12 +220,6 @@ def _difference(
         why=f"{rule.settled_by} is the same" if alike else rule.why,
         varying=cause,
     )
-
-
-def _concerns(name: str, sides: Sequence[Side]) -> bool:
-    """Whether all sides have a number that the condition bears on."""
-    stage = name.partition(":")[0]
-    return all({"bench": side.cells, "eval": side.scores}.get(stage, side.real_tokens_per_s) for side in sides)
 
 
 def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:

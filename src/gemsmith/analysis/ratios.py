@@ -388,8 +388,7 @@ def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
     for way in WAYS:
         trained = first.train_usd(way), other.train_usd(way)
         yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
-        curve = cost_curve(first, other, way)
-        if curve:
+        if curve := cost_curve(first, other, way):
             for served in hours:
                 yield from _dollars(f"training and {served:g} h of serving", way, *curve.usd(served))
         for ours, theirs in common_cells(first, other):

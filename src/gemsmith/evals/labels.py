@@ -9,7 +9,7 @@ import numpy as np
 from gemsmith.errors import DataError
 from gemsmith.evals.generate import GradedAnswer
 from gemsmith.evals.metrics import RESAMPLES, SEED, wilson_interval
-from gemsmith.images.data_url import thumbnail_url
+from gemsmith.images.check import thumbnail_url
 from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScores, LabelsResult
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import images_of

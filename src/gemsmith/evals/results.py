@@ -11,7 +11,7 @@ from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
 from gemsmith.evals.labels import label_scores
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
-from gemsmith.images.data_url import count_resized_again
+from gemsmith.images.check import count_resized_again
 from gemsmith.runs.eval_records import EvalRecord, LabelsResult, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Classifier, Question

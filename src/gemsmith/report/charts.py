@@ -390,7 +390,14 @@ def score_chart(scores: EvalRecord) -> Chart:
         for height, name, score in rows:
             if height in names:
                 axes.text(0, height + 0.55, names[height], va="center", color=COLORS["ink"])
-            _draw_interval(axes, height, score, COLORS["muted" if name == "base" else "s1"])
+            color = COLORS["muted" if name == "base" else "s1"]
+            ends = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
+            axes.plot([score.low, score.high], [height, height], color=color, **ends)
+            axes.plot([score.score], [height], "o", color=color, markersize=8)
+            # Beside the interval where there is room, so that it is never cut off.
+            at, side = (score.high + 0.025, "left") if score.high < 0.62 else (score.low - 0.025, "right")
+            said = f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})"
+            axes.text(at, height, said, ha=side, va="center", color=COLORS["ink"])
         label = f"score ({'of each task' if several else what})"
         axes.set(xlim=(-0.01, 1.01), ylim=(rows[-1][0] - 0.6, 0.95 if several else 0.6), xlabel=label)
         axes.set_yticks([height for height, *_ in rows], [name for _, name, _ in rows])
@@ -406,20 +413,4 @@ def score_chart(scores: EvalRecord) -> Chart:
         alt=f"Score and 95 % interval. {'; '.join(words)}.",
         points=[(score.score, height, said) for (height, _, score), said in zip(rows, words, strict=True)],
         height=round(100 - 36 * rows[-1][0]),
-    )
-
-
-def _draw_interval(axes: Any, height: float, score: Score, color: str) -> None:
-    bar = {"linewidth": 2, "marker": "|", "markersize": 9, "markeredgewidth": 2}
-    axes.plot([score.low, score.high], [height, height], color=color, **bar)
-    axes.plot([score.score], [height], "o", color=color, markersize=8)
-    # Beside the interval where there is room, so that it is never cut off.
-    right = score.high < 0.62
-    axes.text(
-        score.high + 0.025 if right else score.low - 0.025,
-        height,
-        f"{fraction(score.score)}  ({fraction(score.low)}–{fraction(score.high)})",
-        ha="left" if right else "right",
-        va="center",
-        color=COLORS["ink"],
     )

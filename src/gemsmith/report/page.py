@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import gemsmith.system.format as formats
+from gemsmith.analysis import summary
 from gemsmith.analysis.cost import ActualCost, actual_cost
-from gemsmith.analysis.summary import (
-    RunRecords,
-    cheapest_machine,
-    count_checks,
-    fastest_cell,
-    find_notices,
-    load_words,
-    middle_cell,
-    read_findings,
-    total_s,
-)
+from gemsmith.analysis.summary import RunRecords
 from gemsmith.errors import MachineError
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
@@ -59,14 +50,14 @@ def _worked(findings: RunRecords) -> Tile:
     undone = findings.verify is not None and any(check.passed is None for check in findings.verify.checks)
     if not findings.records():
         answer, mood = "– not begun", "mild"
-    elif any(notice.critical for notice in find_notices(findings)):
+    elif any(notice.critical for notice in summary.find_notices(findings)):
         answer, mood = "✕ no", "bad"
     else:
         answer, mood = ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
     asked = [stage for stage in STAGES if stage not in findings.left_out]
     lines = [f"{len(findings.records())} of {len(asked)} stages have a record"]
     if findings.verify:
-        lines.append(f"exported weights: {count_checks(findings.verify)}")
+        lines.append(f"exported weights: {summary.count_checks(findings.verify)}")
     if findings.train and findings.train.steps:
         first, last = findings.train.steps[0], findings.train.steps[-1]
         begin = f"{decimal(first.loss)} → " if last.step != first.step else ""
@@ -101,16 +92,16 @@ def _good(findings: RunRecords) -> Tile:
 def _fast(findings: RunRecords) -> Tile:
     train, bench = findings.train, findings.bench
     lines = [] if train else ["no train record"]
-    fastest, middle = (fastest_cell(bench.cells), middle_cell(bench)) if bench else (None, None)
+    fastest, middle = (summary.fastest_cell(bench.cells), summary.middle_cell(bench)) if bench else (None, None)
     if fastest is None:
         lines.append("no bench record" if bench is None else "no request completed")
     else:
         speed = decimal(fastest.output_tokens_per_s)
-        lines.append(f"served: at most {speed} output tokens/s ({load_words(fastest)})")
+        lines.append(f"served: at most {speed} output tokens/s ({summary.load_words(fastest)})")
     if middle is not None:
-        lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({load_words(middle)})")
+        lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({summary.load_words(middle)})")
     if findings.records():
-        lines.append(f"{duration(total_s(findings))} for all stages")
+        lines.append(f"{duration(summary.total_s(findings))} for all stages")
     return Tile(
         question="How fast?",
         answer=decimal(train.real_tokens_per_s) if train else None,
@@ -121,7 +112,7 @@ def _fast(findings: RunRecords) -> Tile:
 
 def _cost(findings: RunRecords) -> Tile:
     found, answer = actual_cost(findings), None
-    machine = cheapest_machine(findings.plan) if findings.plan else None
+    machine = summary.cheapest_machine(findings.plan) if findings.plan else None
     if found is not None:
         answer, lines = usd(found.total), list(_cost_lines(found))
     elif findings.plan is None:
@@ -172,7 +163,7 @@ def render_page(run: Run) -> str:
     environment = open_environment()
     from gemsmith.report.sections import SECTIONS
 
-    findings = read_findings(run)
+    findings = summary.read_findings(run)
     records = findings.records()
     environment.globals |= {"recipe": run.recipe, "found": findings}
     rendered = (
@@ -185,8 +176,8 @@ def render_page(run: Run) -> str:
         model=findings.model,
         stages=len(records),
         started=min((record.provenance.started for record in records.values()), default=None),
-        total_s=total_s(findings),
-        warnings=find_notices(findings),
+        total_s=summary.total_s(findings),
+        warnings=summary.find_notices(findings),
         headlines=headlines(findings),
     )
     return html.encode("utf-8", "replace").decode()

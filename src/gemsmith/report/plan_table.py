@@ -86,7 +86,19 @@ def serving_lines(record: PlanRecord) -> list[str]:
     for load in dict.fromkeys(row.load for row in record.serving):
         rows = [row for row in record.serving if row.load == load]
         fitting = sorted((row for row in rows if row.fits), key=serving_cost)
-        lines += ["", load, "", *_aligned([SERVING_HEADINGS, *map(_serving_cells, fitting)])]
+        cells = [
+            (
+                row.machine,
+                {"bfloat16": "bf16", "float32": "fp32"}.get(row.weight_dtype or "", row.weight_dtype or ""),
+                f"{row.tensor_parallel}x{row.copies}",
+                f"{(row.weights_bytes_per_chip or 0) / GIB:.0f}+{(row.kv_room_bytes_per_chip or 0) / GIB:.0f}",
+                f"{row.requests:,}",
+                *(_range(seconds, 1e3) for seconds in (row.prefill_s, row.decode_step_s)),
+                *map(_range, (row.output_tokens_per_s, row.usd_per_million_tokens)),
+            )
+            for row in fitting
+        ]
+        lines += ["", load, "", *_aligned([SERVING_HEADINGS, *cells])]
     if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
         lines += ["", *refused]
     if record.serving_warnings:
@@ -112,20 +124,6 @@ def serving_cost(row: ServingPlan) -> tuple[bool, float]:
     """A key to sort by: the cheapest, then those without a price, the fastest first."""
     usd, speed = row.usd_per_million_tokens, row.output_tokens_per_s
     return usd is None, usd[1] if usd else -(speed[1] if speed else 0)
-
-
-def _serving_cells(row: ServingPlan) -> tuple[str, ...]:
-    return (
-        row.machine,
-        {"bfloat16": "bf16", "float32": "fp32"}.get(row.weight_dtype or "", row.weight_dtype or ""),
-        f"{row.tensor_parallel}x{row.copies}",
-        f"{(row.weights_bytes_per_chip or 0) / GIB:.0f}+{(row.kv_room_bytes_per_chip or 0) / GIB:.0f}",
-        f"{row.requests:,}",
-        _range(row.prefill_s, 1e3),
-        _range(row.decode_step_s, 1e3),
-        _range(row.output_tokens_per_s),
-        _range(row.usd_per_million_tokens),
-    )
 
 
 def bar_of(machine: MachinePlan) -> str:

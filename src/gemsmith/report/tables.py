@@ -10,20 +10,9 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from gemsmith.analysis import summary
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.published import Reanalysis
-from gemsmith.analysis.summary import (
-    cheapest_machine,
-    count_checks,
-    fastest_cell,
-    find_notices,
-    load_words,
-    middle_cell,
-    read_findings,
-    saturation_lines,
-    stage_s,
-    total_s,
-)
 from gemsmith.plan.stage import SweptPlan
 from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
@@ -86,7 +75,7 @@ def print_summary(run: Run) -> None:
     """Prints the table, what a reader must know before its numbers, and where the report is, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run).to_rich())
-    for notice in find_notices(read_findings(run)):
+    for notice in summary.find_notices(summary.read_findings(run)):
         mark = ("critical: ", "bold red") if notice.critical else ("warning: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
@@ -97,7 +86,7 @@ def print_summary(run: Run) -> None:
 
 def summary_table(run: Run) -> Table:
     """Stage, its time, what, value: one line for each thing that came out; a stage without a record says so."""
-    findings = read_findings(run)
+    findings = summary.read_findings(run)
     records = findings.records()
     rows: list[list[str | Text]] = []
     for stage in STAGES:
@@ -107,9 +96,9 @@ def summary_table(run: Run) -> Table:
             rows.append([name, "", Text(missing, style="yellow"), ""])
             continue
         for number, (what, value, *style) in enumerate(_lines(records[stage])):
-            start = ["", ""] if number else [name, duration(stage_s(records[stage]))]
+            start = ["", ""] if number else [name, duration(summary.stage_s(records[stage]))]
             rows.append([*start, what, Text(value, style="".join(style))])
-    rows.append([Text("all", style="bold"), duration(total_s(findings)), "", ""])
+    rows.append([Text("all", style="bold"), duration(summary.total_s(findings)), "", ""])
     columns = ("stage", "time", "what", "value")
     return Table(
         title=f"Results of {run.path.name}", columns=columns, rows=rows, right=("time",), whole=("stage", "time")
@@ -124,7 +113,7 @@ def _lines(record: Any) -> _Lines:
     match record:
         case PlanRecord():
             yield "fits, estimated", ", ".join(machine.name for machine in record.machines if machine.fits) or "none"
-            cheapest = cheapest_machine(record)
+            cheapest = summary.cheapest_machine(record)
             if cheapest and cheapest.usd:
                 yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
         case DataRecord():
@@ -151,7 +140,7 @@ def _lines(record: Any) -> _Lines:
             yield "merged", f"{size(sum(file.bytes for file in record.merged))}, {copied}"
         case VerifyRecord():
             failed = [check.name for check in record.checks if check.passed is False]
-            value = count_checks(record) + (f": {', '.join(failed)}" if failed else "")
+            value = summary.count_checks(record) + (f": {', '.join(failed)}" if failed else "")
             yield "checks", value, "green" if record.passed else "bold red"
         case ServeRecord():
             yield "vLLM", f"{record.vllm}, ready after {duration(record.start_s)}"
@@ -162,16 +151,16 @@ def _lines(record: Any) -> _Lines:
 
 
 def _bench_lines(bench: BenchRecord) -> _Lines:
-    middle, fastest = middle_cell(bench), fastest_cell(bench.cells)
+    middle, fastest = summary.middle_cell(bench), summary.fastest_cell(bench.cells)
     if middle is None or fastest is None:
         yield "requests", "none completed", "bold red"
         return
-    yield "TTFT p50", f"{decimal(middle.ttft_ms.p50)} ms ({load_words(middle)})"
-    yield "TPOT p50", f"{decimal(middle.tpot_ms.p50)} ms ({load_words(middle)})"
-    yield "output tokens/s", f"{decimal(fastest.output_tokens_per_s)} ({load_words(fastest)})"
+    yield "TTFT p50", f"{decimal(middle.ttft_ms.p50)} ms ({summary.load_words(middle)})"
+    yield "TPOT p50", f"{decimal(middle.tpot_ms.p50)} ms ({summary.load_words(middle)})"
+    yield "output tokens/s", f"{decimal(fastest.output_tokens_per_s)} ({summary.load_words(fastest)})"
     if seen := bench.images:
         yield "images", f"{decimal(seen.images_per_request)} a request, {decimal(seen.soft_tokens)} soft tokens"
-    for line in saturation_lines(bench):
+    for line in summary.saturation_lines(bench):
         yield "saturates with", line
     if failed := sum(cell.failed for cell in bench.cells):
         yield "failed requests", count(failed), "bold red"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gemsmith.images.data_url import thumbnail_url
+from gemsmith.images.check import thumbnail_url
 from gemsmith.report.page import render_page
 from gemsmith.report.sections.evaluation import MOST_LABELS, NO_LABEL, OTHERS, label_matrices
 from gemsmith.runs.eval_records import (

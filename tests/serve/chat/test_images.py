@@ -9,8 +9,7 @@ import gradio
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.images.check import validate_image
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import to_data_url, validate_image
 from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop, make_content, text_in, urls_in
 from gemsmith.serve.chat.web import answer_all, attach, draw_turns, fill_in

@@ -1,11 +1,11 @@
 """The words decide the score: a changed one makes it comparable with nothing."""
 
 from gemsmith.tasks.messages import plain_messages
-from gemsmith.tasks.verilog.task import ASK
+from gemsmith.tasks.verilog.task import PROMPTS, ask
 
 
 def test_the_official_prompt_is_that_of_verilog_evals_script_byte_by_byte():
-    system, user = plain_messages(ASK["official"]("\nMake a module named TopModule.\n - output zero\n\n"))
+    system, user = plain_messages(ask("\nMake a module named TopModule.\n - output zero\n\n", "official"))
     assert system == {
         "role": "system",
         "content": "\nYou are a Verilog RTL designer that only writes code using correct Verilog syntax.\n",
@@ -19,9 +19,9 @@ def test_the_official_prompt_is_that_of_verilog_evals_script_byte_by_byte():
 
 
 def test_our_own_asks_in_one_message_for_one_block():
-    (user,) = plain_messages(ASK["fenced"]("\nMake a module.\n"))
+    (user,) = plain_messages(ask("\nMake a module.\n", "fenced"))
     assert user["role"] == "user" and user["content"].startswith("Make a module.\n\nAnswer with one block of Verilog")
 
 
 def test_the_official_prompt_is_the_default():
-    assert next(iter(ASK)) == "official"
+    assert PROMPTS[0] == "official"

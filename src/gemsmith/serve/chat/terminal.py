@@ -13,7 +13,7 @@ from typing import Any
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.errors import DataError, EngineError, MachineError
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import to_data_url
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.run import Run, open_run_readonly
 from gemsmith.serve.client.chat import api_messages, image_content

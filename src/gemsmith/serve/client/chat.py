@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.images.check import ImageInfo
-from gemsmith.images.data_url import to_data_url
+from gemsmith.images.check import ImageInfo, to_data_url
 from gemsmith.images.patches import PatchConfig
 from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of
 

@@ -52,25 +52,18 @@ def extract_modules(answer: str) -> str | None:
 def _modules(block: str) -> dict[str, str]:
     """Modules by name, each with the directives between it and the one before; of two of one name the last."""
     modules: dict[str, str] = {}
-    end = 0
-    for start, stop in _spans(block):
-        text = block[start:stop]
-        if named := _NAME.search(text):
-            before = [line[0] for line in _DIRECTIVE.finditer(block, end, start)]
-            modules[named[1].removeprefix("\\")] = "\n".join([*before, text])
-        end = stop
-    return modules
-
-
-def _spans(block: str) -> Iterator[tuple[int, int]]:
-    """From the first `module` after each `endmodule` to the next `endmodule`."""
-    start = None
+    start, end = None, 0
     for edge in _EDGE.finditer(block):
+        # From the first `module` after each `endmodule` to the next `endmodule`.
         if edge["begin"]:
             start = edge.start("begin") if start is None else start
         elif start is not None:
-            yield start, edge.end()
-            start = None
+            text = block[start : edge.end()]
+            if named := _NAME.search(text):
+                before = [line[0] for line in _DIRECTIVE.finditer(block, end, start)]
+                modules[named[1].removeprefix("\\")] = "\n".join([*before, text])
+            start, end = None, edge.end()
+    return modules
 
 
 _TOKEN = re.compile(

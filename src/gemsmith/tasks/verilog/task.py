@@ -6,7 +6,7 @@ model was asked the same. Their license is in verilog_eval_license.txt.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,29 +37,21 @@ PAPER_RULE = (
 )
 
 
-def ask_officially(specification: str) -> tuple[Message, ...]:
-    """A system message, and the specification between `Question:` and `Answer:` with the rule on [BEGIN] and [DONE]."""
-    asked = f"\nQuestion:\n{specification.strip()}\n{OFFICIAL_RULE}\nAnswer:\n"
-    return text_message("system", OFFICIAL_SYSTEM), text_message("user", asked)
+PROMPTS = ("official", "fenced", "paper")
 
 
-def ask_for_a_block(specification: str) -> tuple[Message, ...]:
-    """The specification with one sentence on the form of the answer, as a chat model's user would write."""
-    return (text_message("user", f"{specification.strip()}\n\n{FENCED_RULE}"),)
+def ask(specification: str, prompt: str) -> tuple[Message, ...]:
+    """The messages of one of PROMPTS.
 
-
-def ask_as_the_paper(specification: str) -> tuple[Message, ...]:
-    """The specification with the four hints that arXiv 2605.25645 gave, in our words and without a system turn."""
-    return (text_message("user", f"{specification.strip()}\n\n{PAPER_RULE}"),)
-
-
-ASK: Mapping[str, Callable[[str], tuple[Message, ...]]] = {
-    "official": ask_officially,
-    "fenced": ask_for_a_block,
-    "paper": ask_as_the_paper,
-}
-"""By the names that a recipe gives them, the default first."""
-PROMPTS = tuple(ASK)
+    `official`: a system message, and the specification between `Question:` and `Answer:` with the rule on [BEGIN] and
+    [DONE]. `fenced`: with one sentence on the form of the answer, as a chat model's user would write. `paper`: with the
+    four hints that arXiv 2605.25645 gave, in our words and without a system turn.
+    """
+    specification = specification.strip()
+    if prompt == "official":
+        asked = f"\nQuestion:\n{specification}\n{OFFICIAL_RULE}\nAnswer:\n"
+        return text_message("system", OFFICIAL_SYSTEM), text_message("user", asked)
+    return (text_message("user", f"{specification}\n\n{FENCED_RULE if prompt == 'fenced' else PAPER_RULE}"),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +73,12 @@ class VerilogJudges:
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     """Every problem of the folder, asked as `prompt` says, one of PROMPTS. Raises DataError."""
     problems = read_problems(folder)
-    ask = ASK[prompt]
     questions = tuple(
         Question(
-            messages=ask(problem.prompt), expected=problem.reference, origin=problem.name, columns={"problem": problem}
+            messages=ask(problem.prompt, prompt),
+            expected=problem.reference,
+            origin=problem.name,
+            columns={"problem": problem},
         )
         for problem in problems
     )
