@@ -6,8 +6,9 @@ import math
 
 from gemsmith.analysis.summary import losses_are_finite
 from gemsmith.report import charts as curves
+from gemsmith.report import tables
 from gemsmith.report.page import render_page
-from gemsmith.runs.records import TrainRecord, TrainStep
+from gemsmith.runs.records import Evaluation, TrainRecord, TrainStep
 from gemsmith.runs.run import read_record
 from gemsmith.runs.stages import STAGES
 
@@ -47,3 +48,16 @@ def test_a_spike_is_marked_on_the_loss_alone(make_run, undrawn):
     train = read_record(make_run(steps=12), TrainRecord).model_copy(update={"spikes": (7,)})
     marked = [("s2", "cross", "spike") in chart.legend for chart in curves.training_charts(train, None)]
     assert marked == [True, False, False, False]
+
+
+def test_the_held_out_loss_is_drawn_on_the_loss_alone_and_its_least_named(make_run, undrawn):
+    losses = {4: 2.0, 8: 1.5, 12: 1.75}
+    evaluations = tuple(
+        Evaluation(step=step, loss=loss, token_accuracy=0.5, loss_tokens=9, s=1.0) for step, loss in losses.items()
+    )
+    train = read_record(make_run(steps=12), TrainRecord).model_copy(update={"evaluations": evaluations})
+    drawn = [("s3", "line", "held-out rows") in chart.legend for chart in curves.training_charts(train, None)]
+    assert drawn == [True, False, False, False]
+    lines = [line[:2] for line in tables._lines(train)]
+    assert ("held-out loss", "1.75, the least 1.50 at step 8") in lines
+    assert ("held-out token accuracy", "50.0\xa0%") in lines

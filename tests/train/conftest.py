@@ -16,7 +16,7 @@ from gemsmith.runs.records import TrainRecord, TrainStep
 from gemsmith.runs.run import Run, open_run
 
 
-def make_recipe(checkpoint: Path, **sections: Any) -> Recipe:
+def make_recipe(checkpoint: Path, /, **sections: Any) -> Recipe:
     values: dict[str, Any] = {
         "checkpoint": str(checkpoint),
         "data": {"train": {"task": "verilog", "rows": 12}, "max_length": 256},

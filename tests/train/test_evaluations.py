@@ -13,6 +13,7 @@ from gemsmith.runs.records import DataRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record, stage_keys
 from gemsmith.train.loop import TrainSession
 from gemsmith.train.stage import train
+from support.images import image_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 
@@ -106,20 +107,51 @@ def test_a_run_that_was_killed_has_the_same_evaluations(
 
 @pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["packed", "not packed"])
 def test_both_backends_have_the_same_curve(prepare, tmp_path, packing):
-    curves = []
+    keys = {"eval_steps": 1, "max_steps": 2}
+    curves = [
+        train(
+            prepare(
+                tmp_path / backend,
+                data=EVAL | {"packing": packing},
+                lora={"dropout": 0.0},
+                train={"backend": backend, **keys},
+            )
+        ).evaluations
+        for backend in BACKENDS
+    ]
+    assert_alike(*curves)
+    assert [one.step for one in curves[0]] == [1, 2]
+
+
+def assert_alike(ours, theirs):
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one.step, one.loss_tokens) == (other.step, other.loss_tokens)
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.token_accuracy == pytest.approx(other.token_accuracy, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_both_backends_have_the_same_curve_of_rows_with_images(prepare, seeing_checkpoint, tmp_path):
+    """Several sizes of images, held out of a folder; the last batch is filled up with padding."""
+    for number in range(16):
+        file = tmp_path / "images" / ("red" if number % 2 else "blue") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(image_bytes(12 + 12 * (number % 3), 12, seed=number))
+    folder, curves = str(tmp_path / "images"), []
+    data = {"train": folder, "eval": folder, "held_out": 0.4, "format": "image-folder", "prompt": "Which colour?"}
     for backend in BACKENDS:
         run = prepare(
             tmp_path / backend,
-            data=EVAL | {"packing": packing},
+            checkpoint=str(seeing_checkpoint),
+            data=data | {"image_tokens": 70, "max_length": 96, "packing": False},
             lora={"dropout": 0.0},
-            train={"backend": backend, "eval_steps": 1, "max_steps": 2},
+            optimizer={"warmup_steps": 0},
+            train={"backend": backend, "eval_steps": 1, "max_steps": 1, "global_batch_size": 4},
         )
         curves.append(train(run).evaluations)
-    ours, theirs = curves
-    assert [one.step for one in ours] == [one.step for one in theirs] == [1, 2]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-5) and one.loss_tokens == other.loss_tokens
-        assert one.token_accuracy == pytest.approx(other.token_accuracy, abs=1e-6)
+    record = read_record(run, DataRecord).eval_rows
+    assert record.packed_rows % 4 and "images.jsonl" in record.files
+    assert_alike(*curves)
 
 
 def test_evaluations_need_held_out_rows(small_recipe):

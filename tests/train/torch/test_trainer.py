@@ -1,6 +1,7 @@
 """What SFTTrainer is given in place of its own loader and settings, and what is decided about each step."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,6 +32,7 @@ def slices(recipe, *, rank, size, done=0):
         _tensors=lambda batch, places, images, dtype: {"places": places.tolist()},
         feed=None, patches=np.zeros(2, np.int64),
     )  # fmt: skip
+    trainer._own_rows = partial(TrlTrainer._own_rows, trainer)
     return list(TrlTrainer.micro_batches(trainer))
 
 

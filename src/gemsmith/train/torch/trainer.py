@@ -153,7 +153,7 @@ class TrlTrainer(SFTTrainer):
 
     def _own_rows(self, batch: Rows, images: Images | None) -> Iterator[dict[str, Any]]:
         """This process's rows of the batch, in as many parts as a step has micro-batches."""
-        train, own = self.recipe.train, self.group.rows(len(batch))
+        train, own = self.recipe.train, self.group.rows(self.batches.global_batch_size)
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
         for places in np.array_split(np.arange(own.start, own.stop), train.gradient_accumulation_steps):
             some = None if images is None else [images[place - own.start] for place in places]
