@@ -12,10 +12,17 @@ import numpy as np
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.batches import IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_eval, read_held_out, read_train, source_sha256
+from gemsmith.data.dataset import (
+    BadRows,
+    Dataset,
+    describe_columns,
+    read_eval,
+    read_held_out,
+    read_train,
+    source_sha256,
+)
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
@@ -98,15 +105,12 @@ def prepare_data(run: Run) -> DataRecord:
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
-    if before and _identity(before) == _identity(record):
+    inputs = record.provenance.inputs_sha256
+    if before and (before.rows_sha256, before.provenance.inputs_sha256) == (record.rows_sha256, inputs):
         record = before
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
     return record
-
-
-def _identity(record: DataRecord) -> tuple[object, ...]:
-    return record.rows_sha256, record.provenance.inputs_sha256
 
 
 def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
