@@ -20,6 +20,11 @@ def test_local_files_go_below_the_launched_recipe(tmp_path):
     assert [(item.key, item.value) for item in found.placed] == [("data.train", "inputs/data-train/rows.jsonl")]
 
 
+def test_a_dataset_of_the_hub_is_fetched_there():
+    found = find_inputs(recipe_with(train="hub:me/rows@" + "a" * 40), "gs://b/n", mount=None)
+    assert (found.placed, found.copies) == ((), {})
+
+
 def test_a_base_in_a_bucket_is_read_through_the_mount(tmp_path):
     recipe = recipe_with(train={"task": "verilog", "rows": 2})
     found = find_inputs(recipe, "gs://b/n", mount="/mnt/weights")

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
@@ -39,6 +38,39 @@ _MEANINGFUL = {
     **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
     **dict.fromkeys(("video", "videos", "audio", "audios"), "take such rows out"),
 }
+
+
+@dataclass(kw_only=True)
+class BadRows:
+    """Rows of a source that cannot be used: all of them in one answer, by what is wrong with them."""
+
+    first: RowError | None = None
+    places: dict[str, list[str]] = field(default_factory=dict)
+    """What is wrong -> where such rows stand."""
+
+    def add(self, origin: str, error: RowError) -> None:
+        """Counts one, which stands at `origin`."""
+        error.__traceback__ = error.__context__ = None  # which would hold the row's values
+        self.first = self.first or error
+        self.places.setdefault(error.kind, []).append(origin)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Rows by what is wrong with them, as a record has them."""
+        return {f"row: {kind}": len(places) for kind, places in self.places.items()}
+
+    def settle(self, rows: int, wanted: Literal["error", "drop"] | None, key: str = "data.train") -> tuple[str, ...]:
+        """A warning on the rows left out of so many, if any. Raises DataError unless they are to be, or if all are."""
+        if self.first is None:
+            return ()
+        kinds = sorted(self.places.items(), key=lambda item: -len(item[1]))
+        found = "; ".join(f"{kind}: {len(places):,} ({some(places, 3)})" for kind, places in kinds)
+        count = sum(map(len, self.places.values()))
+        if wanted == "drop" and count < rows:
+            return (f"{key}: rows left out that cannot be used: {count:,} of {rows:,} ({found})",)
+        others = f"; {count:,} of {rows:,} rows cannot be used ({found})" if count > 1 else ""
+        remedy = "" if wanted is None else "; so none is left" if count == rows else "; or set data.on_bad_row to drop"
+        raise DataError(f"{self.first}{others}{remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,10 +14,17 @@ import numpy as np
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.batches import EVAL_ROWS, IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_eval, read_held_out, read_train, source_sha256
+from gemsmith.data.dataset import (
+    BadRows,
+    Dataset,
+    describe_columns,
+    read_eval,
+    read_held_out,
+    read_train,
+    source_sha256,
+)
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
@@ -39,6 +47,8 @@ from gemsmith.tasks import is_task_file
 from gemsmith.tasks.messages import images_of
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
+# What makes two records those of the same rows.
+_made_from = attrgetter("rows_sha256", "eval_rows", "provenance.inputs_sha256")
 # Columns by which some datasets mark rows that are not to be trained on.
 _MARKING = ("label", "split")
 
@@ -107,15 +117,11 @@ def prepare_data(run: Run) -> DataRecord:
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
-    if before and _identity(before) == _identity(record):
+    if before and _made_from(before) == _made_from(record):
         record = before
     write_record(run, record)
     console.print(_summary(record, run), soft_wrap=True)
     return record
-
-
-def _identity(record: DataRecord) -> tuple[object, ...]:
-    return record.rows_sha256, record.eval_rows, record.provenance.inputs_sha256
 
 
 def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:

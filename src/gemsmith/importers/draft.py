@@ -14,9 +14,8 @@ import numpy as np
 from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.data.bad_rows import BadRows
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, read_train
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import FORMS, RawText
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
