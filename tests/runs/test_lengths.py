@@ -168,3 +168,9 @@ def test_a_named_grid_without_room_is_one_line(overrides, message):
     recipe, _ = fitted(*overrides)
     with pytest.raises(RecipeError, match=f"^{re.escape(message)}"):
         check_cells(recipe, TINY)
+
+
+def test_the_task_whose_answers_are_too_long_is_named():
+    tasks = "eval.tasks=[{task: verilog, dataset: a}, {task: verilog, dataset: b, max_tokens: 4000}]"
+    with pytest.raises(RecipeError, match=r"^eval\.tasks\.1\.max_tokens: 4000 leaves no room for a prompt"):
+        check_answer(fitted(tasks)[0], TINY)
