@@ -34,15 +34,14 @@ def models(as_json: bool) -> None:
         }
         for variant in arch.VARIANTS.values()
     ]
+    sizes = [
+        f"{count / 1e9:.3g} B" if (count := each["parameters"]) >= 1e9 else f"{count / 1e6:.2g} M" for each in found
+    ]
     rows = [
-        (each["model"], _count(each["parameters"]), f"{each['context']:,}", "yes" if each["images"] else "no")
-        for each in found
+        (each["model"], parameters, f"{each['context']:,}", "yes" if each["images"] else "no")
+        for each, parameters in zip(found, sizes, strict=True)
     ]
     _print(found, ("model", "parameters", "context", "images"), rows, as_json=as_json)
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.2g} M"
 
 
 @cli.command(short_help="List the machines of the catalog.")

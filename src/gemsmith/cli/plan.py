@@ -180,5 +180,5 @@ def doctor(recipe: Path, overrides: Sequence[str]) -> None:
     \b
     gemsmith doctor my.yaml --set lora.rank=128
     """
-    module = lazy_import("doctor")
+    module = lazy_import("cli.doctor")
     module.print_findings(module.examine(recipe, overrides, require_extra))

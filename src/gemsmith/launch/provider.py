@@ -33,9 +33,11 @@ WORD = re.compile(r"[\w.:/@-]+")
 Command = tuple[str, ...]
 
 
-def _listed(stages: object) -> object:
-    """What --stages says, such as a,b -> (a, b)."""
-    return tuple(filter(None, stages.split(","))) if isinstance(stages, str) else stages
+# What --stages says, such as a,b -> (a, b).
+_Stages = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda text: tuple(filter(None, text.split(","))) if isinstance(text, str) else text),
+]
 
 
 class LaunchOptions(Part):
@@ -43,7 +45,7 @@ class LaunchOptions(Part):
 
     name: str | None = None
     machine: str | None = None
-    stages: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = None
+    stages: _Stages | None = None
     bucket: str
     """gs://bucket or a folder in it."""
     project: str

@@ -279,8 +279,7 @@ def _step_chart(
     known = [value for value in values if not math.isnan(value)]
     window = mean_window(len(values)) if smooth else 1
     log = spans_decades(values) and not from_zero
-    place = {step: number for number, step in enumerate(steps)}
-    spikes = [step for step in marked if step in place][:_MOST_MARKS]
+    spikes = {step: value for step, value in zip(steps, values, strict=True) if step in marked}
     if limit is not None and not (known and limit <= 1.1 * max(known)):
         limit = None
     shown = _thinned(steps, values)
@@ -291,10 +290,11 @@ def _step_chart(
         mean = _thinned(steps, running_mean(values, window))
         lines.append(Line(x=mean[0], y=mean[1], color="s1"))
     cross = {"marker": "X", "linestyle": "none", "markersize": 8}
-    lines += [Line(x=[spike], y=[values[place[spike]]], color="s2", style=cross) for spike in spikes]
-    held_out = [(one.step, one.loss) for one in train.evaluations if name == "loss" and math.isfinite(one.loss)]
+    marks = list(spikes.items())[:_MOST_MARKS]
+    lines += [Line(x=[spike], y=[value], color="s2", style=cross) for spike, value in marks]
+    held_out = [one for one in train.evaluations if name == "loss" and math.isfinite(one.loss)]
     if held_out:
-        at, losses = zip(*held_out, strict=True)
+        at, losses = [one.step for one in held_out], [one.loss for one in held_out]
         lines.append(Line(x=at, y=losses, color="s3", style={"marker": "o", "markersize": 4.5}))
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []

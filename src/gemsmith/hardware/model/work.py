@@ -291,10 +291,7 @@ def on_chips(work: StepCost, kind: str, recipe: Recipe) -> StepCost:
 def step_cost(
     recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", images: ImageWork | None = None
 ) -> StepCost:
-    """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
-
-    Raises RecipeError for LoRA targets that do not exist.
-    """
+    """Of the recipe, whole layers recomputed where train.remat is auto. Raises RecipeError for unknown LoRA targets."""
     layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
     outside: list[Tensor] = []
     tensors = text_tensors(variant)
