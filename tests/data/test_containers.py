@@ -105,7 +105,7 @@ def test_columns_of_csv_that_no_form_has_are_counted(tmp_path):
         ("rows.json", b'[{"prompt": "\xe9"}]', "rows.json, byte 14: is not UTF-8; convert"),
         ("rows.jsonl.gz", b"{}", "rows.jsonl.gz: cannot be read ("),
         ("rows.csv.zst", b"{}", "rows.csv.zst: cannot be read ("),
-        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a", "response": "b"}' * 9)[:-20], "cannot be read ("),
+        ("rows.jsonl.gz", gzip.compress(b'{"prompt": "a", "response": "b"}' * 9, mtime=0)[:-20], "cannot be read ("),
     ],
 )
 def test_a_file_that_is_not_what_its_name_says_is_refused_with_the_place(name, content, message, tmp_path):

@@ -60,11 +60,11 @@ def test_the_table_takes_hostile_texts_as_texts(make_run):
     assert "[red]run" in rendered(summary_table(make_run("[red]run", steps=2, hostile=True)))
 
 
-def test_the_summary_ends_with_the_path_of_the_page(make_run, capsys):
+def test_the_summary_ends_with_the_path_of_the_page_and_what_comes_next(make_run, capsys):
     run = make_run(steps=2)
     run.report.write_text("x")
     print_summary(run)
-    assert capsys.readouterr().out.splitlines()[-1] == str(run.report)
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"report: {run.report}", f"next: gemsmith chat {run.path}"]
 
 
 def test_the_summary_loads_no_plotting():
@@ -85,7 +85,7 @@ def test_the_summary_shows_the_notices_below_its_table(make_run, capsys, told):
     assert lines.index("critical: The loss rose.") > max(
         number for number, line in enumerate(lines) if line.strip().startswith("all ")
     )
-    assert lines[-1] == str(run.report)
+    assert lines[-2] == f"report: {run.report}"
 
 
 def test_the_table_tells_the_verdict_of_each_task(make_run):
