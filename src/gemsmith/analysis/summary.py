@@ -14,7 +14,7 @@ from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.recipe.serving import AT_ONCE
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
-from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord
+from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord, PassAt, Score, Share
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
     DataRecord,
@@ -27,7 +27,7 @@ from gemsmith.runs.records import (
 )
 from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
-from gemsmith.system.format import count, decimal, duration, percent, plain, rate
+from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
 from gemsmith.train.logging import trained_s
 
 _NAMED_STEPS = 5
@@ -220,6 +220,11 @@ def fastest_cell(cells: Iterable[BenchCell]) -> BenchCell | None:
 
 def load_words(cell: BenchCell) -> str:
     return f"{count(cell.input_tokens)} in, {rate(cell.request_rate, cell.max_concurrency)}"
+
+
+def score_words(score: Score | PassAt | Share) -> str:
+    """A score, or one of its kin, with its 95 % interval."""
+    return f"{fraction(score.score)} ({interval(score.low, score.high)})"
 
 
 def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:

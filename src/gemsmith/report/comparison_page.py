@@ -7,7 +7,7 @@ from gemsmith.analysis.confounders import KINDS
 from gemsmith.analysis.published import TTFT_RATE, Reanalysis
 from gemsmith.analysis.ratios import Ratio
 from gemsmith.errors import some
-from gemsmith.report.page import open_environment
+from gemsmith.report.page import open_environment, render
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
 _LONG_HASH = 40
@@ -145,9 +145,8 @@ def _points(share: float) -> str:
 
 def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
-    environment = open_environment()
+    environment = open_environment()  # first, so that what is not installed is one line
     words = (condition_value, effect, ratio_value, ratio_words, column, interval_words, bounds, why_no_headline)
-    environment.globals |= {function.__name__: function for function in words}
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
@@ -156,8 +155,10 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
         for curve in (redrawn.at_catalog if redrawn else ())
     ]
-    template = environment.get_template("comparison.html")
-    html = template.render(
+    return render(
+        environment,
+        "comparison.html",
+        **{function.__name__: function for function in words},
         comparison=comparison,
         names=names,
         title=title(comparison) if redrawn is None else f"{redrawn.title}, drawn again{others}",
@@ -181,4 +182,3 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         loss=charts.loss_chart(comparison),
         at_catalog=at_catalog,
     )
-    return str(html).encode("utf-8", "replace").decode()

@@ -170,7 +170,9 @@ def render_page(run: Run) -> str:
         (name, title, environment.get_template(f"{name}.html").render(make(findings)))
         for name, (title, make) in SECTIONS.items()
     )
-    html = environment.get_template("page.html").render(
+    return render(
+        environment,
+        "page.html",
         sections=[section for section in rendered if section[-1].strip()],
         run_name=run.path.resolve().name,
         model=findings.model,
@@ -180,7 +182,12 @@ def render_page(run: Run) -> str:
         warnings=summary.find_notices(findings),
         headlines=headlines(findings),
     )
-    return html.encode("utf-8", "replace").decode()
+
+
+def render(environment: Any, template: str, **values: Any) -> str:
+    """The page that the template makes of the values; half of a surrogate pair, which no file would take, is `?`."""
+    html = environment.get_template(template).render(**values)
+    return str(html).encode("utf-8", "replace").decode()
 
 
 def open_environment() -> Any:

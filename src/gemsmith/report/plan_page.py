@@ -8,7 +8,7 @@ from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
 from gemsmith.plan.stage import SweptPlan
 from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
-from gemsmith.report.page import Tile, open_environment
+from gemsmith.report.page import Tile, open_environment, render
 from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
 from gemsmith.report.tables import sweep_table
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
@@ -29,9 +29,9 @@ def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
 
 def write_sweep(keys: Sequence[str], found: Sequence[SweptPlan], path: Path, *, name: str) -> None:
     """Writes the page of a sweep over these keys: dollars as charts, all numbers as a table. Raises as `write_plan`."""
-    template = open_environment().get_template("sweep_page.html")
-    html = template.render(name=name, keys=keys, charts=sweep_charts(keys, found), table=sweep_table(keys, found))
-    _write(path, str(html).encode("utf-8", "replace").decode())
+    environment = open_environment()
+    values = {"name": name, "keys": keys, "charts": sweep_charts(keys, found), "table": sweep_table(keys, found)}
+    _write(path, render(environment, "sweep_page.html", **values))
 
 
 def _write(path: Path, html: str) -> None:
@@ -48,8 +48,9 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
     for row in sorted(record.serving, key=lambda row: (row.input_tokens, row.output_tokens, serving_cost(row))):
         if row.fits:
             serving.setdefault(row.load, []).append(row)
-    template = open_environment().get_template("plan_page.html")
-    html = template.render(
+    return render(
+        open_environment(),
+        "plan_page.html",
         plan=record,
         name=name,
         tiles=_tiles(record),
@@ -59,7 +60,6 @@ def render_plan(record: PlanRecord, *, name: str) -> str:
         serving=serving,
         describe_changes=describe_changes,
     )
-    return str(html).encode("utf-8", "replace").decode()
 
 
 def bar_of(machine: MachinePlan) -> tuple[list[tuple[str, str, float]], float]:

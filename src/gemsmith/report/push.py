@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
-from gemsmith.analysis.summary import RunRecords, count_checks, find_notices, read_findings
+from gemsmith.analysis.summary import RunRecords, count_checks, find_notices, read_findings, score_words
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.report.tables import Table
@@ -16,7 +16,7 @@ from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.command import max_lora_rank
 from gemsmith.serve.stage import find_verification_issue
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, fraction, interval, p_value, signed
+from gemsmith.system.format import count, decimal, p_value, signed
 from gemsmith.system.version import __version__
 
 Weights = Literal["adapter", "merged"]
@@ -145,10 +145,7 @@ def _scores(found: RunRecords) -> str:
         return "Not scored.\n"
     rows = []
     for task in found.eval.tasks:
-        both = [
-            f"{fraction(each.score.score)} ({interval(each.score.low, each.score.high)})"
-            for each in (task.base, task.tuned)
-        ]
+        both = [score_words(each.score) for each in (task.base, task.tuned)]
         change = task.difference
         ends = f"{signed(change.low)} to {signed(change.high)}"
         rows.append(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords
+from gemsmith.analysis.summary import RunRecords, score_words
 from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
@@ -17,13 +17,10 @@ from gemsmith.runs.eval_records import (
     LmEvalRecord,
     LmEvalScore,
     ModelResult,
-    PassAt,
     ProblemScore,
-    Score,
-    Share,
     TaskResult,
 )
-from gemsmith.system.format import count, decimal, fraction, interval
+from gemsmith.system.format import count, decimal
 
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
@@ -154,18 +151,13 @@ def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
     """
     for result in scores.tasks:
         base, tuned = result.base, result.tuned
-        yield result.task, "score", _interval(base.score), _interval(tuned.score)
+        yield result.task, "score", score_words(base.score), score_words(tuned.score)
         for one, other in zip(base.pass_at, tuned.pass_at, strict=False):
             if one.k > 1 and one.k == other.k:
-                yield "", f"pass@{one.k}", _interval(one), _interval(other)
+                yield "", f"pass@{one.k}", score_words(one), score_words(other)
         for name, share in base.score.others.items():
             if name in tuned.score.others:
-                yield "", name, _interval(share), _interval(tuned.score.others[name])
-
-
-def _interval(score: Score | PassAt | Share) -> str:
-    """A score, or one of its kin, with its 95 % interval."""
-    return f"{fraction(score.score)} ({interval(score.low, score.high)})"
+                yield "", name, score_words(share), score_words(tuned.score.others[name])
 
 
 def _task(result: TaskResult) -> TaskScores:
