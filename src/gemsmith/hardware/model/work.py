@@ -295,14 +295,13 @@ def step_cost(
 
     Raises RecipeError for LoRA targets that do not exist.
     """
-    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
-    outside: list[Tensor] = []
     tensors = text_tensors(variant)
+    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
     for tensor in tensors:
-        (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
+        if tensor.layer is not None:
+            layers[tensor.layer].append(tensor)
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
-    sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
     met: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.role in EXPERTS:
@@ -322,14 +321,14 @@ def step_cost(
         attention=attention,
         query_block=OTHER_QUERY_BLOCK,
         dtype_bytes=4 if dtype == "float32" else 2,
-        parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
+        parameters=parameter_count(tensors),
         base_bytes=sum(disk_bytes(tensor, dtype) for tensor in tensors),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_parameters=met,
-        projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
+        projection_parameters=sum(tensor.size for tensor in tensors if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,
-        largest_layer_parameters=max(sizes.values()),
+        largest_layer_parameters=max(map(parameter_count, layers.values())),
         layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
         walked_widths=tuple(
             # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
