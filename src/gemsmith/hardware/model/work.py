@@ -5,6 +5,7 @@ room for, P patches and S soft tokens of each.
 """
 
 import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -296,10 +297,8 @@ def step_cost(
     Raises RecipeError for LoRA targets that do not exist.
     """
     tensors = text_tensors(variant)
-    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
-    for tensor in tensors:
-        if tensor.layer is not None:
-            layers[tensor.layer].append(tensor)
+    inside = (tensor for tensor in tensors if tensor.layer is not None)
+    layers = [list(group) for _, group in itertools.groupby(inside, key=lambda tensor: tensor.layer)]
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     met: Counter[str] = Counter()
@@ -328,15 +327,15 @@ def step_cost(
         layer_parameters=met,
         projection_parameters=sum(tensor.size for tensor in tensors if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,
-        largest_layer_parameters=max(map(parameter_count, layers.values())),
-        layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        largest_layer_parameters=max(map(parameter_count, layers)),
+        layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers),
         walked_widths=tuple(
             # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
             _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)
-            for group in layers.values()
+            for group in layers
         ),
-        all_widths=sum((_widths(variant, group, adapted) for group in layers.values()), start=Widths()),
-        named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
+        all_widths=sum((_widths(variant, group, adapted) for group in layers), start=Widths()),
+        named_widths=_named_widths(layers, adapted, recipe.lora.rank),
         images=images,
     )
 
