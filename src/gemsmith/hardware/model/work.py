@@ -5,6 +5,7 @@ room for, P patches and S soft tokens of each.
 """
 
 import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -291,15 +292,15 @@ def on_chips(work: StepCost, kind: str, recipe: Recipe) -> StepCost:
 def step_cost(
     recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", images: ImageWork | None = None
 ) -> StepCost:
-    """Of the recipe, whole layers recomputed where train.remat is auto. Raises RecipeError for unknown LoRA targets."""
-    layers: dict[int, list[Tensor]] = {layer: [] for layer in range(variant.layers)}
-    outside: list[Tensor] = []
+    """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
+
+    Raises RecipeError for LoRA targets that do not exist.
+    """
     tensors = text_tensors(variant)
-    for tensor in tensors:
-        (outside if tensor.layer is None else layers[tensor.layer]).append(tensor)
+    inside = (tensor for tensor in tensors if tensor.layer is not None)
+    layers = [list(group) for _, group in itertools.groupby(inside, key=lambda tensor: tensor.layer)]
     targets = lora_targets(variant, recipe.lora.targets)
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
-    sizes = {layer: sum(tensor.size for tensor in tensors) for layer, tensors in layers.items()}
     met: Counter[str] = Counter()
     for tensor in tensors:
         if tensor.role in EXPERTS:
@@ -319,22 +320,22 @@ def step_cost(
         attention=attention,
         query_block=OTHER_QUERY_BLOCK,
         dtype_bytes=4 if dtype == "float32" else 2,
-        parameters=sum(sizes.values()) + sum(tensor.size for tensor in outside),
+        parameters=parameter_count(tensors),
         base_bytes=sum(disk_bytes(tensor, dtype) for tensor in tensors),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
         layer_parameters=met,
-        projection_parameters=sum(tensor.size for tensor in outside if tensor.role == "per_layer_projection"),
+        projection_parameters=sum(tensor.size for tensor in tensors if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,
-        largest_layer_parameters=max(sizes.values()),
-        layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers.values()),
+        largest_layer_parameters=max(map(parameter_count, layers)),
+        layer_bytes=tuple(sum(disk_bytes(tensor, dtype) for tensor in group) for group in layers),
         walked_widths=tuple(
             # PyTorch, unlike XLA, keeps all that the layer's backward pass reads until it has read it.
             _walked_widths(variant, group) if recipe.train.backend == "tunix" else _widths(variant, group, adapted)
-            for group in layers.values()
+            for group in layers
         ),
-        all_widths=sum((_widths(variant, group, adapted) for group in layers.values()), start=Widths()),
-        named_widths=_named_widths(layers.values(), adapted, recipe.lora.rank),
+        all_widths=sum((_widths(variant, group, adapted) for group in layers), start=Widths()),
+        named_widths=_named_widths(layers, adapted, recipe.lora.rank),
         images=images,
     )
 
