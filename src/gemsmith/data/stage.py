@@ -71,8 +71,7 @@ def prepare_data(run: Run) -> DataRecord:
 
     Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
-    clock, data = start_clock(), run.recipe.data
-    console = open_console(soft_wrap=False)
+    clock, data, console = start_clock(), run.recipe.data, open_console(soft_wrap=False)
     # Before the checkpoint, which may first have to be fetched.
     dataset = read_train(run.recipe, partial(keep_bytes, run.images))
     checkpoint, template = _open_checkpoint(run)
@@ -87,13 +86,8 @@ def prepare_data(run: Run) -> DataRecord:
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
     order: Literal["drawn", "longest first"] = "drawn" if data.format == FORMAT else "longest first"
     rows = _assign(kept, patches, run.recipe, drawn=order == "drawn")
-    evaluated = _render_eval(run.recipe, checkpoint.folder, template, held_out, patching)
+    evaluated = _render_eval(run.recipe, checkpoint.folder, template, held_out, patching, images=any(patches))
     parts = {"": _Part(documents=kept, rows=rows)} | ({EVAL_ROWS: evaluated} if evaluated else {})
-    if evaluated and evaluated.images and not any(patches):
-        raise DataError(
-            "data.eval: has rows with images, and data.train none, so training could not see them; take them out, or "
-            "leave train.eval_steps out"
-        )
     try:
         before = read_record(run, DataRecord)
     except RunError:
@@ -184,11 +178,17 @@ class _Part:
 
 
 def _render_eval(
-    recipe: Recipe, folder: Path, template: ChatTemplateSource, documents: Sequence[Document], patching: PatchConfig
+    recipe: Recipe,
+    folder: Path,
+    template: ChatTemplateSource,
+    documents: Sequence[Document],
+    patching: PatchConfig,
+    *,
+    images: bool,
 ) -> _Part | None:
-    """The rows of data.eval in packed rows; None without train.eval_steps.
+    """The rows of data.eval in packed rows; None without train.eval_steps. `images`: data.train has some.
 
-    Raises DataError where none is left, or none has a token in the loss.
+    Raises DataError where none is left, none has a token in the loss, or they alone have images.
     """
     if recipe.train.eval_steps is None:
         return None
@@ -208,7 +208,13 @@ def _render_eval(
             f"out: {too_long:,} of {len(documents):,}",
         )
     rows = _assign(kept, [patching.per_token * document.soft_tokens for document in kept], recipe, drawn=False)
-    return _Part(documents=kept, rows=rows, dropped={**bad.counts, **dropped}, warnings=warnings)
+    part = _Part(documents=kept, rows=rows, dropped={**bad.counts, **dropped}, warnings=warnings)
+    if part.images and not images:
+        raise DataError(
+            "data.eval: has rows with images, and data.train none, so training could not see them; take them out, or "
+            "leave train.eval_steps out"
+        )
+    return part
 
 
 def _eval_record(run: Run, part: _Part, files: dict[str, str]) -> EvalRows:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,7 @@ class Line:
     y: Sequence[float]
     color: str
     """The name of its variable; so below."""
-    style: dict[str, Any] = field(default_factory=dict)
+    style: Mapping[str, Any] = field(default_factory=dict)
     words: str = ""
     """In the legend."""
     mark: str = "line"
@@ -242,6 +242,8 @@ def spans_decades(values: Sequence[float], decades: float = 2.0) -> bool:
 
 _MOST_POINTS = 800
 _MOST_MARKS = 200
+_DOTS: Mapping[str, Any] = {"marker": "o", "markersize": 4.5}
+_CROSS: Mapping[str, Any] = {"marker": "X", "linestyle": "none", "markersize": 8}
 
 
 def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
@@ -279,27 +281,22 @@ def _step_chart(
     known = [value for value in values if not math.isnan(value)]
     window = mean_window(len(values)) if smooth else 1
     log = spans_decades(values) and not from_zero
-    spikes = {step: value for step, value in zip(steps, values, strict=True) if step in marked}
-    if limit is not None and not (known and limit <= 1.1 * max(known)):
-        limit = None
-    shown = _thinned(steps, values)
-    dots = {"marker": "o", "markersize": 4.5} if len(steps) <= 20 else {}
+    spikes = [(step, value) for step, value in zip(steps, values, strict=True) if step in marked[:_MOST_MARKS]]
+    limit = limit if limit is not None and known and limit <= 1.1 * max(known) else None
+    shown, dots = _thinned(steps, values), _DOTS if len(steps) <= 20 else {}
     thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
     lines = [Line(x=shown[0], y=shown[1], color="s1", style={**dots, **thin})]
     if window > 1:
         mean = _thinned(steps, running_mean(values, window))
         lines.append(Line(x=mean[0], y=mean[1], color="s1"))
-    cross = {"marker": "X", "linestyle": "none", "markersize": 8}
-    marks = list(spikes.items())[:_MOST_MARKS]
-    lines += [Line(x=[spike], y=[value], color="s2", style=cross) for spike, value in marks]
-    held_out = [one for one in train.evaluations if name == "loss" and math.isfinite(one.loss)]
+    lines += [Line(x=[spike], y=[value], color="s2", style=_CROSS) for spike, value in spikes]
+    held_out = {one.step: one.loss for one in train.evaluations if name == "loss" and math.isfinite(one.loss)}
     if held_out:
-        at, losses = [one.step for one in held_out], [one.loss for one in held_out]
-        lines.append(Line(x=at, y=losses, color="s3", style={"marker": "o", "markersize": 4.5}))
+        x, y = list(held_out), list(held_out.values())
+        lines.append(Line(x=x, y=y, color="s3", style=_DOTS, words="held-out rows"))
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
     legend += [("s2", "cross", "spike")] if spikes else []
-    legend += [("s3", "line", "held-out rows")] if held_out else []
     legend += [] if limit is None else [("muted", "dots", f"clipped above {plain(limit)}")]
     return line_chart(
         name,

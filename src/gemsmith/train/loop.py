@@ -159,11 +159,11 @@ class TrainSession:
                 backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
-        self.log = StepLog(earlier, self._sinks(earlier) if backend.writes else (), evaluations)
-
-    def _sinks(self, earlier: Sequence[TrainStep]) -> tuple[Sink, ...]:
-        display = Display(steps=self.steps, done=self.done, compare=self._compare)
-        return StepsFile(self.run, earlier), Events(self.run, done=self.done), display
+        sinks: tuple[Sink, ...] = ()
+        if backend.writes:
+            display = Display(steps=steps, done=self.done, compare=self._compare)
+            sinks = (StepsFile(run, earlier), Events(run, done=self.done), display)
+        self.log = StepLog(earlier, sinks, evaluations)
 
     def _compare(self, steps: Sequence[TrainStep]) -> str | None:
         found = against_plan(self.run, machine_of(self.run, self._backend.facts().accelerators), steps)

@@ -13,6 +13,7 @@ computed once, in Python's floats, and recorded as it was used.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -131,20 +132,26 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
         return trained, moments, metrics | {"correct": correct.astype(jnp.int32)} | _count_tokens(rows, count)
 
-    def evaluate(trained: nnx.State, frozen: nnx.State, rows: _Arrays) -> _Arrays:
-        def add(total: Any, some: _Arrays) -> tuple[Any, None]:
-            sums = _sum_nll(nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen), some)
-            return jax.tree.map(jnp.add, total, sums), None
-
-        split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
-        nll, correct = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), split)[0]
-        return {"nll": nll, "correct": correct, "targets": jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.int32)}
-
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
+    evaluate = partial(_evaluate, model_def=model_def, mesh=mesh, micro_batches=micro_batches)
     evaluation = jax.jit(evaluate, out_shardings=shardings[2])
     return Step(update=compiled, evaluate=evaluation, trained=trained, moments=moments, frozen=frozen)
+
+
+def _evaluate(
+    trained: nnx.State, frozen: nnx.State, rows: _Arrays, *, model_def: Any, mesh: Mesh, micro_batches: int
+) -> _Arrays:
+    """Sums of the loss and of correct tokens over the rows, and how many tokens these are of; no dropout."""
+
+    def add(total: Any, some: _Arrays) -> tuple[Any, None]:
+        sums = _sum_nll(nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen), some)
+        return jax.tree.map(jnp.add, total, sums), None
+
+    split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
+    nll, correct = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), split)[0]
+    return {"nll": nll, "correct": correct, "targets": jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.int32)}
 
 
 def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.ndarray:
