@@ -34,7 +34,7 @@ SOURCE = "src/gemsmith"
 CORE = """
 analysis/confounders analysis/cost analysis/ratios arch/lora_targets bench/metrics bench/requests checkpoints/peft
 checkpoints/safetensors data/batches data/dedup data/encode data/packing data/tokenize evals/labels evals/metrics
-evals/shards export/merge export/tunix hardware/model/memory hardware/model/serving hardware/model/step_time
+evals/predict export/merge export/tunix hardware/model/memory hardware/model/serving hardware/model/step_time
 hardware/model/work images/patches models/attention models/loss models/moe plan/cost plan/fix plan/mesh plan/serving
 runs/checksums runs/resolve tasks/json_fields tasks/regex train/jax/step train/loss_checks train/resume train/schedule
 """.split()
