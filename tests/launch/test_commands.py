@@ -1,7 +1,7 @@
 import pytest
 
 from gemsmith.errors import EngineError, InputError, MachineError
-from gemsmith.launch.commands import fill
+from gemsmith.launch.commands import _table, fill, find_complaint
 from gemsmith.launch.submit import ask, show
 
 
@@ -35,3 +35,13 @@ def test_a_missing_program_is_told_before_anything_runs(tmp_path):
         show(("bash", str(tmp_path / "x.sh")), needs=("no-such-program-here",))
     with pytest.raises(MachineError, match="no-such-program-here"):
         show(("no-such-program-here",))
+
+
+def test_each_check_before_a_launch_is_of_a_kind_that_is_known():
+    kinds = {entry.get("complaint", "empty") for entry in _table()["preflight"]}
+    assert len(kinds) > 5
+    values = dict.fromkeys(("apis", "member", "name", "region", "role", "service_account"), "x")
+    for kind in kinds:
+        find_complaint(kind, values, "")
+    with pytest.raises(AssertionError, match="complaint emtpy"):
+        find_complaint("emtpy", values, "")

@@ -73,12 +73,7 @@ def parameter_count(tensors: Iterable[Tensor]) -> int:
 
 
 def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
-    hidden, head_dim, ffn, experts = (
-        variant.embed_dim,
-        variant.head_dim_of(layer),
-        variant.ffn_of(layer),
-        variant.experts,
-    )
+    hidden, head_dim, ffn = variant.embed_dim, variant.head_dim_of(layer), variant.ffn_of(layer)
     query, keys, shares = variant.heads * head_dim, variant.kv_heads_of(layer) * head_dim, variant.shares_kv(layer)
     norms = dict.fromkeys(_NORMS, hidden) | dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), head_dim)
     shapes = {"q": (query, hidden), "k": (keys, hidden), "o": (hidden, query)}
@@ -94,7 +89,7 @@ def _layer_tensors(variant: Variant, layer: int) -> list[Tensor]:
             ("post_per_layer_input_norm.weight", (hidden,), "norm"),
         ]
     rows.append(("layer_scalar", (1,), "scalar"))
-    if experts:
+    if experts := variant.experts:
         rows += [
             ("router.proj.weight", (experts, hidden), "router"),
             ("router.scale", (hidden,), "norm"),

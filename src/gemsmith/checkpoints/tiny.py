@@ -67,14 +67,14 @@ def write_checkpoint(
     generation = {"bos_token_id": 2, "do_sample": True, "eos_token_id": [1, 106, 50], "pad_token_id": 0}
     _write_json(folder / "generation_config.json", generation)
     if (vision := variant.vision) is not None:
-        # As much of it as depends on the patches.
         patches = {"patch_size": vision.patch, "pooling_kernel_size": vision.pooling}
         model = "Gemma4Unified" if isinstance(vision, PatchProjection) else "Gemma4"
-        processors: dict[str, object] = {"processor_class": f"{model}Processor"}
-        processors["feature_extractor"] = {"feature_extractor_type": f"{model}AudioFeatureExtractor"}
-        for kind in ("image", "video"):
-            name = f"{kind}_processor"
-            processors[name] = {f"{name}_type": f"{model}{kind.capitalize()}Processor", **patches}
+        processors = {  # as much of it as depends on the patches
+            "processor_class": f"{model}Processor",
+            "feature_extractor": {"feature_extractor_type": f"{model}AudioFeatureExtractor"},
+            "image_processor": {"image_processor_type": f"{model}ImageProcessor", **patches},
+            "video_processor": {"video_processor_type": f"{model}VideoProcessor", **patches},
+        }
         _write_json(folder / "processor_config.json", processors)
     stored = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     total, seen = sum(weight.size for weight in weights.values()), 0

@@ -82,7 +82,8 @@ class Price:
 
     def times(self, count: int) -> "Price":
         """Of so many machines."""
-        hour, spot = (rate and count * rate for rate in (self.usd_per_hour, self.usd_per_hour_spot))
+        rates = self.usd_per_hour, self.usd_per_hour_spot
+        hour, spot = (None if rate is None else count * rate for rate in rates)
         source = f"{self.source}, times {count} slices"
         return replace(self, usd_per_hour=hour, usd_per_hour_spot=spot, source=source)
 

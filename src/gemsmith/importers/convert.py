@@ -97,7 +97,12 @@ def port(
 
 
 def _readings(
-    files: Mapping[str, Settings], overrides: Sequence[str], **known: Any
+    files: Mapping[str, Settings],
+    overrides: Sequence[str],
+    *,
+    devices: int | None,
+    steps: int | None,
+    overridden: frozenset[str],
 ) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
     projects = [_project(file, values) for file, values in files.items()]
     adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
@@ -111,11 +116,13 @@ def _readings(
             file=file,
             project=name,
             given=values,
+            devices=devices,
+            steps=steps,
+            overridden=overridden,
             defaults={key: value for key, value in defaults.items() if key not in left_out},
             variant=variant,
             adapter_elsewhere=elsewhere,
             backend=backend if backend in BACKENDS else Train.model_fields["backend"].default,
-            **known,
         )
         readings.append((config, rules))
     return readings
@@ -236,8 +243,10 @@ def _derived(rows: Sequence[Row], overridden: frozenset[str]) -> list[ResolvedVa
             reasons.setdefault(name, (value, []))[1].append(origin)
     for name in overridden:
         reasons[name] = (None, ["--set"])
-    said = {name: (value, " ".join("; ".join(dict.fromkeys(why)).split())) for name, (value, why) in reasons.items()}
-    return [ResolvedValue(name, *value_and_reason) for name, value_and_reason in said.items()]
+    return [
+        ResolvedValue(name, value, " ".join("; ".join(dict.fromkeys(why)).split()))
+        for name, (value, why) in reasons.items()
+    ]
 
 
 _ORDER = ("differs", "to do", "mapped", "derived", "set", "none")

@@ -40,9 +40,10 @@ def cost_of(
     price = on_demand(machine)
     usd = None if price is None else _dollars(price, hours)
     millions = None if not tokens else steps * tokens / 1e6
-    # Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again.
-    spot, lost_hours, usd_spot = cheapest_spot(machine), (start_s[1] + train.save_steps * time.high_s / 2) / 3600, None
+    spot, usd_spot = cheapest_spot(machine), None
+    lost_hours = (start_s[1] + train.save_steps * time.high_s / 2) / 3600
     if spot is not None and lost_hours < PREEMPTION_HOURS:
+        # Of every PREEMPTION_HOURS that are paid for, at worst, what was lost is worked again.
         taken = PREEMPTION_HOURS / (PREEMPTION_HOURS - lost_hours)
         usd_spot = _dollars(spot, (hours[0], hours[1] * taken), spot=True)
     return Cost(

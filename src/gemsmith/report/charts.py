@@ -281,7 +281,8 @@ def _step_chart(
     known = [value for value in values if not math.isnan(value)]
     window = mean_window(len(values)) if smooth else 1
     log = spans_decades(values) and not from_zero
-    spikes = [(step, value) for step, value in zip(steps, values, strict=True) if step in marked[:_MOST_MARKS]]
+    crossed = frozenset(marked[:_MOST_MARKS])
+    spikes = [(step, value) for step, value in zip(steps, values, strict=True) if step in crossed]
     limit = limit if limit is not None and known and limit <= 1.1 * max(known) else None
     shown, dots = _thinned(steps, values), _DOTS if len(steps) <= 20 else {}
     thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}

@@ -155,6 +155,13 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
         for curve in (redrawn.at_catalog if redrawn else ())
     ]
+    pairs = []
+    for pair in comparison.pairs:
+        both, places = (pair.first, pair.other), (names.index(pair.first), names.index(pair.other))
+        shown = {"pair": pair, "tiles": [ratio for ratio in pair.ratios if ratio.main], "groups": groups(pair)}
+        shown["serving"] = charts.serving_charts(comparison, pair)
+        shown["cost"] = [charts.cost_chart(curve, both, places=places) for curve in pair.curves]
+        pairs.append(shown)
     return render(
         environment,
         "comparison.html",
@@ -167,18 +174,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         swept_columns=SWEPT_COLUMNS,
         bearing=[each for each in comparison.differences if each.confounds or each.varying],
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
-        pairs=[
-            {
-                "pair": pair,
-                "tiles": [ratio for ratio in pair.ratios if ratio.main],
-                "groups": groups(pair),
-                "serving": charts.serving_charts(comparison, pair),
-                "cost": [charts.cost_chart(curve, both, places=places) for curve in pair.curves],
-            }
-            for pair in comparison.pairs
-            for both in [(pair.first, pair.other)]
-            for places in [(names.index(pair.first), names.index(pair.other))]
-        ],
+        pairs=pairs,
         loss=charts.loss_chart(comparison),
         at_catalog=at_catalog,
     )

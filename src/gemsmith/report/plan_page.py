@@ -143,12 +143,11 @@ def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]
     A chart for each machine, with a line for each choice of the other keys; of one key all machines in one chart. What
     does not fit or has no price is no point.
     """
-    columns = list(zip(*(each.values for each in found), strict=True))
-    numbers = [
-        place for place, column in enumerate(columns) if all(value.replace(".", "", 1).isdecimal() for value in column)
-    ]
-    axis = (numbers or [len(keys) - 1])[-1]
-    values = list(dict.fromkeys(columns[axis]))
+    axis = len(keys) - 1
+    for place in range(len(keys)):
+        if all(each.values[place].replace(".", "", 1).isdecimal() for each in found):
+            axis = place
+    values = list(dict.fromkeys(each.values[axis] for each in found))
     charts: dict[str, dict[str, list[tuple[int, Range]]]] = {}
     for each in found:
         others = ", ".join(value for place, value in enumerate(each.values) if place != axis)

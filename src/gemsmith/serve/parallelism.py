@@ -24,7 +24,7 @@ class Layout:
 
 
 def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
-    """The first candidate that fits. Raises MachineError where none does."""
+    """The best layout that fits, bfloat16 before fp8. Raises MachineError where none does."""
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
     tried = []

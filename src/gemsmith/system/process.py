@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from gemsmith.errors import MachineError, explain_os_error
 
@@ -32,8 +31,14 @@ def supervised(
     supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid())]
     guarded = [*supervisor, str(GRACE_S if grace_s is None else grace_s), *command]
     with log.open("wb") as output:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(guarded, **streams, start_new_session=True, env=dict(environment))
+        process = subprocess.Popen(
+            guarded,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+        )
     try:
         yield process
     finally:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemsmith.errors import MachineError
 
@@ -114,8 +113,15 @@ def find_sandbox(*, unsafe: bool = False) -> Sandbox:
 def _run(command: Sequence[str], limits: SandboxLimits, *, cwd: Path | None = None) -> SandboxResult:
     # Into a file, so that what prints without end meets the limit on files and not this process's memory.
     with tempfile.TemporaryFile() as printed:
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": printed, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, **streams, cwd=cwd, env=_ENVIRONMENT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
         try:
             code: int | None = process.wait(limits.wall_s)
         except subprocess.TimeoutExpired:

@@ -24,12 +24,13 @@ _SMALLEST_DIFFERENCE = 0.01
 _REMEDY = "set export.merge_into to trained, and export again"
 # Rounding that moves logits by more than this share of what the adapter does to them has made another model.
 _LARGE_SHARE = 0.5
+_NAMED = 5
 
 
-def make_check(name: str, problems: Sequence[str], passed: str, *, most: int = 5) -> Check:
+def make_check(name: str, problems: Sequence[str], passed: str) -> Check:
     """Passed where there are no problems; `passed` is what is said then."""
-    more = f" and {len(problems) - most} more" if len(problems) > most else ""
-    return Check(name=name, passed=not problems, detail="; ".join(problems[:most]) + more if problems else passed)
+    more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+    return Check(name=name, passed=not problems, detail="; ".join(problems[:_NAMED]) + more if problems else passed)
 
 
 def report_checks(checks: Sequence[Check], place: Path) -> None:

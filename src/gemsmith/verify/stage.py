@@ -173,7 +173,7 @@ def _same_values(one: TensorPlace, other: TensorPlace) -> bool:
 
 
 def recompute(base: Checkpoint, merged: Checkpoint, adapter: Adapter) -> tuple[list[str], float | None]:
-    """Which merged weights are not W + scale * B A in float64, but for rounding; the share that took of the change."""
+    """Which merged weights are not W + scale * B A in float64, but for rounding; rounding's share of the change."""
     problems, lost, added = [], 0.0, 0.0
     for module, pair in adapter.modules.items():
         name = f"{module}.weight"

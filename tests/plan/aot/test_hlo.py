@@ -2,7 +2,7 @@ import pytest
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import load_catalog
-from gemsmith.plan.aot.hlo import matmul_flops, parse
+from gemsmith.plan.aot.hlo import bits_of, matmul_flops, parse
 from gemsmith.plan.aot.timeline import walk
 
 CHIP = load_catalog().chips["v5p"]
@@ -11,6 +11,12 @@ CHIP = load_catalog().chips["v5p"]
 def test_text_that_is_no_hlo_is_refused():
     with pytest.raises(InputError, match="does not start with HloModule"):
         walk("module @jit", CHIP)
+
+
+def test_an_element_type_without_a_size_is_named():
+    assert [bits_of(dtype) for dtype in ("bf16", "s4", "f8e4m3fn", "pred", "token")] == [16, 4, 8, 8, 0]
+    with pytest.raises(AssertionError, match="element type quux"):
+        bits_of("quux")
 
 
 CONVOLUTIONS = [

@@ -156,7 +156,9 @@ MATMULS = ("convolution", "dot")
 
 def bits_of(dtype: str) -> int:
     """Bits of one element: bf16 -> 16, s4 -> 4, f8e4m3fn -> 8."""
-    return _BITS[dtype] if dtype in _BITS else int(_first(r"^[a-z]+(\d+)", dtype))
+    bits = _BITS[dtype] if dtype in _BITS else _first(r"^[a-z]+(\d+)", dtype)
+    assert bits != "", f"element type {dtype}"
+    return int(bits)
 
 
 def parse(text: str) -> Module:

@@ -63,7 +63,7 @@ def ask_all(
     A request is taken when there is room for it, so that those of an iterator are made one by one. Ends at once at
     Ctrl-C, at SIGTERM, and where `heard` raises. Raises EngineError where the server has died. A request that cannot
     connect, is cut off, or is answered with 429 or 5xx is tried again a few times, each after a call of `retried` with
-    its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says.
+    its index and the reason, and no sooner than a Retry-After of at most MOST_WAIT_S says; one that takes too long not.
     """
     numbered = iter(enumerate(requests))
 

@@ -107,7 +107,7 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
     """That of any OpenAI-compatible server. Raises InputError as find_models, CheckpointError without its tokenizer."""
     url, cards = find_models(url, () if model is None else (model,))
     ((name, listed),) = cards.items()
-    # That is given, or that the server says it serves, where that is on this machine.
+    # The one that is given, or that the server says it serves, where that is on this machine.
     named = listed.get("root")
     folder = tokenizer or (Path(named) if isinstance(named, str) and named else None)
     if folder is None or not (folder / "tokenizer.json").is_file():
