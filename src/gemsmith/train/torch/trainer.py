@@ -16,6 +16,7 @@ import peft
 import torch
 import transformers
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
@@ -132,6 +133,9 @@ class TrlTrainer(SFTTrainer):
                 nll, correct = self.group.total(np.sum(parts, axis=0).tolist())
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
         model.train()
+        if isinstance(model, FSDPModule):
+            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
+            model.reshard()
         return dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
