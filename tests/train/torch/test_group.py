@@ -71,7 +71,7 @@ def test_held_out_rows_leave_split_parameters_split(tmp_path):
         )
         batch = SimpleNamespace(loss_mask=np.ones((3, 2), bool))
         batches = SimpleNamespace(steps=2, batch=lambda _: batch)
-        assert TrlTrainer.evaluate_held_out(trainer, batches, None)["targets"] == 6
+        assert TrlTrainer.evaluate_held_out(trainer, batches, None, lambda: False)["targets"] == 6
         assert all(isinstance(weight, DTensor) for weight in model.parameters())
         assert model.training
     finally:
