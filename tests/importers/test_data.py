@@ -37,6 +37,28 @@ def test_a_share_of_the_rows_is_held_out_by_the_recipe(tmp_path, write, of):
     assert of(ported.rows, "val_set_size").status == "mapped"
 
 
+FACTORY_STEPS = FACTORY | {"eval_strategy": "steps", "eval_steps": 50, "val_size": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        (AXOLOTL | {"val_set_size": 0.05, "eval_steps": 50}, 50),
+        (AXOLOTL | {"val_set_size": 0.05, "eval_steps": 0.1}, None),
+        (AXOLOTL | {"val_set_size": 0, "eval_steps": 50}, None),
+        (AXOLOTL | {"val_set_size": 0.05, "eval_steps": 50, "eval_strategy": "epoch"}, None),
+        (FACTORY_STEPS, 50),
+        (FACTORY_STEPS | {"eval_strategy": None}, None),
+        (FACTORY_STEPS | {"eval_strategy": False}, None),
+    ],
+    ids=["axolotl", "a share of steps", "none held out", "by epoch", "llama-factory", "off", "off in YAML"],
+)
+def test_losses_on_held_out_rows_are_as_far_apart(given, steps, tmp_path, write, of):
+    ported = port([write(tmp_path, given)])
+    assert ported.recipe.train.eval_steps == steps
+    assert of(ported.rows, "eval_steps").status == ("mapped" if steps else "none")
+
+
 @pytest.mark.parametrize(
     ("entry", "train", "form", "status"),
     [

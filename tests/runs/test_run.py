@@ -155,6 +155,13 @@ def test_other_held_out_rows_do_not_touch_what_was_trained(run):
     assert is_up_to_date(run, "data")
 
 
+def test_other_held_out_rows_are_refused_where_training_measures_its_loss_on_them(tmp_path):
+    run = open_run(tmp_path / "short", recipe("data.eval=/held.jsonl", "train.eval_steps=2"))
+    write_record(run, data_record(run))
+    with pytest.raises(RunError, match=r"data\.eval is \"/held\.jsonl\" there and .*, and data has used it"):
+        open_run(run.path, recipe("data.eval=/others.jsonl", "train.eval_steps=2"))
+
+
 def test_a_run_is_borrowed_with_other_keys_of_one_section_only(tmp_path):
     run = open_run(tmp_path / "short", recipe("data.max_length=512"))
     before = run.recipe_file.read_bytes()

@@ -7,7 +7,7 @@ import transformers
 
 from gemsmith.checkpoints.peft import WEIGHTS
 from gemsmith.data.batches import EVAL_ROWS, open_rows
-from gemsmith.errors import DataError, RecipeError, RunError
+from gemsmith.errors import DataError, RecipeError, RunError, Terminated
 from gemsmith.export.stage import export
 from gemsmith.runs.records import DataRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record, stage_keys
@@ -103,6 +103,24 @@ def test_a_run_that_was_killed_has_the_same_evaluations(
     assert numbers(again) == numbers(record) and same_numbers(again, record)
     assert set(read_events(run)["eval/loss"]) == {4, 6}
     assert capsys.readouterr().err.count("eval at step 4 of 6: loss ") == 1
+
+
+@pytest.mark.slow
+def test_a_signal_ends_an_evaluation_which_is_made_once_the_run_goes_on(evaluated, prepared_run, monkeypatch):
+    whole, record = evaluated
+    run = prepared_run(data=EVAL, train={"backend": whole.recipe.train.backend, "eval_steps": 4, "save_steps": 5})
+    due = TrainSession.due
+
+    def told(self, step):
+        if found := due(self, step):
+            self.stopping.set()
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(Terminated, match="step 4 is saved"):
+        patch.setattr(TrainSession, "due", told)
+        train(run)
+    again = train(run)
+    assert numbers(again) == numbers(record) and again.resumed_at == (4,)
 
 
 @pytest.mark.parametrize("packing", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["packed", "not packed"])

@@ -193,6 +193,21 @@ def save_steps_rule(setting: Setting) -> Row:
 
 
 @if_set
+def eval_steps_rule(setting: Setting) -> Row:
+    """The row of the steps from one loss on held-out rows to the next; without such rows there is none."""
+    config, steps = setting.config, setting.read(number)  # it may be a share of all steps
+    unset = "steps" if config.project == "Axolotl" else "no"
+    strategy = next((value for key in _EVAL_STRATEGY if (value := config.value(key)) is not None), unset)
+    if steps < 1 or str(strategy).removeprefix("IntervalStrategy.").lower() != "steps":
+        return setting.ignored("when held-out rows are scored; train.eval_steps does that")
+    every = setting.read(positive)
+    held_out = any(is_on(config.value(key)) for key in _HELD_OUT) or "data.eval" in config.overridden
+    if not held_out:
+        return setting.ignored(f"no rows are held out; with data.eval: train.eval_steps={every}")
+    return setting.mapped({"train.eval_steps": every})
+
+
+@if_set
 def keep_rule(setting: Setting) -> Row:
     """The row of how many checkpoints are kept; 0 and below keep all in the Trainer."""
     count = setting.read(whole)
@@ -276,6 +291,10 @@ def start_adapter_rule(setting: Setting) -> Row:
 
 OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"
 
+_EVAL_STRATEGY = ("eval_strategy", "evaluation_strategy")
+# What makes data.eval, in Axolotl's YAML and LLaMA-Factory's.
+_HELD_OUT = ("val_set_size", "test_datasets[0].path", "val_size", "eval_dataset")
+
 # Keys of the Trainer that Axolotl's YAML takes under the same names.
 SHARED_RULES: Mapping[str, Rule] = {
     **read_rules("shared"),
@@ -283,6 +302,7 @@ SHARED_RULES: Mapping[str, Rule] = {
     "fp16": fp16_rule,
     "gradient_checkpointing": remat_rule,
     "save_steps": save_steps_rule,
+    "eval_steps": eval_steps_rule,
     "fsdp": several_devices,
     "fsdp_config.*": several_devices,
     "deepspeed": several_devices,

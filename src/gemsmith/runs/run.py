@@ -264,7 +264,7 @@ def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
         for one in records
         if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
     ]
-    return {key for key in plain_values(run.recipe) if any(reads(stage, key) for stage in edited)}
+    return {key for stage in edited for key in stage_keys(run.recipe, stage)}
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
@@ -298,8 +298,11 @@ def _next_recipe_file(run: Run) -> Path:
 
 def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
-    readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key) and has_outputs(run, stage)]
-    return [stage for stage in readers if not any(depends_on(stage, each) for each in force)]
+    held_out = run.recipe.train.eval_steps is not None
+    readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key, held_out=held_out)]
+    return [
+        stage for stage in readers if has_outputs(run, stage) and not any(depends_on(stage, each) for each in force)
+    ]
 
 
 def _resolve_again(path: Path, overrides: Sequence[str], force: tuple[str, ...]) -> tuple[Recipe, list[ResolvedValue]]:

@@ -1,12 +1,18 @@
 """The processes that train together."""
 
 import os
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from gemsmith.errors import MachineError, Terminated
 from gemsmith.train.torch import distributed as trl_group
+from gemsmith.train.torch.trainer import TrlTrainer
 
 
 @pytest.mark.parametrize(
@@ -37,3 +43,36 @@ def test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others(monkeypatch,
     with trl_group.joined(2):
         pass
     assert ended
+
+
+def test_held_out_rows_leave_split_parameters_split(tmp_path):
+    """Whole, AdamW's state would not be found for them, and be saved as zeros."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.outside = torch.nn.Linear(2, 1), torch.nn.Linear(2, 2)
+
+        def forward(self, rows):
+            return self.layer(self.outside(rows)).sum(), torch.ones(())
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store")), rank=0, world_size=1
+    )
+    try:
+        model, mesh = Model(), init_device_mesh("cpu", (1,))
+        fully_shard(model.layer, mesh=mesh), fully_shard(model, mesh=mesh)
+        trainer = SimpleNamespace(
+            model=model,
+            group=trl_group.ProcessGroup(device=torch.device("cpu")),
+            recipe=SimpleNamespace(train=SimpleNamespace(dtype="float32")),
+            _prepare_inputs=lambda rows: rows,
+            _own_rows=lambda *_: [{"rows": torch.ones(3, 2)}],
+        )
+        batch = SimpleNamespace(loss_mask=np.ones((3, 2), bool))
+        batches = SimpleNamespace(steps=2, batch=lambda _: batch)
+        assert TrlTrainer.evaluate_held_out(trainer, batches, None, lambda: False)["targets"] == 6
+        assert all(isinstance(weight, DTensor) for weight in model.parameters())
+        assert model.training
+    finally:
+        torch.distributed.destroy_process_group()

@@ -149,7 +149,8 @@ class TrlBackend:
             self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
             if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
-            self._evaluate(self._session.done)
+            if not self._evaluate(self._session.done):
+                return
             self._session.start_clock()
             self._trainer.train()
             if self._trainer.feed:
@@ -170,14 +171,18 @@ class TrlBackend:
         stack.callback(feed.close)
         return feed
 
-    def _evaluate(self, step: int) -> None:
-        """Evaluates after the step where that is due."""
-        if self._held_out is None or not self._session.due(step):
-            return
+    def _evaluate(self, step: int) -> bool:
+        """Evaluates after the step where that is due; False where it left off, since training is to stop."""
+        session, last = self._session, step == self._batches.steps
+        if self._held_out is None or not session.due(step):
+            return True
         begun_s = time.monotonic()
         with contextlib.ExitStack() as stack:
-            sums = self._trainer.evaluate_held_out(self._held_out, self._feed(stack, self._held_out, first=1))
-        self._session.evaluated(step, **sums, begun_s=begun_s)
+            feed = self._feed(stack, self._held_out, first=1)
+            sums = self._trainer.evaluate_held_out(self._held_out, feed, lambda: not last and session.stopping.is_set())
+        if sums:
+            session.evaluated(step, **sums, begun_s=begun_s)
+        return sums is not None
 
     def _refuse_fault(self, feed: DecodedImages) -> None:
         """Raises in every process what one of them could not read."""
@@ -191,9 +196,9 @@ class TrlBackend:
     def _finish(self, outcome: StepOutcome) -> bool:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
-        self._evaluate(outcome.plan.step)
         step, every = outcome.plan.step, self._run.recipe.train.save_steps
-        if outcome.should_stop or step == self._batches.steps or step % every == 0:
+        goes_on = self._evaluate(step) and not outcome.should_stop
+        if not goes_on or step == self._batches.steps or step % every == 0:
             matrices: dict[str, Arrays] = {}
             begun_s = time.monotonic()
             # Every process gives its part, the first writes.
@@ -203,7 +208,7 @@ class TrlBackend:
             self.checkpoints.save(step, matrices, moments, self._session.metadata())
             arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
             self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
-        return not outcome.should_stop
+        return goes_on
 
     def facts(self) -> BackendInfo:
         train, group, variant = self._run.recipe.train, self._group, self._checkpoint.variant

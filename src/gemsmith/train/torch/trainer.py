@@ -16,6 +16,7 @@ import peft
 import torch
 import transformers
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
@@ -112,12 +113,15 @@ class TrlTrainer(SFTTrainer):
         # Gradients are averaged over processes, and the count is that of all of them.
         return nll / (count / self.group.size)
 
-    def evaluate_held_out(self, batches: Batches, feed: DecodedImages | None) -> dict[str, float]:
+    def evaluate_held_out(
+        self, batches: Batches, feed: DecodedImages | None, told: Callable[[], bool]
+    ) -> dict[str, float] | None:
         """Over all rows the sum of the targets' nll, how many targets are correct, and how many there are.
 
-        `feed`: their images, of this process's rows; None where training's rows are text alone.
+        None where a process was `told` to stop. `feed`: their images, of this process's rows; None where training's
+        rows are text alone.
         """
-        total, model = np.zeros(3), self.model
+        total, model, stops = np.zeros(3), self.model, 0.0
         assert model is not None, "a trainer has one"
         model.eval()
         autocast = torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.recipe.train.dtype != "float32")
@@ -129,10 +133,15 @@ class TrlTrainer(SFTTrainer):
                 parts = [
                     torch.stack(model(**self._prepare_inputs(rows))).tolist() for rows in self._own_rows(batch, images)
                 ]
-                nll, correct = self.group.total(np.sum(parts, axis=0).tolist())
+                nll, correct, stops = self.group.total([*np.sum(parts, axis=0).tolist(), float(told())])
+                if stops:
+                    break
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
         model.train()
-        return dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
+        if isinstance(model, FSDPModule):
+            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
+            model.reshard()
+        return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
