@@ -109,6 +109,7 @@ def test_a_recipe_that_is_no_recipe_ends_the_list_and_values_that_cannot_be_do_n
     ("settings", "name", "said"),
     [
         (["train.global_batch_size=512"], "rows", "train.global_batch_size: 512 is more than all data makes"),
+        (["train.checkpoint_folder=rows.jsonl"], "backend", "rows.jsonl is a file; name a folder"),
         (["hardware.machines=[v9x]"], "memory", "v9x"),
         (["data.train=rows.jsonl", "data.eval=seen.jsonl"], "rows", "data.eval, seen.jsonl line 1: has an image"),
         (["data.eval=rows.jsonl", "train.eval_steps=1"], "rows", "data.eval: each of its 1 rows"),
