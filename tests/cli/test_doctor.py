@@ -105,10 +105,47 @@ def test_a_recipe_that_is_no_recipe_ends_the_list_and_values_that_cannot_be_do_n
     assert {state for state, _ in found.values()} == others
 
 
+@pytest.mark.parametrize(
+    ("settings", "name", "said"),
+    [
+        (["train.global_batch_size=512"], "rows", "train.global_batch_size: 512 is more than all data makes"),
+        (["train.checkpoint_folder=rows.jsonl"], "backend", "rows.jsonl is a file; name a folder"),
+        (["hardware.machines=[v9x]"], "memory", "v9x"),
+        (["data.train=rows.jsonl", "data.eval=seen.jsonl"], "rows", "data.eval, seen.jsonl line 1: has an image"),
+        (["data.eval=rows.jsonl", "train.eval_steps=1"], "rows", "data.eval: each of its 1 rows"),
+    ],
+)
+def test_what_the_stages_would_say_of_rows_and_machines_is_said(
+    examined: Callable[..., Any], tmp_path: Path, settings: list[str], name: str, said: str
+) -> None:
+    parts = [{"type": "image", "path": "a.png"}, {"type": "text", "text": "a"}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "seen.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a " * 400, "response": "b"}) + "\n")
+    code, found, _ = examined("train.global_batch_size=1", *settings)
+    assert code == 2 and found[name][0] == "fails" and said in found[name][1], found[name]
+
+
+def test_a_share_of_rows_waits_for_a_recipe_that_passes(examined: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [{"prompt": f"a{number}", "response": "b"} for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, found, _ = examined("data.train=rows.jsonl", "data.eval=20%", "eval.scorer=exact", "lora.targets=[qq]")
+    assert found["rows"] == found["scoring"] == ("skipped", "needs a recipe that passes")
+
+
+def test_a_run_directory_that_is_taken_is_told(examined: Callable[..., Any], gemsmith: Any, tmp_path: Path) -> None:
+    mine = tmp_path / "runs" / "my" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    code, found, _ = examined()
+    assert code == 2 and "is not empty and holds no recipe.yaml; name another with --run" in found["disk"][1]
+    assert "ok       disk        other: " in gemsmith("doctor", "my.yaml", "--run", "other")[1]
+
+
 def test_rows_that_are_left_out_are_counted(examined: Callable[..., Any], tmp_path: Path) -> None:
     rows = [{"prompt": "a", "response": "b"}, {"prompt": "a " * 300, "response": "b"}, {"prompt": "a", "response": ""}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, found, _ = examined("data.train=rows.jsonl", "data.on_bad_row=drop")
+    code, found, _ = examined("data.train=rows.jsonl", "data.on_bad_row=drop", "train.global_batch_size=1")
     assert code == 0 and found["rows"][1].startswith("data.train: 1 rows are read and rendered, 1 left out: ")
     assert found["rows"][1].endswith("1 left out: too_long")
     assert "an empty answer" in examined("data.train=rows.jsonl")[1]["rows"][1]

@@ -109,6 +109,12 @@ def test_a_name_without_its_commit_is_told_the_one_of_today(hub: Hub) -> None:
         ({"test.jsonl": b""}, "train", "the dataset has no such split"),
         ({"main/train.jsonl": b"", "socratic/train.jsonl": b""}, "train", "in main, socratic; name the folder before"),
         ({"train.jsonl": b"", "train.parquet": b""}, "train", "is several sets of files"),
+        (
+            {"train.jsonl": b"", "train-small.jsonl": b""},
+            "train",
+            "is several files, .*; name one of them, such as :tra",
+        ),
+        ({"train-00000-of-00002.jsonl": b""}, "train", "1 of its 2 files are here"),
     ],
 )
 def test_a_split_that_is_not_one_set_of_files_is_refused(hub: Hub, files: dict, split: str, said: str) -> None:
@@ -119,9 +125,11 @@ def test_a_split_that_is_not_one_set_of_files_is_refused(hub: Hub, files: dict, 
 
 def test_a_folder_or_a_file_of_the_dataset_is_named_as_the_split(hub: Hub) -> None:
     hub.files = {"main/train.jsonl": lines(2), "socratic/train.jsonl": lines(3), "main/test/a.csv": b"x"}
+    hub.files |= {"all/part/de.jsonl": b"", "all/part/en.jsonl": b""}
     for split, count in (("socratic/train", 3), ("main/train.jsonl", 2)):
         assert len(read_dataset(f"hub:me/rows@{COMMIT}:{split}").documents) == count
     assert [file.name for file in find_files(f"hub:me/rows@{COMMIT}:test")] == ["a.csv"]
+    assert [file.name for file in find_files(f"hub:me/rows@{COMMIT}:all/part")] == ["de.jsonl", "en.jsonl"]
 
 
 def test_what_is_not_there_and_what_is_no_name_are_one_line(hub: Hub) -> None:

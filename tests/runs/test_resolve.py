@@ -267,6 +267,8 @@ def test_a_recipe_for_another_folder_names_what_is_here_from_the_root(tmp_path, 
     monkeypatch.chdir(tmp_path)
     Path("a.jsonl").touch()
     given = build_recipe({"checkpoint": "owner/name", "data": {"train": "a.jsonl", "eval": "later.jsonl"}})
+    given = given.override({"train.checkpoint_folder": "saved"})
     placed = place_recipe(given, Path("inner"))
+    assert placed.train.checkpoint_folder == str(tmp_path / "saved")
     assert (placed.data.train, placed.data.eval) == (str(tmp_path / "a.jsonl"), "later.jsonl")
     assert place_recipe(given, Path()) == given

@@ -12,12 +12,13 @@ from typing import Literal, NamedTuple
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, explain_os_error
-from gemsmith.hardware import load_catalog, machines_with
+from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
+from gemsmith.recipe.checks import eval_share
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.resolve import check_settings, resolve_file
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, check_directory
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.console import open_console
 from gemsmith.system.format import memory, size
@@ -38,15 +39,18 @@ class _SkippedError(Exception):
     """Nothing to check; the message says why."""
 
 
-def examine(source: Path, overrides: Sequence[str], guard: Guard) -> Iterator[Finding]:
+def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Guard) -> Iterator[Finding]:
     """A finding for each check of the recipe, or of the recipe in a run directory, as each is made.
+
+    `path` is the run directory of a recipe, by default that of `gemsmith run`.
 
     `guard` is entered around each and makes an InputError of a library that is not installed.
     """
     file, found = source / "recipe.yaml" if source.is_dir() else source, list[Run]()
 
     def read() -> str:
-        run = Run(path=source if source.is_dir() else Path("runs") / source.stem, recipe=load_recipe(file, overrides))
+        place = source if source.is_dir() else path or Path("runs") / source.stem
+        run = Run(path=place, recipe=load_recipe(file, overrides))
         found.append(run)
         recipe, derived = resolve_file(file, overrides, stages=())
         found[0] = Run(path=run.path, recipe=recipe)
@@ -69,8 +73,10 @@ def examine(source: Path, overrides: Sequence[str], guard: Guard) -> Iterator[Fi
         return f"{checkpoint.folder}: {len(checkpoint.places)} tensors, {weights} in {len(files)} files"
 
     yield _check("checkpoint", open_base, guard)
+    # A share of data.train is rows of it once it is derived.
+    shared = ("rows", "scoring") if eval_share(run.recipe.data) is not None else ()
     for name, check in _CHECKS.items():
-        if recipe.state == "fails" and name in _RESOLVED:
+        if recipe.state == "fails" and name in (*_RESOLVED, *shared):
             yield Finding("skipped", name, "needs a recipe that passes")
         else:
             yield _check(name, partial(check, run, opened[0] if opened else None), guard)
@@ -173,8 +179,11 @@ def _flags(run: Run, _: Checkpoint | None) -> str:
 
 
 def _memory(run: Run, _: Checkpoint | None) -> str:
-    recipe, devices = run.recipe, _accelerators(run)
-    if not (here := machines_with(load_catalog(recipe.hardware.catalog), devices, recipe.hardware.machines)):
+    recipe, catalog = run.recipe, load_catalog(run.recipe.hardware.catalog)
+    for name in recipe.hardware.machines:
+        find_machine(catalog, name)
+    devices = _accelerators(run)
+    if not (here := machines_with(catalog, devices, recipe.hardware.machines)):
         raise _SkippedError(f"{', '.join(devices)}: in no machine of the catalog; add it in hardware.catalog")
     (machine,) = plan_only(recipe, here[0].name).machines
     if not machine.fits:
@@ -191,6 +200,7 @@ def _disk(run: Run, checkpoint: Checkpoint | None) -> str:
     there = checkpoint is not None and bool(checkpoint.places)
     need_bytes = merged_bytes(_opened(checkpoint)) if there else 2 * 2 * plan_only(run.recipe).parameters
     check_space(run.path, need_bytes)
+    check_directory(run)
     return f"{run.path}: {size(need_bytes)} are needed for merged weights, and free"
 
 

@@ -18,6 +18,7 @@ from gemsmith.cli.options import (
     require_extra,
     requires,
     run_args,
+    run_option,
     set_option,
 )
 from gemsmith.errors import InputError
@@ -169,8 +170,9 @@ def _plan(
 
 @cli.command(short_help="Say what would stop a run here.")
 @click.argument("recipe", type=FOLDER)
+@run_option
 @set_option
-def doctor(recipe: Path, overrides: Sequence[str]) -> None:
+def doctor(recipe: Path, run_path: Path | None, overrides: Sequence[str]) -> None:
     """Make every check that the stages make, and print a line for each: ok, fails or skipped, and what to do.
 
     RECIPE is a recipe (YAML) or a run directory. It is about this machine, and reads and renders all rows. No run is
@@ -181,4 +183,6 @@ def doctor(recipe: Path, overrides: Sequence[str]) -> None:
     gemsmith doctor my.yaml --set lora.rank=128
     """
     module = lazy_import("cli.doctor")
-    module.print_findings(module.examine(recipe, overrides, require_extra))
+    if run_path is not None and recipe.is_dir():
+        raise InputError(f"--run {run_path}: {recipe} is a run directory itself; give a recipe, or leave --run out")
+    module.print_findings(module.examine(recipe, run_path, overrides, require_extra))

@@ -20,7 +20,7 @@ from gemsmith.data.packing import ARRAYS, Rows
 from gemsmith.errors import DataError, RunError
 from gemsmith.images.check import ImageInfo
 from gemsmith.recipe.backends import bucket_of
-from gemsmith.recipe.schema import Train
+from gemsmith.recipe.schema import Recipe, Train
 from gemsmith.runs.records import DataRecord
 from gemsmith.runs.run import Run, read_record
 from gemsmith.system.files import sha256_file
@@ -68,15 +68,20 @@ def count_rows(train: Train, packed_rows: int) -> int:
     return train.max_steps * train.global_batch_size if train.max_steps else train.epochs * packed_rows
 
 
+def check_batch(recipe: Recipe, packed_rows: int) -> None:
+    """Raises DataError for too few rows for one step."""
+    if packed_rows < (size := recipe.train.global_batch_size):
+        raise DataError(
+            f"train.global_batch_size: {size} is more than all data makes, {packed_rows} packed rows of "
+            f"{recipe.data.max_length}; set {packed_rows} or less, or lower data.max_length"
+        )
+
+
 def load_batches(run: Run) -> Batches:
-    """The batches of the run's data stage. Raises RunError as open_rows, DataError for too few rows for one step."""
+    """The batches of the run's data stage. Raises RunError as open_rows, DataError as check_batch."""
     record = read_record(run, DataRecord)
     train = run.recipe.train
-    if record.packed_rows < train.global_batch_size:
-        raise DataError(
-            f"train.global_batch_size: {train.global_batch_size} is more than all data makes, {record.packed_rows} "
-            f"packed rows of {run.recipe.data.max_length}; set {record.packed_rows} or less, or lower data.max_length"
-        )
+    check_batch(run.recipe, record.packed_rows)
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
         raise RunError(

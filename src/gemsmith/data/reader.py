@@ -4,6 +4,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,16 @@ def _files_of_split(source: str) -> tuple[Path, ...]:
         raise DataError(
             f"{source}: is several sets of files, {files[0].name} and others in {', '.join(folders)}; name the folder "
             f"before the split, such as :{folders[0]}/train, or one file"
+        )
+    # Beside train.jsonl there may be train-small.jsonl, which holds some of its rows; a folder of that name is one set.
+    named = {re.sub(r"\d+", "0", file.name): file.name for file in files}
+    if len(named) > 1 and folders != [(source.split(":")[2:] or ["train"])[0].rpartition("/")[2]]:
+        remedy = f"name one of them, such as :{files[0].name}"
+        raise DataError(f"{source}: is several files, {' and '.join(named.values())}; {remedy}")
+    parts = re.search(r"-of-(\d+)\.", files[0].name)
+    if parts and len(files) != int(parts[1]):
+        raise DataError(
+            f"{source}: {len(files)} of its {int(parts[1])} files are here; fetch it where the hub is reached"
         )
     return files
 

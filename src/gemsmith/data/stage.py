@@ -14,7 +14,16 @@ import numpy as np
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.data.batches import EVAL_ROWS, IMAGES, count_rows, count_steps, find_buckets, rows_sha256, shuffled_order
+from gemsmith.data.batches import (
+    EVAL_ROWS,
+    IMAGES,
+    check_batch,
+    count_rows,
+    count_steps,
+    find_buckets,
+    rows_sha256,
+    shuffled_order,
+)
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import (
     BadRows,
@@ -76,7 +85,8 @@ def prepare_data(run: Run) -> DataRecord:
     dataset = read_train(run.recipe, partial(keep_bytes, run.images))
     checkpoint, template = _open_checkpoint(run)
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(run), patching, bad="error", key="data.eval").documents
+    keep = partial(keep_bytes, run.images) if run.recipe.train.eval_steps else None
+    held_out = _validate(checkpoint, _read_held_out(run.recipe, keep), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
     bad = BadRows()
     rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
@@ -139,24 +149,26 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
 def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str, int]]:
     """How many rows of data.train would be trained on, and how many would not, by reason; nothing is written.
 
-    Raises what prepare_data does of rows.
+    Raises what prepare_data does of rows, those of data.eval, too, and DataError where they are too few for one step.
     """
     dataset, bad = read_train(recipe, keep=None), BadRows()
     patching = read_patching(read_config(checkpoint.folder), recipe.data.image_tokens)
+    held_out = _validate(checkpoint, _read_held_out(recipe, None), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=recipe.data.on_bad_image, key="data.train")
     template = find_template(checkpoint.folder, recipe.data.template)
     rendered, _ = _render(checkpoint.folder, template, seen.documents, bad)
     bad.settle(len(seen.documents), recipe.data.on_bad_row)
     kept, dropped = _keep_fitting(rendered, recipe.data, patching)
+    patches = [patching.per_token * document.soft_tokens for document in kept]
+    check_batch(recipe, len(_assign(kept, patches, recipe, drawn=recipe.data.format == FORMAT)))
+    _render_eval(recipe, checkpoint.folder, template, held_out, patching, images=any(patches))
     return len(kept), {**dataset.dropped, **bad.counts, **dropped, **seen.dropped}
 
 
-def _read_held_out(run: Run) -> list[Document]:
+def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> list[Document]:
     """The rows of data.eval: those that eval cannot read are better found now than after training."""
-    recipe = run.recipe
     if recipe.data.eval is None:
         return []
-    keep = partial(keep_bytes, run.images) if recipe.train.eval_steps else None
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
         return read_eval(recipe, keep=keep).documents
     return read_held_out(recipe, keep).documents

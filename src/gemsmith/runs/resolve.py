@@ -273,9 +273,13 @@ def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
 
 
 def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe for a file in a folder: where that is another than this one, what is here is named from the root."""
+    """The recipe for a file in a folder: where that is another than this one, what is here is named from the root.
+
+    So is train.checkpoint_folder, which training makes.
+    """
     here = () if folder.resolve() == Path.cwd() else absolute_paths(recipe)
-    return with_values(recipe, [item for item in here if item.key == "eval.tasks" or os.path.exists(item.value)])
+    made = ("eval.tasks", "train.checkpoint_folder")
+    return with_values(recipe, [item for item in here if item.key in made or os.path.exists(item.value)])
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:

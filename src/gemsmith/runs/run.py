@@ -160,6 +160,13 @@ def open_source(
     return open_run(source, *_resolve_again(source, overrides, force), force=force)
 
 
+def check_directory(run: Run) -> None:
+    """Raises RunError where open_run would not take the run's directory; nothing is written."""
+    _refuse_foreign(run.path)
+    if run.recipe_file.exists():
+        _refuse_another_recipe(run, load_recipe(run.recipe_file), ())
+
+
 def commit_recipe(run: Run) -> None:
     """Puts the recipe in place that open_run held back, since the stage that it is for has replaced what was there."""
     with contextlib.suppress(FileNotFoundError):

@@ -89,6 +89,8 @@ def check_training(run: Run) -> None:
                 "{replica: 1, fsdp: 1}, or leave them out"
             )
     load_init_adapter(recipe, recipe_variant(recipe))
-    _ = run.checkpoints  # looks for what a bucket needs
+    folder = run.checkpoints  # looks for what a bucket needs
+    if "://" not in str(recipe.train.checkpoint_folder) and folder.exists() and not folder.is_dir():
+        raise InputError(f"train.checkpoint_folder: {folder} is a file; name a folder, which may be new")
     if recipe.train.max_steps is not None:
         check_export_step(run, recipe.train.max_steps)
