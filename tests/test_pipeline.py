@@ -202,8 +202,8 @@ def test_two_runs_that_differ_in_one_key_are_compared_by_it(gemsmith, recipe, en
     beside = {each["condition"]: each for each in found["differences"] if ":" in each["condition"]}
     trained = beside.pop("train:trained_parameters")
     assert int(trained["values"][0]) == 2 * int(trained["values"][1]) and trained["confounds"] == []
-    # Other tests may have compiled the one step, and not the other.
-    assert beside.pop("train:compiled_from_cache", {"confounds": []})["confounds"] == []
+    # Other tests may have compiled the one step, and not the other, which costs seconds.
+    assert beside.pop("train:compiled_from_cache", {"confounds": []})["confounds"] in ([], ["cost"])
     # The stand-in for vLLM says nothing of its dtypes, and what nobody recorded cannot be said to be alike.
     unsaid = {name: each["values"] for name, each in beside.items()}
     assert set(unsaid) >= {"bench:kv_cache_dtype", "eval:quantization"}

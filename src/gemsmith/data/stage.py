@@ -81,11 +81,10 @@ def prepare_data(run: Run) -> DataRecord:
     Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
     clock, data, console = start_clock(), run.recipe.data, open_console(soft_wrap=False)
-    # Before the checkpoint, which may first have to be fetched.
-    dataset = read_train(run.recipe, partial(keep_bytes, run.images))
+    keep = partial(keep_bytes, run.images)
+    dataset = read_train(run.recipe, keep)  # before the checkpoint, which may first have to be fetched
     checkpoint, template = _open_checkpoint(run)
     patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    keep = partial(keep_bytes, run.images) if run.recipe.train.eval_steps else None
     held_out = _validate(checkpoint, _read_held_out(run.recipe, keep), patching, bad="error", key="data.eval").documents
     seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
     bad = BadRows()
@@ -166,9 +165,13 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str,
 
 
 def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> list[Document]:
-    """The rows of data.eval: those that eval cannot read are better found now than after training."""
+    """The rows of data.eval: those that eval cannot read are better found now than after training.
+
+    `keep`: of the images that training is to see in them, with train.eval_steps.
+    """
     if recipe.data.eval is None:
         return []
+    keep = keep if recipe.train.eval_steps else None
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
         return read_eval(recipe, keep=keep).documents
     return read_held_out(recipe, keep).documents

@@ -288,13 +288,12 @@ def _step_chart(
     thin = {"linewidth": 1.0, "alpha": 0.42} if window > 1 else {}
     lines = [Line(x=shown[0], y=shown[1], color="s1", style={**dots, **thin})]
     if window > 1:
-        mean = _thinned(steps, running_mean(values, window))
-        lines.append(Line(x=mean[0], y=mean[1], color="s1"))
+        x, y = _thinned(steps, running_mean(values, window))
+        lines.append(Line(x=x, y=y, color="s1"))
     lines += [Line(x=[spike], y=[value], color="s2", style=_CROSS) for spike, value in spikes]
     held_out = {one.step: one.loss for one in train.evaluations if name == "loss" and math.isfinite(one.loss)}
     if held_out:
-        x, y = list(held_out), list(held_out.values())
-        lines.append(Line(x=x, y=y, color="s3", style=_DOTS, words="held-out rows"))
+        lines.append(Line(x=[*held_out], y=[*held_out.values()], color="s3", style=_DOTS, words="held-out rows"))
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
     legend += [("s2", "cross", "spike")] if spikes else []
