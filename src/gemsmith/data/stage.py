@@ -165,10 +165,7 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str,
 
 
 def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> list[Document]:
-    """The rows of data.eval: those that eval cannot read are better found now than after training.
-
-    `keep`: of the images that training is to see in them, with train.eval_steps.
-    """
+    """The rows of data.eval, found bad now rather than after training; `keep`: their images, with train.eval_steps."""
     if recipe.data.eval is None:
         return []
     keep = keep if recipe.train.eval_steps else None
