@@ -83,7 +83,6 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
     run, written = Run(path=tmp_path, recipe=small_recipe()), []
     backend = Still([{}, {}, {}, {}])
     monkeypatch.setattr(Still, "writes", True)
-    monkeypatch.setattr(TrainSession, "_sinks", lambda *_: ())
     monkeypatch.setattr(TrainSession, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
     monkeypatch.setattr(session, "write_record", lambda *given: written.append(given))
     with pytest.raises(Terminated, match="step 4 is saved"):
