@@ -184,7 +184,7 @@ class Workplace:
             "case": case.name,
             "outcome": outcome,
             "exit_code": code,
-            "line": last.replace(str(place), "FOLDER")[:500],
+            "line": last.replace(str(place), "FOLDER").replace(str(self.template), "TEMPLATE")[:500],
         }
 
 
