@@ -8,8 +8,9 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -115,6 +116,37 @@ def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
     # Grain adds the epoch to the seed: of two runs with neighboring seeds, one would see the other's epochs.
     spread = int.from_bytes(hashlib.sha256(f"rows {seed}".encode()).digest()[:4], "big")
     return grain.MapDataset.range(rows).shuffle(seed=spread).repeat()
+
+
+def write_rows(folder: Path, chunks: Iterable[Rows], shape: tuple[int, int], base: Path | None) -> dict[str, str]:
+    """Writes a .npy file for each array of rows; returns the SHA-256 of each file.
+
+    With `base` also the images' lines, where paths below it are written as seen from there. Plain writes: a memory map
+    on a full disk ends the process instead of raising.
+    """
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in ARRAYS}
+        for name, file in files.items():
+            descr = np.lib.format.dtype_to_descr(ARRAYS[name])
+            np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        for chunk in chunks:
+            for name, array in chunk.arrays().items():
+                files[name].write(array.data)
+            if base:
+                _write_images(folder / IMAGES, chunk.images or [()] * len(chunk), base)
+    hashes = {name: sha256_file(folder / f"{name}.npy") for name in ARRAYS}
+    return hashes | ({IMAGES: sha256_file(folder / IMAGES)} if base else {})
+
+
+def _write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
+    """Appends a line for each row."""
+    with file.open("a", encoding="utf-8") as lines:
+        for images in rows:
+            paths = [Path(image.path) for image in images]
+            paths = [path.relative_to(base) if path.is_relative_to(base) else path for path in paths]
+            values = [asdict(image) | {"path": str(path)} for image, path in zip(images, paths, strict=True)]
+            lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def open_rows(run: Run, folder: str = "") -> Rows:

@@ -1,10 +1,8 @@
 """Images of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
 
-import json
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from gemsmith.data.batches import Batches
 from gemsmith.data.documents import Document
@@ -63,16 +61,6 @@ def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad
         )
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
     return ValidatedRows(documents=kept, dropped=dict(dropped), warnings=_notices(kept, faults, patching, key))
-
-
-def write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
-    """Appends a line for each row; paths below `base` are written as seen from there."""
-    with file.open("a", encoding="utf-8") as lines:
-        for images in rows:
-            paths = [Path(image.path) for image in images]
-            paths = [path.relative_to(base) if path.is_relative_to(base) else path for path in paths]
-            values = [asdict(image) | {"path": str(path)} for image, path in zip(images, paths, strict=True)]
-            lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def decode_batches(

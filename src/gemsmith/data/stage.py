@@ -2,12 +2,12 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from gemsmith.data.batches import (
     find_buckets,
     rows_sha256,
     shuffled_order,
+    write_rows,
 )
 from gemsmith.data.chat_template import ChatTemplateSource, find_template
 from gemsmith.data.dataset import (
@@ -37,7 +38,7 @@ from gemsmith.data.dataset import (
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
-from gemsmith.data.images import ValidatedRows, validate_images, write_images
+from gemsmith.data.images import ValidatedRows, validate_images
 from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
@@ -80,50 +81,39 @@ def prepare_data(run: Run) -> DataRecord:
 
     Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
-    clock, data, console = start_clock(), run.recipe.data, open_console(soft_wrap=False)
-    keep = partial(keep_bytes, run.images)
+    clock, data, keep = start_clock(), run.recipe.data, partial(keep_bytes, run.images)
     dataset = read_train(run.recipe, keep)  # before the checkpoint, which may first have to be fetched
     checkpoint, template = _open_checkpoint(run)
-    patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(run.recipe, keep), patching, bad="error", key="data.eval").documents
-    seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
-    bad = BadRows()
-    rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
-    left_out = bad.settle(len(seen.documents), data.on_bad_row)
-    kept, dropped = _keep_fitting(rendered, data, patching)
-    patches = [patching.per_token * document.soft_tokens for document in kept]
-    # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
-    order: Literal["drawn", "longest first"] = "drawn" if data.format == FORMAT else "longest first"
-    rows = _assign(kept, patches, run.recipe, drawn=order == "drawn")
-    evaluated = _render_eval(run.recipe, checkpoint.folder, template, held_out, patching, images=any(patches))
-    parts = {"": _Part(documents=kept, rows=rows)} | ({EVAL_ROWS: evaluated} if evaluated else {})
+    packed = _pack(run.recipe, checkpoint, template, dataset, keep)
+    parts, trained, evaluated = packed.parts, packed.parts[""], packed.parts.get(EVAL_ROWS)
     try:
         before = read_record(run, DataRecord)
     except RunError:
         before = None
     files = _write_rows(run, parts)
     prune_cache(run.images, {Path(image.path).name for part in parts.values() for image in part.images})
-    trained = {row.origin for row in kept}
-    answers = write_answers(run.data, (digest for origin, digest in hashes.items() if origin in trained))
-    overlap, notices = _compare(answers, [one for one in seen.documents if one.origin in trained], held_out)
+    origins = {row.origin for row in trained.documents}
+    answers = write_answers(run.data, (digest for origin, digest in packed.hashes.items() if origin in origins))
+    documents = [document for document in packed.documents if document.origin in origins]
+    overlap, notices = _compare(answers, documents, packed.held_out)
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
-        dropped={**dataset.dropped, **bad.counts, **dropped, **seen.dropped},
+        dropped=dict(trained.dropped),
         ignored_columns=dict(dataset.ignored_columns),
-        packing_order=order if data.packing else None,
+        packing_order=("drawn" if data.format == FORMAT else "longest first") if data.packing else None,
         template_sha256=template.sha256,
         rows_sha256=rows_sha256(files[""], run.data / IMAGES),
         files=files[""],
         eval_rows=_eval_record(run, evaluated, files[EVAL_ROWS]) if evaluated else None,
-        warnings=(*_notices(dataset), *seen.warnings, *left_out, *notices, *(evaluated.warnings if evaluated else ())),
-        **_count(run.recipe, rendered, kept, rows, patches),
+        warnings=(*trained.warnings, *notices, *(evaluated.warnings if evaluated else ())),
+        **_count(run.recipe, packed.rendered, trained.documents, trained.rows, packed.patches),
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
     if before and _made_from(before) == _made_from(record):
         record = before
     write_record(run, record)
-    console.print(_summary(record, run), soft_wrap=True)
+    open_console(soft_wrap=False).print(_summary(record, run), soft_wrap=True)
     return record
 
 
@@ -150,18 +140,10 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str,
 
     Raises what prepare_data does of rows, those of data.eval, too, and DataError where they are too few for one step.
     """
-    dataset, bad = read_train(recipe, keep=None), BadRows()
-    patching = read_patching(read_config(checkpoint.folder), recipe.data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(recipe, None), patching, bad="error", key="data.eval").documents
-    seen = _validate(checkpoint, dataset.documents, patching, bad=recipe.data.on_bad_image, key="data.train")
     template = find_template(checkpoint.folder, recipe.data.template)
-    rendered, _ = _render(checkpoint.folder, template, seen.documents, bad)
-    bad.settle(len(seen.documents), recipe.data.on_bad_row)
-    kept, dropped = _keep_fitting(rendered, recipe.data, patching)
-    patches = [patching.per_token * document.soft_tokens for document in kept]
-    check_batch(recipe, len(_assign(kept, patches, recipe, drawn=recipe.data.format == FORMAT)))
-    _render_eval(recipe, checkpoint.folder, template, held_out, patching, images=any(patches))
-    return len(kept), {**dataset.dropped, **bad.counts, **dropped, **seen.dropped}
+    trained = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None).parts[""]
+    check_batch(recipe, len(trained.rows))
+    return len(trained.documents), dict(trained.dropped)
 
 
 def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> list[Document]:
@@ -187,6 +169,44 @@ class _Part:
     @property
     def images(self) -> list[ImageInfo]:
         return [image for document in self.documents for image in document.images]
+
+
+class _Packed(NamedTuple):
+    """All rows of a recipe; `parts` by their folder, of which "" is trained on."""
+
+    parts: dict[str, _Part]
+    documents: Sequence[Document]
+    """Those of data.train that can be seen; `rendered`, those of them that can be rendered."""
+    rendered: Sequence[Rendered]
+    hashes: Mapping[str, bytes]
+    patches: Sequence[int]
+    """Of each document that is trained on."""
+    held_out: Sequence[Document]
+
+
+def _pack(
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    template: ChatTemplateSource,
+    dataset: Dataset,
+    keep: Callable[[bytes], str] | None,
+) -> _Packed:
+    """The rows of data.train, and of data.eval where training evaluates, in packed rows; nothing is written."""
+    data, bad = recipe.data, BadRows()
+    patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
+    held_out = _validate(checkpoint, _read_held_out(recipe, keep), patching, bad="error", key="data.eval").documents
+    seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
+    rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
+    warnings = (*_notices(dataset), *seen.warnings, *bad.settle(len(seen.documents), data.on_bad_row))
+    kept, too_long = _keep_fitting(rendered, data, patching)
+    dropped = {**dataset.dropped, **bad.counts, **too_long, **seen.dropped}
+    patches = [patching.per_token * document.soft_tokens for document in kept]
+    # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
+    rows = _assign(kept, patches, recipe, drawn=data.format == FORMAT)
+    parts = {"": _Part(documents=kept, rows=rows, dropped=dropped, warnings=warnings)}
+    if evaluated := _render_eval(recipe, checkpoint.folder, template, held_out, patching, images=any(patches)):
+        parts[EVAL_ROWS] = evaluated
+    return _Packed(parts, seen.documents, rendered, hashes, patches, held_out)
 
 
 def _render_eval(
@@ -294,10 +314,12 @@ def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe, *,
 
 def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str]]:
     """Writes each part into its folder, all or nothing; returns the SHA-256 of each file of each folder."""
-    length, base = run.recipe.data.max_length, run.path.absolute()
+    length, base, hashes = run.recipe.data.max_length, run.path.absolute(), dict[str, dict[str, str]]()
     try:
         with atomic_replace_dir(run.data) as beside:
-            hashes = {name: _write_arrays(beside / name, part, length, base) for name, part in parts.items()}
+            for name, part in parts.items():
+                chunks, shape = pack_rows(part.documents, part.rows, length), (len(part.rows), length)
+                hashes[name] = write_rows(beside / name, chunks, shape, base if part.images else None)
             # The folder is replaced now; killed in between, there is no record of the rows, rather than one that lies.
             run.record_file("data").unlink(missing_ok=True)
     except OSError as error:
@@ -308,29 +330,6 @@ def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str
             f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
         ) from None
     return hashes
-
-
-def _write_arrays(folder: Path, part: _Part, length: int, base: Path) -> dict[str, str]:
-    """Writes a .npy file for each array, and the images' lines; returns the SHA-256 of each file.
-
-    Plain writes: a memory map on a full disk ends the process instead of raising.
-    """
-    folder.mkdir(exist_ok=True)
-    with_images = bool(part.images)
-    with ExitStack() as stack:
-        files = {name: stack.enter_context((folder / f"{name}.npy").open("wb")) for name in ARRAYS}
-        for name, file in files.items():
-            descr = np.lib.format.dtype_to_descr(ARRAYS[name])
-            header = {"descr": descr, "fortran_order": False, "shape": (len(part.rows), length)}
-            np.lib.format.write_array_header_1_0(file, header)
-        for chunk in pack_rows(part.documents, part.rows, length):
-            for name, array in chunk.arrays().items():
-                files[name].write(array.data)
-            if with_images:
-                seen = [chunk.images[row] if chunk.images else () for row in range(len(chunk))]
-                write_images(folder / IMAGES, seen, base)
-    hashes = {name: sha256_file(folder / f"{name}.npy") for name in ARRAYS}
-    return hashes | ({IMAGES: sha256_file(folder / IMAGES)} if with_images else {})
 
 
 def _render(
