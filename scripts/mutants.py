@@ -123,7 +123,7 @@ def first_failure(tree: Path, tests: list[str]) -> str:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             return f"none in {MOST_S} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", out, re.MULTILINE)  # some have spaces
     return failed[1] if failed else "" if process.returncode == 0 else f"pytest ended with {process.returncode}"
 
 
