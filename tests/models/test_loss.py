@@ -53,6 +53,11 @@ def test_the_loss_in_chunks_equals_the_loss_of_whole_rows(model, chunk):
     assert token_nll(model, hidden, tokens, mask)[1] == mask[:, 1:].sum()
 
 
+@pytest.mark.parametrize(("rows", "shape"), [(1, (3, 1, 8, 16)), (2, (6, 2, 4, 16)), (16, (21, 16, 1, 16))])
+def test_a_chunk_has_so_many_tokens_of_all_rows_together(rows, shape):
+    assert module._in_chunks(jnp.zeros((rows, 21, 16)), None, 8).shape == shape
+
+
 def test_tokens_with_the_highest_logit_are_correct_in_chunks_and_under_the_gradient(model):
     hidden, tokens, mask = make_batch()
     best = np.asarray(model.logits(hidden[:, :-1]).argmax(-1))

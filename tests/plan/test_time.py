@@ -100,6 +100,11 @@ def test_parts_of_a_row_send_each_other_keys_and_values(catalog):
     machine = find_machine(catalog, "v5p-8")
     whole, parts = (step_time(work(), machine, Mesh(**sizes)) for sizes in ({"fsdp": 4}, {"fsdp": 2, "sequence": 2}))
     assert parts.interconnect_s > whole.interconnect_s and parts.flops == whole.flops
+    # Forward and backward, half of a device's queries, of what they attend to, of keys and values, in bfloat16.
+    variant, two_rows = find_variant("gemma4-31b"), work(rows=2, remat="none")
+    heads = [(2 * variant.heads + 2 * variant.kv_heads_of(layer), variant.head_dim_of(layer)) for layer in range(60)]
+    by_rows, by_parts = (_received_bytes(two_rows, Mesh(**{axis: 2}), slices=1) for axis in ("fsdp", "sequence"))
+    assert by_parts - by_rows == pytest.approx(2 * 4096 * sum(number * dim for number, dim in heads) / 2 * 2)
 
 
 def test_a_single_chip_has_no_traffic_between_chips(catalog):
