@@ -70,7 +70,7 @@ def read_events() -> Callable[[Run], dict[str, dict[int, float]]]:
 
     def read(run: Run) -> dict[str, dict[int, float]]:
         events: dict[str, dict[int, float]] = {}
-        for file in sorted(run.tensorboard.iterdir(), key=lambda path: path.stat().st_mtime):
+        for file in sorted(run.tensorboard.iterdir()):
             data, place = file.read_bytes(), 0
             while place < len(data):
                 (size,) = struct.unpack_from("<Q", data, place)

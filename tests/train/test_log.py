@@ -48,6 +48,13 @@ def test_a_continued_log_drops_the_steps_that_are_done_again(run):
         assert json.loads(line).keys() == keys
 
 
+def test_an_attempt_within_the_same_second_keeps_the_events_before(run, read_events, monkeypatch):
+    monkeypatch.setattr("tensorboardX.event_file_writer.time.time", lambda: 1.7e9)  # names a file of events
+    steps = log_steps(run, 1, 12)
+    log_steps(run, 10, 11, kept=steps[:9], loss=9.0)
+    assert read_events(run)["train/loss"] == {number: 1.5 if number < 10 else 9.0 for number in range(1, 12)}
+
+
 def test_an_attempt_that_trains_nothing_leaves_the_files_of_the_one_before(run):
     steps = log_steps(run, 1, 2)
     events = sorted(run.tensorboard.iterdir())

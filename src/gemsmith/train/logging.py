@@ -100,7 +100,8 @@ class Events(Sink):
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1)
+            suffix = f".{self._done:09}"  # a file is named by its second: what goes on within one may not overwrite it
+            self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
         for name, value in values.items():
             self._writer.add_scalar(f"{prefix}/{name}", value, step)
 
