@@ -17,16 +17,21 @@ SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
     _check_held_out(recipe.data)
-    _check_image_folder(recipe.data)
-    _check_bench_images(recipe)
+    if recipe.data.format == "image-folder":
+        _check_image_folder(recipe.data)
+    elif given := next((key for key in ("labels", "prompt") if getattr(recipe.data, key)), None):
+        raise RecipeError(
+            f"data.{given}: is for data.format image-folder, and {recipe.data.format} was given; leave it out"
+        )
+    if recipe.bench.images:
+        _check_bench_images(recipe)
     steps, ratio = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio
     if steps is not None and ratio is not None:
         raise RecipeError(
             f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
             "other null"
         )
-    _check_checkpoint_folder(recipe.train)
-    _check_offload(recipe.train)
+    _check_saving(recipe.train)
     if recipe.train.eval_steps and recipe.data.eval is None:
         raise RecipeError(
             f"train.eval_steps: {recipe.train.eval_steps} was given, and data.eval names no held-out rows; set "
@@ -70,14 +75,7 @@ def _check_held_out(data: Data) -> None:
 
 
 def _check_image_folder(data: Data) -> None:
-    """What only a folder of images has, and what it needs."""
-    if data.format != "image-folder":
-        for key in ("labels", "prompt"):
-            if getattr(data, key) != Data.model_fields[key].default:
-                raise RecipeError(
-                    f"data.{key}: is for data.format image-folder, and {data.format} was given; leave it out"
-                )
-        return
+    """What a folder of images needs."""
     if data.columns:
         raise RecipeError("data.columns: was given, and data.format image-folder has files for rows; leave it out")
     if data.prompt is None:
@@ -91,8 +89,6 @@ def _check_image_folder(data: Data) -> None:
 def _check_bench_images(recipe: Recipe) -> None:
     """Requests that are rows are as long as these, and there must be some."""
     bench = recipe.bench
-    if not bench.images:
-        return
     if recipe.data.eval is None or isinstance(recipe.data.eval, GeneratedData):
         raise RecipeError(
             "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
@@ -110,21 +106,17 @@ def _check_bench_images(recipe: Recipe) -> None:
         )
 
 
-def _check_checkpoint_folder(train: Train) -> None:
+def _check_saving(train: Train) -> None:
+    """Checkpoints go where the backend saves; what waits in the host's memory is not saved on the device, too."""
     folder = train.checkpoint_folder or ""
-    if "://" not in folder:
-        return
-    if not folder.startswith("gs://"):
+    in_bucket = "://" in folder
+    if in_bucket and not folder.startswith("gs://"):
         raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
-    if not BACKENDS[train.backend].buckets:
+    if in_bucket and not BACKENDS[train.backend].buckets:
         raise RecipeError(
             f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
             "give one that all processes see, or null"
         )
-
-
-def _check_offload(train: Train) -> None:
-    """What waits in the host's memory is not saved on the device, too."""
     if train.offload and train.remat == "none":
         raise RecipeError(
             "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "

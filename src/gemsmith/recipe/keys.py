@@ -36,8 +36,11 @@ FILE_KEYS = (*PATHS, "train.checkpoint_folder", *TASK_KEYS)
 
 
 def value_at(values: Any, key: str) -> Any:
-    """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing."""
-    for part in key.split("."):
+    """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing.
+
+    At the key "" stands all of it.
+    """
+    for part in key.split(".") if key else ():
         if isinstance(values, list | tuple):
             values = values[int(part)] if int(part) < len(values) else None
         else:

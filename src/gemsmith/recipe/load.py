@@ -67,8 +67,7 @@ def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
         key, value = item.key, item.value
         while key:
             parent, _, name = key.rpartition(".")
-            section = value_at(recipe, parent) if parent else recipe
-            key, value = parent, section.model_copy(update={name: value})
+            key, value = parent, value_at(recipe, parent).model_copy(update={name: value})
         recipe = value
     return recipe
 
@@ -91,8 +90,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
         raise RecipeError(f"recipe {path}: must be a mapping with at least checkpoint and data.train")
     for key in forget:
         parent, _, name = key.rpartition(".")
-        section = value_at(values, parent) if parent else values
-        if isinstance(section, dict):
+        if isinstance(section := value_at(values, parent), dict):
             section.pop(name, None)
     astray = []
     for key, place, name in _named_files(values):
@@ -132,7 +130,7 @@ def _named_files(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any
     numbers = range(len(entries)) if isinstance(entries, list) else ()
     for key in (*FILE_KEYS, *(f"eval.tasks.{number}.{name}" for number in numbers for name in ("task", "dataset"))):
         parent, _, name = key.rpartition(".")
-        place = value_at(values, parent) if parent else values
+        place = value_at(values, parent)
         if isinstance(place, dict) and name in place:
             yield key, place, name
 

@@ -15,7 +15,7 @@ from gemsmith.arch import LORA_KINDS
 from gemsmith.recipe.backends import OptimizationSwitch, Saved
 from gemsmith.recipe.section import InputPath, NotCompiled, OfQuestions, OfRows, Positive, Says, Section
 from gemsmith.recipe.serving import Bench, Serve
-from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_made, describe_scorers, describe_sources
+from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 ErrorOrDrop = Literal["error", "drop"]
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     RowColumn: TypeAlias = str
 else:  # the names of the tasks that there are, or a Python file of the user's own
     _OwnFile = Annotated[str, Field(pattern=r"\.py$")]
-    MadeTask, ScorerName = Literal[GENERATORS] | _OwnFile, Literal[SCORERS] | _OwnFile
+    MadeTask, ScorerName = Literal[tuple(GENERATORS)] | _OwnFile, Literal[tuple(SCORERS)] | _OwnFile
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
     _FORMS = "messages prompt-response prompt-completion alpaca sharegpt question-answer text image-folder"
     _COLUMNS = "messages prompt response completion instruction input output system conversations question answer text"
@@ -42,7 +42,8 @@ class GeneratedData(Section):
     """Rows made by a seeded generator, instead of a file."""
 
     task: MadeTask = Field(
-        description=f"The generator: {describe_made()}; or your own Python file with generate_rows, whose code is run."
+        description=f"The generator: {describe_tasks(GENERATORS)}; or your own Python file with generate_rows, whose "
+        "code is run."
     )
     rows: Positive = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
@@ -255,7 +256,7 @@ class EvalTask(Section):
 
     task: TaskName = Field(
         description=f"A scorer, for the held-out rows of data.eval; or a task with its own questions: "
-        f"{describe_sources()}."
+        f"{describe_tasks(SOURCES)}."
     )
     dataset: str | None = Field(None, description="The folder with the questions of such a task.")
     prompt: str | None = Field(
@@ -284,7 +285,7 @@ class Eval(Section):
     )
     scorer: ScorerName = Field(
         "exact",
-        description=f"What an answer is judged by: {describe_scorers()}; or your own Python file with COLUMNS and "
+        description=f"What an answer is judged by: {describe_tasks(SCORERS)}; or your own Python file with COLUMNS and "
         "score, whose code is run.",
     )
     options: dict[str, JsonValue] = Field(

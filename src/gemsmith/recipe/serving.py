@@ -1,7 +1,7 @@
 """A recipe's keys of the server and its load test, and the grids of loads that have a name."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Annotated, Literal
@@ -45,9 +45,11 @@ class Grid:
     exact: Mapping[Load, int] = field(default_factory=dict)
 
 
-def _loads(lengths: tuple[tuple[int, int], ...], rates: tuple[float, ...]) -> tuple[Load, ...]:
+def _loads(
+    lengths: Iterable[tuple[int, int]], rates: Iterable[float], max_concurrency: int | None = None
+) -> tuple[Load, ...]:
     return tuple(
-        Load(input_tokens=tokens, output_tokens=answer, request_rate=rate)
+        Load(input_tokens=tokens, output_tokens=answer, request_rate=rate, max_concurrency=max_concurrency)
         for (tokens, answer), rate in product(lengths, rates)
     )
 
@@ -57,40 +59,17 @@ _SENT_ONCE = Load(input_tokens=128, output_tokens=256, request_rate=AT_ONCE)
 _SWEPT = _loads(
     ((512, 256), (1024, 512), (4096, 512), (8192, 512), (15_360, 512)), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, BURST)
 )
+# The same in a steady state.
+_STEADY = replace(_SENT_ONCE, request_rate=BURST, max_concurrency=64)
+# Two requests are beyond p99 of 200, and five beyond that of 500; more only lengthen a cell that has fallen behind,
+# whose TTFT grows with their number.
+_PAPER = Grid(loads=(_SENT_ONCE, _STEADY, *_SWEPT), fewest=200, most=500, arrivals_s=30.0, exact={_SENT_ONCE: 64})
 GRIDS = {
-    "paper": Grid(
-        loads=(
-            _SENT_ONCE,
-            # The same in a steady state.
-            Load(input_tokens=128, output_tokens=256, request_rate=BURST, max_concurrency=64),
-            *_SWEPT,
-        ),
-        # Two requests are beyond p99 of 200, and five beyond that of 500; more only lengthen a cell that has fallen
-        # behind, whose TTFT grows with their number.
-        fewest=200,
-        most=500,
-        arrivals_s=30.0,
-        exact={_SENT_ONCE: 64},
-    ),
-    "paper-30": Grid(
-        loads=(_SENT_ONCE, *_SWEPT),
-        fewest=200,
-        most=500,
-        arrivals_s=30.0,
-        exact={**dict.fromkeys(_SWEPT, 30), _SENT_ONCE: 64},
-    ),
+    "paper": _PAPER,
+    "paper-30": replace(_PAPER, loads=(_SENT_ONCE, *_SWEPT), exact={**dict.fromkeys(_SWEPT, 30), _SENT_ONCE: 64}),
     # For a CPU: two minutes. The p99 of 40 requests is the slowest of them.
     "short": Grid(loads=_loads(((64, 32), (256, 32)), (2.0, 8.0, BURST)), fewest=40, most=100, arrivals_s=10.0),
 }
-
-
-def describe_grids() -> str:
-    """The names and what they are for, in words for a recipe's key."""
-    return (
-        "`paper` is that of arXiv 2605.25645: 128 tokens in and 256 out, 64 prompts sent once and 64 always at once, "
-        "and 512 to 15,360 in at 1 to 64 requests a second and in a burst; `paper-30` sends what that sent, 30 prompts "
-        "in a load; `short` is for a CPU"
-    )
 
 
 class Serve(Section):
@@ -127,7 +106,10 @@ class Bench(Section):
 
     grid: OfPlan[Literal["own", "paper", "paper-30", "short"]] = Field(
         "own",
-        description=f"What is measured: {describe_grids()}; `own` is what the next six keys say, others read none.",
+        description="What is measured: `paper` is that of arXiv 2605.25645: 128 tokens in and 256 out, 64 prompts sent "
+        "once and 64 always at once, and 512 to 15,360 in at 1 to 64 requests a second and in a burst; `paper-30` "
+        "sends what that sent, 30 prompts in a load; `short` is for a CPU; `own` is what the next six keys say, others "
+        "read none.",
     )
     input_tokens: OfPlan[tuple[Positive, ...]] = Field(
         (512, 4096),
@@ -161,14 +143,6 @@ class Bench(Section):
         """The loads to measure; those of the own grid need as many requests as the paper's."""
         if self.grid != "own":
             return GRIDS[self.grid]
-        loads = tuple(
-            Load(
-                input_tokens=tokens,
-                output_tokens=self.output_tokens,
-                request_rate=BURST if rate == "burst" else rate,
-                max_concurrency=self.max_concurrency,
-            )
-            for tokens in self.input_tokens
-            for rate in self.request_rates
-        )
-        return replace(GRIDS["paper"], loads=loads, exact={})
+        lengths = [(tokens, self.output_tokens) for tokens in self.input_tokens]
+        rates = [BURST if rate == "burst" else rate for rate in self.request_rates]
+        return replace(GRIDS["paper"], loads=_loads(lengths, rates, self.max_concurrency), exact={})

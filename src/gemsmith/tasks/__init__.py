@@ -19,10 +19,7 @@ from gemsmith.tasks.registry import (
     GENERATORS,
     SCORERS,
     SOURCES,
-    TASKS,
-    describe_made,
-    describe_scorers,
-    describe_sources,
+    describe_tasks,
     find_generator,
     find_scorer,
     find_source,
@@ -30,8 +27,8 @@ from gemsmith.tasks.registry import (
 )
 
 __all__ = [
-    "GENERATORS", "GREEDY", "SCORERS", "SOURCES", "TASKS", "Benchmark", "Classifier", "DataGenerator", "Judges",
+    "GENERATORS", "GREEDY", "SCORERS", "SOURCES", "Benchmark", "Classifier", "DataGenerator", "Judges",
     "MultipleChoiceScorer", "Question", "QuestionSet", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
-    "Verdict", "describe_made", "describe_scorers", "describe_sources", "find_generator", "find_scorer",
+    "Verdict", "describe_tasks", "find_generator", "find_scorer",
     "find_source", "is_task_file",
 ]  # fmt: skip

@@ -4,9 +4,11 @@
 generate_rows; tasks/base.py says what these are. It is loaded only by commands that score or make rows.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -37,14 +39,9 @@ class OwnRows:
     def generate_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
         """`rows` rows of it. Raises RecipeError where it fails, or gives fewer."""
         given = 0
-        try:
-            for row in islice(self.module.generate_rows(rows, split, seed), rows):
-                given += 1
+        with _one_line(f"task: {self.file}: generate_rows fails"):
+            for given, row in enumerate(islice(self.module.generate_rows(rows, split, seed), rows), start=1):  # noqa: B007
                 yield row
-        except (GemsmithError, Terminated):
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
-            raise RecipeError(f"task: {self.file}: generate_rows fails: {_explain(error)}; mend the file") from None
         if given < rows:
             raise RecipeError(
                 f"task: {self.file}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
@@ -53,7 +50,7 @@ class OwnRows:
 
 def load_scorer(file: str) -> Scorer:
     """The scorer in a file. Raises RecipeError where there is none."""
-    module: Any = _load(file, "eval.scorer")
+    module = _load(file, "eval.scorer")
     where = f"eval.scorer: {file}"
     _check_functions(module, where, "score")
     for name in ("COLUMNS", "OPTIONAL_COLUMNS"):
@@ -63,21 +60,16 @@ def load_scorer(file: str) -> Scorer:
                 f"{where}: its {name} is {columns!r:.80}; it must be a tuple of the names of the columns that score "
                 "reads, () for none"
             )
-    scorer: Scorer = module
-    return scorer
+    return module
 
 
-def _in_one_line(function: Callable[[Question], Any], name: str, where: str) -> Callable[[Question], Any]:
+def _checked(function: Callable[[Question], Any], name: str, where: str) -> Callable[[Question], Any]:
     """The same function of a question, whose mistakes are one line."""
 
     @functools.wraps(function)
     def call(question: Question) -> Any:
-        try:
+        with _one_line(f"{where}: {name} fails at {question.origin}"):
             found = function(question)
-        except (GemsmithError, Terminated):
-            raise
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
-            raise RecipeError(f"{where}: {name} fails at {question.origin}: {_explain(error)}; mend the file") from None
         if name == "list_choices" and not (
             isinstance(found, list | tuple) and found and all(isinstance(choice, str) and choice for choice in found)
         ):
@@ -96,7 +88,7 @@ def load_generator(file: str) -> DataGenerator:
     return OwnRows(file=Path(file), module=module)
 
 
-def _load(file: str, key: str) -> ModuleType:
+def _load(file: str, key: str) -> Any:
     path = Path(file)
     try:
         code = regular_file(path).read_bytes()
@@ -122,7 +114,7 @@ def _run(path: Path, code: bytes, key: str) -> ModuleType:
         raise RecipeError(f"{key}: {path} cannot be loaded: {_explain(error)}; mend it") from None
     for name in ("check", "list_choices"):
         if callable(function := getattr(module, name, None)):
-            setattr(module, name, _in_one_line(function, name, f"{key}: {path}"))
+            setattr(module, name, _checked(function, name, f"{key}: {path}"))
     return module
 
 
@@ -142,12 +134,20 @@ def _check_functions(module: ModuleType, where: str, needed: str) -> None:
             continue
 
 
+@contextlib.contextmanager
+def _one_line(failure: str) -> Iterator[None]:
+    """Raises RecipeError, which begins with `failure`, for what the file's code raises."""
+    try:
+        yield
+    except (GemsmithError, Terminated):
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the file can raise anything
+        raise RecipeError(f"{failure}: {_explain(error)}; mend the file") from None
+
+
 def _explain(error: BaseException) -> str:
     """`ZeroDivisionError at line 7: division by zero`, the line being the file's innermost."""
-    trace, line = error.__traceback__, None
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith("gemsmith_own_"):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    place = f" at line {line}" if line else ""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_globals.get("__name__", "").startswith("gemsmith_own_")]
+    place = f" at line {lines[-1]}" if lines else ""
     return f"{type(error).__name__}{place}: {first_line(error)}"

@@ -35,8 +35,7 @@ def check(question: Question) -> None:
 
 def list_choices(question: Question) -> Sequence[str]:
     """The row's choices."""
-    choices: Sequence[str] = question.columns["choices"]
-    return choices
+    return question.columns["choices"]
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:

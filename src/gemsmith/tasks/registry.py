@@ -1,48 +1,38 @@
 """Every task by the names that a recipe gives it. Only the task that is used is imported: recipes load fast."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemsmith.tasks.base import Benchmark, DataGenerator, Scorer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Listing:
-    """A task's module, and the recipe's names for its rows, its scorer and its own questions.
-
-    It has one of them or more, each with what it does.
-    """
+class Listing(NamedTuple):
+    """A task's module, and what it does under a name, as in: `exact` ignores …."""
 
     module: str
-    rows: str | None = None
-    makes: str = ""
-    scorer: str | None = None
-    scores: str = ""
-    questions: str | None = None
-    asks: str = ""
+    does: str
 
 
-TASKS = (
-    Listing(module="exact", scorer="exact", scores="ignores white space at both ends"),
-    Listing(module="regex", scorer="regex", scores="searches for a pattern"),
-    Listing(module="json_fields", scorer="json-fields", scores="compares the fields of a JSON object"),
-    Listing(module="multiple_choice", scorer="multiple-choice",
-            scores="compares the log-likelihoods of the row's choices"),
-    Listing(module="classification", scorer="labels",
-            scores="compares the label that is written with the expected one"),
-    Listing(module="contained_label", scorer="contained-label",
-            scores="compares the longest label in what is written with the expected one"),
-    Listing(module="verilog.demo", rows="verilog", makes="makes specs of small modules with canonical answers",
-            scorer="verilog-exact", scores="normalizes white space and comments first"),
-    Listing(module="verilog.task", questions="verilog",
-            asks="asks for the modules of a folder of verilog-eval's problems, and simulates the answers"),
-)  # fmt: skip
-GENERATORS = tuple(task.rows for task in TASKS if task.rows)
+GENERATORS = {"verilog": Listing("verilog.demo", "makes specs of small modules with canonical answers")}
 """What `data.train: {task: …}` may name."""
-SCORERS = tuple(task.scorer for task in TASKS if task.scorer)
+SCORERS = {
+    "exact": Listing("exact", "ignores white space at both ends"),
+    "regex": Listing("regex", "searches for a pattern"),
+    "json-fields": Listing("json_fields", "compares the fields of a JSON object"),
+    "multiple-choice": Listing("multiple_choice", "compares the log-likelihoods of the row's choices"),
+    "labels": Listing("classification", "compares the label that is written with the expected one"),
+    "contained-label": Listing(
+        "contained_label", "compares the longest label in what is written with the expected one"
+    ),
+    "verilog-exact": Listing("verilog.demo", "normalizes white space and comments first"),
+}
 """What `eval.scorer` may name."""
-SOURCES = tuple(task.questions for task in TASKS if task.questions)
+SOURCES = {
+    "verilog": Listing(
+        "verilog.task", "asks for the modules of a folder of verilog-eval's problems, and simulates the answers"
+    )
+}
 """What `eval.tasks` may name beside the scorers, each with a `dataset`."""
 
 
@@ -52,13 +42,12 @@ def is_task_file(name: object) -> bool:
 
 
 def find_generator(name: str) -> DataGenerator:
-    """The task that makes the rows of this name, one of MADE or the user's own file."""
+    """The task that makes the rows of this name, one of GENERATORS or the user's own file."""
     if is_task_file(name):
         from gemsmith.tasks.custom import load_generator  # here: planning needs no terminal
 
         return load_generator(name)
-    maker: DataGenerator = _load(next(task for task in TASKS if task.rows == name))
-    return maker
+    return _load(GENERATORS[name])
 
 
 def find_scorer(name: str) -> Scorer:
@@ -67,29 +56,17 @@ def find_scorer(name: str) -> Scorer:
         from gemsmith.tasks.custom import load_scorer
 
         return load_scorer(name)
-    scorer: Scorer = _load(next(task for task in TASKS if task.scorer == name))
-    return scorer
+    return _load(SCORERS[name])
 
 
 def find_source(name: str) -> Benchmark:
     """The task that brings its own questions under this name, one of SOURCES."""
-    source: Benchmark = _load(next(task for task in TASKS if task.questions == name))
-    return source
+    return _load(SOURCES[name])
 
 
-def describe_made() -> str:
-    """As in: `verilog` makes …."""
-    return "; ".join(f"`{task.rows}` {task.makes}" for task in TASKS if task.rows)
-
-
-def describe_scorers() -> str:
+def describe_tasks(tasks: Mapping[str, Listing]) -> str:
     """As in: `exact` ignores …; `verilog-exact` normalizes …."""
-    return "; ".join(f"`{task.scorer}` {task.scores}" for task in TASKS if task.scorer)
-
-
-def describe_sources() -> str:
-    """As in: `verilog` asks for …."""
-    return "; ".join(f"`{task.questions}` {task.asks}" for task in TASKS if task.questions)
+    return "; ".join(f"`{name}` {task.does}" for name, task in tasks.items())
 
 
 def _load(task: Listing) -> Any:

@@ -103,13 +103,10 @@ def describe(spec: Spec) -> str:
     """The specification in English, from `named` on."""
     ports = ", ".join(f"{width}-bit input {name}" for name, width in spec.inputs)
     output = f"{spec.output[1]}-bit output {spec.output[0]}"
-    return f"named {spec.name} with {ports} and {output}. {describe_behaviour(spec, spec.output[0])}"
-
-
-def describe_behaviour(spec: Spec, result: str) -> str:
-    """One sentence on how `result` follows from the inputs."""
-    sentence = _SENTENCES[spec.form]
-    return sentence.format(*spec.operands, result=result, operator=spec.operator, amount=spec.amount)
+    follows = _SENTENCES[spec.form].format(
+        *spec.operands, result=spec.output[0], operator=spec.operator, amount=spec.amount
+    )
+    return f"named {spec.name} with {ports} and {output}. {follows}"
 
 
 def expression(spec: Spec) -> str:

@@ -42,11 +42,11 @@ def extract_modules(answer: str) -> str | None:
     found = [_modules(block) for block in blocks or [answer]]
     if not any(TOP in modules for modules in found):
         found = [_modules(answer)]
-    last = next((place for place in reversed(range(len(found))) if TOP in found[place]), None)
+    last = next((modules for modules in reversed(found) if TOP in modules), None)
     if last is None:
         return None
-    others = {name: text for modules in found for name, text in modules.items() if name not in found[last]}
-    return "\n".join([*others.values(), *found[last].values()]) + "\n"
+    others = {name: text for modules in found for name, text in modules.items() if name not in last}
+    return "\n".join([*others.values(), *last.values()]) + "\n"
 
 
 def _modules(block: str) -> dict[str, str]:
@@ -140,10 +140,15 @@ def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
     """
     tokens = [token for token in _tokens(source) if token.kind != "comment"]
     solid = [token for token in tokens if token.kind != "space"]
-    openings = _match_brackets(solid)
+    opened: list[int] = []
+    openings: dict[int, int] = {}  # where each bracket that is closed was opened
     roots: dict[int, str] = {}
     for place, token in enumerate(solid):
         _check(token, modules)
+        if token.text == "[":
+            opened.append(place)
+        elif token.text == "]" and opened:
+            openings[place] = opened.pop()
         # Between a name and a part of it, and not in front of a port.
         if token.text == "." and place and (solid[place - 1].name or solid[place - 1].text in ("]", ")")):
             root = _root(solid, place, openings, roots)
@@ -187,18 +192,6 @@ def _root(tokens: Sequence[_Token], place: int, openings: Mapping[int, int], roo
     if at < 0 or not tokens[at].name:
         return None
     return roots.get(at - 1, tokens[at].name)
-
-
-def _match_brackets(tokens: Sequence[_Token]) -> dict[int, int]:
-    """Where each bracket that is closed was opened."""
-    opened: list[int] = []
-    found: dict[int, int] = {}
-    for at, token in enumerate(tokens):
-        if token.text == "[":
-            opened.append(at)
-        elif token.text == "]" and opened:
-            found[at] = opened.pop()
-    return found
 
 
 def _silenced(tokens: Sequence[_Token]) -> Iterator[str]:
