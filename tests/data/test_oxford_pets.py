@@ -4,7 +4,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import Dataset, read_documents
 from gemsmith.data.images import validate_images
 from gemsmith.data.prepare.oxford_pets import SPLITS, prepare_oxford_pets
 from gemsmith.errors import DataError
@@ -69,7 +69,7 @@ def test_rows_elsewhere_find_the_images(pets, tmp_path):
     out.parent.mkdir()
     prepare_oxford_pets(pets, out, split="trainval")
     documents = read_documents(str(out))
-    seen = validate_images(documents, PatchConfig(budget=70), bad="drop", key="data.train")
+    seen = validate_images(Dataset(documents=documents), PatchConfig(budget=70), bad="drop", key="data.train")
     assert [text_of(document.messages[-1]) for document in seen.documents] == [
         "abyssinian",
         "abyssinian",
@@ -77,7 +77,7 @@ def test_rows_elsewhere_find_the_images(pets, tmp_path):
     ]
     assert seen.dropped == {"image damaged": 1}
     with pytest.raises(DataError, match=r"Siamese_9\.jpg cannot be decoded"):
-        validate_images(documents, PatchConfig(budget=70), bad="error", key="data.train")
+        validate_images(Dataset(documents=documents), PatchConfig(budget=70), bad="error", key="data.train")
     assert [len(images_of(document.messages)) for document in documents] == [1] * 4
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemsmith.bench.cell import plan_cells
-from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import read_held_out
+from gemsmith.data.dataset import Dataset, read_held_out
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import CheckpointError, DataError
-from gemsmith.images.patches import PatchConfig, read_patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchImages
 from gemsmith.serve.client.chat import api_messages
@@ -162,8 +162,8 @@ def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
                 "out, or set bench.images to false"
             )
     folder = fetch_folder(recipe.checkpoint)
-    patching = read_patching(read_config(folder), recipe.data.image_tokens)
-    seen = validate_images(chosen, patching, bad="error", key="data.eval").documents
+    patching = patching_of(folder, recipe.data.image_tokens)
+    seen = validate_images(Dataset(documents=chosen), patching, bad="error", key="data.eval").documents
     template = find_template(folder, recipe.data.template)
     lengths = tuple(map(len, check_prompts_in_process(folder, template, [(document, 1) for document in seen])))
     for document, length in zip(seen, lengths, strict=True):

@@ -25,6 +25,8 @@ from gemsmith.system.json import read_json
 if TYPE_CHECKING:
     import numpy as np
 
+    from gemsmith.images.patches import PatchConfig
+
 INDEX = "model.safetensors.index.json"
 _EMBEDDING, _HEAD = f"{PREFIX}embed_tokens.weight", "lm_head.weight"
 
@@ -92,6 +94,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{file}: must hold a JSON object")
     return config
+
+
+def patching_of(folder: Path, image_tokens: int) -> "PatchConfig":
+    """How the folder's model cuts images up, into so many soft tokens each at most."""
+    from gemsmith.images.patches import read_patching  # here: it loads Pillow
+
+    return read_patching(read_config(folder), image_tokens)
 
 
 def name_variant(variant: Variant) -> Variant:

@@ -24,23 +24,13 @@ def models(as_json: bool) -> None:
     gemsmith models
     """
     arch, count = lazy_import("arch"), lazy_import("arch.tensors").parameter_count
-    found = [
-        {
-            "model": variant.name,
-            "parameters": count(arch.text_tensors(variant)),
-            "context": variant.context,
-            "images": variant.vision is not None,
-            "checkpoints": variant.hub_ids,
-        }
-        for variant in arch.VARIANTS.values()
-    ]
-    sizes = [
-        f"{count / 1e9:.3g} B" if (count := each["parameters"]) >= 1e9 else f"{count / 1e6:.2g} M" for each in found
-    ]
-    rows = [
-        (each["model"], parameters, f"{each['context']:,}", "yes" if each["images"] else "no")
-        for each, parameters in zip(found, sizes, strict=True)
-    ]
+    found, rows = [], []
+    for variant in arch.VARIANTS.values():
+        name, parameters, images = variant.name, count(arch.text_tensors(variant)), variant.vision is not None
+        size = f"{parameters / 1e9:.3g} B" if parameters >= 1e9 else f"{parameters / 1e6:.2g} M"
+        about = {"context": variant.context, "images": images, "checkpoints": variant.hub_ids}
+        found.append({"model": name, "parameters": parameters, **about})
+        rows.append((name, size, f"{variant.context:,}", "yes" if images else "no"))
     _print(found, ("model", "parameters", "context", "images"), rows, as_json=as_json)
 
 
@@ -54,26 +44,16 @@ def machines(catalog: Path | None, as_json: bool) -> None:
     gemsmith machines
     gemsmith machines --json
     """
-    listed = lazy_import("hardware").load_catalog(catalog).machines.values()
-    rows = [
-        (
-            machine.name,
-            f"{machine.chips} x {machine.chip.name}",
-            f"{machine.chip.hbm_bytes / 2**30:.0f}",
-            *(_price([getattr(price, key) for price in machine.prices]) for key in _PRICES),
-        )
-        for machine in listed
-    ]
-    found = [{**asdict(machine), "chip": machine.chip.name, "hbm_bytes": machine.chip.hbm_bytes} for machine in listed]
+    found, rows = [], []
+    for machine in lazy_import("hardware").load_catalog(catalog).machines.values():
+        chip = machine.chip
+        found.append({**asdict(machine), "chip": chip.name, "hbm_bytes": chip.hbm_bytes})
+        row = [machine.name, f"{machine.chips} x {chip.name}", f"{chip.hbm_bytes / 2**30:.0f}"]
+        for key in ("usd_per_hour", "usd_per_hour_spot"):
+            prices = [price for each in machine.prices if (price := getattr(each, key)) is not None]
+            row.append(f"{min(prices):.2f}" if prices else "–")
+        rows.append(row)
     _print(found, ("machine", "chips", "GiB a chip", "USD/h from", "spot from"), rows, as_json=as_json)
-
-
-_PRICES = ("usd_per_hour", "usd_per_hour_spot")
-
-
-def _price(prices: Sequence[float | None]) -> str:
-    known = [price for price in prices if price is not None]
-    return f"{min(known):.2f}" if known else "–"
 
 
 @cli.command(short_help="List the recipes of a folder.")
@@ -88,13 +68,13 @@ def recipes(folder: Path, as_json: bool) -> None:
     files = sorted(folder.rglob("*.yaml")) if folder.is_dir() else []
     if not files:
         raise InputError(f"{folder}: holds no recipes (.yaml); give a folder that does, or run this in Gemsmith's own")
-    found = []
+    found, rows = [], []
     for file in files:
         recipe = lazy_import("recipe.load").load_recipe(file)
         first = file.read_text(encoding="utf-8").partition("\n")[0]
         summary = first.removeprefix("#").strip() if first.startswith("#") else ""
         found.append({"recipe": str(file), "checkpoint": recipe.checkpoint, "summary": summary})
-    rows = [(each["recipe"], each["summary"]) for each in found]
+        rows.append((str(file), summary))
     _print(found, ("recipe", "what it is"), rows, as_json=as_json)
 
 

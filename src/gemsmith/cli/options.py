@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gemsmith.errors import InputError, MachineError
-from gemsmith.system.characters import escape_control_chars_json
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
 FOLDER = click.Path(path_type=Path)
 
@@ -111,6 +111,11 @@ def require_extra() -> Iterator[None]:
         ) from None
 
 
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints a text, on stdout or stderr, whatever characters are in it."""
+    click.echo(escape_control_chars(text), err=err, nl=nl)
+
+
 def print_json(found: Any) -> None:
     """Prints a record, or a document of JSON, on stdout."""
     click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
@@ -174,16 +179,8 @@ def run_args(
 def given_options() -> set[str]:
     """The parameters of the verb that its command line gives."""
     context = click.get_current_context()
-    return {
-        name
-        for name, value in context.params.items()
-        if value not in (None, ()) and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    }
-
-
-def missing_source(instead: str) -> InputError:
-    """For a verb that can do without SOURCE, and has nothing in its place."""
-    return InputError(f"SOURCE is missing; give {instead}")
+    given = {name for name, value in context.params.items() if value not in (None, ())}
+    return {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
 def requires(option: str, *others: str) -> Callable[[Verb], Verb]:

@@ -13,6 +13,7 @@ from gemsmith.cli.options import (
     Number,
     RunArgs,
     conflicts,
+    echo,
     lazy_import,
     option,
     require_extra,
@@ -22,7 +23,6 @@ from gemsmith.cli.options import (
     set_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars
 
 
 @cli.command(short_help="Say what fits, how long it takes, its cost.")
@@ -102,8 +102,8 @@ def plan(
     if calibrate:
         file = catalog or lazy_import("hardware").own_catalog()
         for found in lazy_import("plan.calibrate").calibrate(args.source, file):
-            click.echo(escape_control_chars(found.say()))
-        click.echo(escape_control_chars(f"{file} written"), err=True)
+            echo(found.say())
+        echo(f"{file} written", err=True)
         return
     if len(args.source) != 1:
         raise InputError(f"SOURCE: {len(args.source)} were given; plan takes one, several only with --calibrate")
@@ -123,9 +123,9 @@ def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, html: Path 
     tables, keys = lazy_import("report.tables"), [key for key, _ in axes]
     if html is not None:
         lazy_import("report.plan_page").write_sweep(keys, found, html, name=args.source[0].resolve().stem)
-        click.echo(escape_control_chars(f"{html} written"), err=True)
+        echo(f"{html} written", err=True)
     if csv:
-        click.echo(escape_control_chars(tables.sweep_csv(keys, found)), nl=False)
+        echo(tables.sweep_csv(keys, found), nl=False)
     else:
         console = lazy_import("system.console").open_console(stderr=False, soft_wrap=False)
         console.print(tables.sweep_table(keys, found).to_rich())
@@ -156,10 +156,10 @@ def _plan(
         record = stage.plan_only(recipe, machine, sort, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
-        click.echo(escape_control_chars(f"{fix} written; next: gemsmith plan {fix}"), err=True)
+        echo(f"{fix} written; next: gemsmith plan {fix}", err=True)
     if html is not None:
         lazy_import("report.plan_page").write_plan(record, html, name=source.resolve().stem)
-        click.echo(escape_control_chars(f"{html} written"), err=True)
+        echo(f"{html} written", err=True)
     if args.as_json:
         args.print_record(record)
     elif serve:

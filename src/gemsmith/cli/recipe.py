@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, json_option, lazy_import, option, print_json, requires, set_option
-from gemsmith.system.characters import escape_control_chars
+from gemsmith.cli.options import FOLDER, echo, json_option, lazy_import, option, print_json, requires, set_option
 
 
 @cli.command(short_help="Write a recipe for your own rows.")
@@ -30,7 +29,7 @@ def init(checkpoint: str, data: str, evaluated: str | None, out: Path, overrides
     """
     notices = lazy_import("importers.draft").write_draft(checkpoint, data, evaluated, out, overrides)
     lazy_import("system.console").print_warnings("init", notices)
-    click.echo(escape_control_chars(f"{out} written; next: gemsmith plan {out}"), err=True)
+    echo(f"{out} written; next: gemsmith plan {out}", err=True)
 
 
 @cli.command(name="import", short_help="Write a recipe to train on from an adapter.")

@@ -14,14 +14,13 @@ from gemsmith.cli.options import (
     RunArgs,
     bucket_url,
     conflicts,
+    echo,
     lazy_import,
-    missing_source,
     option,
     print_json,
     skip_verify_option,
 )
 from gemsmith.errors import InputError
-from gemsmith.system.characters import escape_control_chars
 
 _FORMS = ("html", "md", "csv", "json")
 
@@ -79,7 +78,7 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
             raise InputError("--trained-on and --served-on: are for runs compared with the paper; give a run directory")
         _compare(sources, form, options)
     elif not sources:
-        raise missing_source("a run directory, several to compare them, or --paper")
+        raise InputError("SOURCE is missing; give a run directory, several to compare them, or --paper")
     elif len(sources) == 1:
         for name in ("varying", "hours", "trained_on", "served_on", "md", "csv"):
             if options[name]:
@@ -136,7 +135,7 @@ def _report_one(
     else:
         page = html
         lazy_import("system.files").write_text(page, lazy_import("report.page").render_page(opened))
-    click.echo(json.dumps({"report": str(page)}) if form == "json" else escape_control_chars(str(page)))
+    echo(json.dumps({"report": str(page)}) if form == "json" else str(page))
 
 
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
@@ -163,11 +162,11 @@ def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) ->
         lazy_import("system.files").write_text(
             html, lazy_import("report.comparison_page").render_comparison(comparison, redrawn)
         )
-        click.echo(escape_control_chars(str(html)))
+        echo(str(html))
     elif form == "md":
-        click.echo(escape_control_chars(tables.markdown_of(comparison, redrawn)), nl=False)
+        echo(tables.markdown_of(comparison, redrawn), nl=False)
     elif form == "csv":
-        click.echo(escape_control_chars(tables.csv_of(comparison)), nl=False)
+        echo(tables.csv_of(comparison), nl=False)
     elif form == "json":
         print_json(redrawn or comparison)
     else:
@@ -215,6 +214,6 @@ def push(source: Path, to: str, print_card: bool, **options: Any) -> None:
     module = lazy_import("report.push")
     if print_card:
         card = module.model_card(run, module.repository(to), weights=options["weights"], license=options["license"])
-        click.echo(escape_control_chars(card), nl=False)
+        echo(card, nl=False)
     else:
         click.echo(module.push(run, to, **options))

@@ -20,7 +20,6 @@ from gemsmith.cli.options import (
     given_options,
     json_option,
     lazy_import,
-    missing_source,
     option,
     print_json,
     require_extra,
@@ -104,7 +103,7 @@ def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: An
         record = lazy_import("bench.stage").bench_url(args.source, args.overrides, **given)
         lazy_import("pipeline").print_warnings_of(record)
     elif args.source is None:
-        raise missing_source("a recipe or run directory, or --url of a server")
+        raise InputError("SOURCE is missing; give a recipe or run directory, or --url of a server")
     else:
         record = args.run_stage("bench", skip_verify_check=skip_verify_check)[1]
     args.print_record(record)
@@ -346,7 +345,7 @@ def chat(
             chats.chat_with_url(url, models, sampling=sampling, **options)
             return
         if source is None:
-            raise missing_source("a run directory, or --url of a server")
+            raise InputError("SOURCE is missing; give a run directory, or --url of a server")
         chosen = models or (OF_A_RUN if options["web"] else ("tuned",))
         if unknown := [name for name in chosen if name not in OF_A_RUN]:
             raise InputError(f"--model: {unknown[0]} was given; allowed for a run: {', '.join(OF_A_RUN)}")

@@ -75,10 +75,10 @@ class BadRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Every row of a source, in order."""
+    """The rows of a source that can be used, in order."""
 
     documents: list[Document]
-    ignored_columns: Mapping[str, int]
+    ignored_columns: Mapping[str, int] = field(default_factory=dict)
     """Columns that were not read: name -> rows that have a value there."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Why -> rows that were left out."""

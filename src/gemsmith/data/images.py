@@ -1,10 +1,11 @@
 """Images of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import replace
 
 from gemsmith.data.batches import Batches
+from gemsmith.data.dataset import Dataset
 from gemsmith.data.documents import Document
 from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
@@ -13,35 +14,26 @@ from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.images.workers import check_images, count_processes, decode_ahead
 from gemsmith.system.console import open_console, track
-from gemsmith.tasks.messages import ImagePart, images_of
+from gemsmith.tasks.messages import images_of
 
 _NAMED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidatedRows:
-    """The documents whose images can all be used, and what was found of the others."""
-
-    documents: list[Document]
-    dropped: Mapping[str, int]
-    """Why -> rows."""
-    warnings: tuple[str, ...]
-
-
-def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str) -> ValidatedRows:
-    """The documents with what was found of their images, each of which is decoded once; `key` is that of the rows.
+def validate_images(dataset: Dataset, patching: PatchConfig, *, bad: str, key: str) -> Dataset:
+    """The rows with what was found of their images, each of which is decoded once; `key` is that of the rows.
 
     Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised.
     """
-    sources = list(dict.fromkeys(_source(part) for document in documents for part in images_of(document.messages)))
+    parts = [part for document in dataset.documents for part in images_of(document.messages)]
+    sources = list(dict.fromkeys(part.source for part in parts))
     if not sources:
-        return ValidatedRows(documents=[*documents], dropped={}, warnings=())
+        return dataset
     found = check_images(sources, patching, processes=count_processes(len(sources)))
     console = open_console(soft_wrap=False)
     images = dict(zip(track(sources, "decoding images", console), found, strict=True))
     kept, faults = [], []
-    for document in documents:
-        seen = [images[_source(part)] for part in images_of(document.messages)]
+    for document in dataset.documents:
+        seen = [images[part.source] for part in images_of(document.messages)]
         fault = next((one for one in seen if isinstance(one, InvalidImageError)), None)
         if fault is None:
             kept.append(replace(document, images=tuple(one for one in seen if isinstance(one, ImageInfo))))
@@ -56,11 +48,12 @@ def validate_images(documents: Sequence[Document], patching: PatchConfig, *, bad
     if not kept:
         document, fault = faults[0]
         raise DataError(
-            f"{key}: each of its {len(documents)} rows has an image that cannot be used (the first, "
+            f"{key}: each of its {len(faults)} rows has an image that cannot be used (the first, "
             f"{document.origin}: {fault.line}), so none is left"
         )
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
-    return ValidatedRows(documents=kept, dropped=dict(dropped), warnings=_notices(kept, faults, patching, key))
+    warnings = (*dataset.warnings, *_notices(kept, faults, patching, key))
+    return replace(dataset, documents=kept, dropped={**dataset.dropped, **dropped}, warnings=warnings)
 
 
 def decode_batches(
@@ -80,10 +73,6 @@ def decode_batches(
     for batch, patches in decode_ahead(counted, patching, processes=processes):
         left = iter(patches)
         yield batch, [[next(left) for _ in seen] for seen in batch.images] or [[] for _ in range(len(batch))]
-
-
-def _source(part: ImagePart) -> str | bytes:
-    return part.path or part.data
 
 
 def _notices(

@@ -3,17 +3,16 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.folder import read_config
 from gemsmith.data.batches import (
     EVAL_ROWS,
     IMAGES,
@@ -38,7 +37,7 @@ from gemsmith.data.dataset import (
 from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
-from gemsmith.data.images import ValidatedRows, validate_images
+from gemsmith.data.images import validate_images
 from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered, open_tokenizer
 from gemsmith.data.workers import count_processes, render_in_processes
@@ -81,11 +80,14 @@ def prepare_data(run: Run) -> DataRecord:
 
     Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
     """
-    clock, data, keep = start_clock(), run.recipe.data, partial(keep_bytes, run.images)
-    dataset = read_train(run.recipe, keep)  # before the checkpoint, which may first have to be fetched
-    checkpoint, template = _open_checkpoint(run)
-    packed = _pack(run.recipe, checkpoint, template, dataset, keep)
-    parts, trained, evaluated = packed.parts, packed.parts[""], packed.parts.get(EVAL_ROWS)
+    clock, recipe, keep = start_clock(), run.recipe, partial(keep_bytes, run.images)
+    dataset = read_train(recipe, keep)  # before the checkpoint, which may first have to be fetched
+    checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
+    check_lengths(recipe, checkpoint.variant)
+    template = find_template(checkpoint.folder, recipe.data.template)
+    check_tokenizer(checkpoint)
+    parts, documents, held_out = _pack(recipe, checkpoint, template, dataset, keep)
+    trained, evaluated = parts[""], parts.get(EVAL_ROWS)
     try:
         before = read_record(run, DataRecord)
     except RunError:
@@ -93,20 +95,16 @@ def prepare_data(run: Run) -> DataRecord:
     files = _write_rows(run, parts)
     prune_cache(run.images, {Path(image.path).name for part in parts.values() for image in part.images})
     origins = {row.origin for row in trained.documents}
-    answers = write_answers(run.data, (digest for origin, digest in packed.hashes.items() if origin in origins))
-    documents = [document for document in packed.documents if document.origin in origins]
-    overlap, notices = _compare(answers, documents, packed.held_out)
+    answers = write_answers(run.data, (digest for origin, digest in trained.hashes.items() if origin in origins))
+    overlap, notices = _compare(answers, [document for document in documents if document.origin in origins], held_out)
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
-        dropped=dict(trained.dropped),
         ignored_columns=dict(dataset.ignored_columns),
-        packing_order=("drawn" if data.format == FORMAT else "longest first") if data.packing else None,
         template_sha256=template.sha256,
-        rows_sha256=rows_sha256(files[""], run.data / IMAGES),
-        files=files[""],
-        eval_rows=_eval_record(run, evaluated, files[EVAL_ROWS]) if evaluated else None,
+        eval_rows=EvalRows(**evaluated.counts(files[EVAL_ROWS], run.data / EVAL_ROWS)) if evaluated else None,
         warnings=(*trained.warnings, *notices, *(evaluated.warnings if evaluated else ())),
-        **_count(run.recipe, packed.rendered, trained.documents, trained.rows, packed.patches),
+        **trained.counts(files[""], run.data),
+        **_count(recipe, trained),
         **overlap,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
@@ -115,14 +113,6 @@ def prepare_data(run: Run) -> DataRecord:
     write_record(run, record)
     open_console(soft_wrap=False).print(_summary(record, run), soft_wrap=True)
     return record
-
-
-def _open_checkpoint(run: Run) -> tuple[Checkpoint, ChatTemplateSource]:
-    checkpoint = open_checkpoint(run.recipe.checkpoint, variant=VARIANTS.get(run.recipe.model or ""))
-    check_lengths(run.recipe, checkpoint.variant)
-    template = find_template(checkpoint.folder, run.recipe.data.template)
-    check_tokenizer(checkpoint)
-    return checkpoint, template
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
@@ -135,25 +125,25 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, dict[str, int]]:
+def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[str, int]]:
     """How many rows of data.train would be trained on, and how many would not, by reason; nothing is written.
 
     Raises what prepare_data does of rows, those of data.eval, too, and DataError where they are too few for one step.
     """
     template = find_template(checkpoint.folder, recipe.data.template)
-    trained = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None).parts[""]
-    check_batch(recipe, len(trained.rows))
-    return len(trained.documents), dict(trained.dropped)
+    parts, *_ = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None)
+    check_batch(recipe, len(parts[""].rows))
+    return len(parts[""].documents), parts[""].dropped
 
 
-def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> list[Document]:
+def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.eval, found bad now rather than after training; `keep`: their images, with train.eval_steps."""
     if recipe.data.eval is None:
-        return []
+        return Dataset(documents=[])
     keep = keep if recipe.train.eval_steps else None
     if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        return read_eval(recipe, keep=keep).documents
-    return read_held_out(recipe, keep).documents
+        return read_eval(recipe, keep=keep)
+    return read_held_out(recipe, keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,25 +153,30 @@ class _Part:
     documents: Sequence[Rendered]
     rows: Sequence[Sequence[int]]
     """The documents of each packed row."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    patches: Sequence[int]
+    """Of each document."""
+    dropped: Mapping[str, int]
+    warnings: tuple[str, ...]
+    lengths: Sequence[int]
+    """Tokens of all documents that could be rendered, those that were then too long counted."""
+    hashes: Mapping[str, bytes]
+    """By origin, of all that could be seen, the hashes of their turns."""
 
     @property
     def images(self) -> list[ImageInfo]:
         return [image for document in self.documents for image in document.images]
 
-
-class _Packed(NamedTuple):
-    """All rows of a recipe; `parts` by their folder, of which "" is trained on."""
-
-    parts: dict[str, _Part]
-    documents: Sequence[Document]
-    """Those of data.train that can be seen; `rendered`, those of them that can be rendered."""
-    rendered: Sequence[Rendered]
-    hashes: Mapping[str, bytes]
-    patches: Sequence[int]
-    """Of each document that is trained on."""
-    held_out: Sequence[Document]
+    def counts(self, files: dict[str, str], folder: Path) -> dict[str, Any]:
+        """The fields of a record on the part, whose files are in the folder: name -> SHA-256."""
+        return {
+            "rows": len(self.documents),
+            "dropped": dict(self.dropped),
+            "packed_rows": len(self.rows),
+            "tokens": sum(len(document.ids) for document in self.documents),
+            "supervised_tokens": sum(np.count_nonzero(document.trained) for document in self.documents),
+            "rows_sha256": rows_sha256(files, folder / IMAGES),
+            "files": files,
+        }
 
 
 def _pack(
@@ -190,88 +185,96 @@ def _pack(
     template: ChatTemplateSource,
     dataset: Dataset,
     keep: Callable[[bytes], str] | None,
-) -> _Packed:
-    """The rows of data.train, and of data.eval where training evaluates, in packed rows; nothing is written."""
-    data, bad = recipe.data, BadRows()
-    patching = read_patching(read_config(checkpoint.folder), data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(recipe, keep), patching, bad="error", key="data.eval").documents
-    seen = _validate(checkpoint, dataset.documents, patching, bad=data.on_bad_image, key="data.train")
-    rendered, hashes = _render(checkpoint.folder, template, seen.documents, bad)
-    warnings = (*_notices(dataset), *seen.warnings, *bad.settle(len(seen.documents), data.on_bad_row))
-    kept, too_long = _keep_fitting(rendered, data, patching)
-    dropped = {**dataset.dropped, **bad.counts, **too_long, **seen.dropped}
-    patches = [patching.per_token * document.soft_tokens for document in kept]
+) -> tuple[dict[str, _Part], Sequence[Document], Sequence[Document]]:
+    """The rows in parts by their folder, of which "" is trained on; nothing is written.
+
+    With them the documents of data.train that can be seen, and those of data.eval.
+    """
+    data = recipe.data
+    patching = read_patching(checkpoint.config, data.image_tokens)
+    held_out = _validate(checkpoint, _read_held_out(recipe, keep), patching, bad="error", key="data.eval")
+    marking = (
+        f"data.train: the column {name} ({dataset.ignored_columns[name]:,} rows) is ignored: every row is trained on, "
+        f"whatever its {name}"
+        for name in _MARKING
+        if name in dataset.ignored_columns
+    )
+    dataset = replace(dataset, warnings=(*dataset.warnings, *marking))
+    dataset = _validate(checkpoint, dataset, patching, bad=data.on_bad_image, key="data.train")
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
-    rows = _assign(kept, patches, recipe, drawn=data.format == FORMAT)
-    parts = {"": _Part(documents=kept, rows=rows, dropped=dropped, warnings=warnings)}
-    if evaluated := _render_eval(recipe, checkpoint.folder, template, held_out, patching, images=any(patches)):
-        parts[EVAL_ROWS] = evaluated
-    return _Packed(parts, seen.documents, rendered, hashes, patches, held_out)
+    order = partial(drawn_order, seed=recipe.seed) if data.format == FORMAT else None
+    parts = {"": _pack_part(data, checkpoint.folder, template, dataset, patching, order=order)}
+    if recipe.train.eval_steps is not None:
+        part = _pack_eval(data, checkpoint.folder, template, held_out.documents, patching)
+        if part.images and not parts[""].images:
+            raise DataError(
+                "data.eval: has rows with images, and data.train none, so training could not see them; take them out, "
+                "or leave train.eval_steps out"
+            )
+        parts[EVAL_ROWS] = part
+    return parts, dataset.documents, held_out.documents
 
 
-def _render_eval(
-    recipe: Recipe,
+def _pack_part(
+    data: Data,
     folder: Path,
     template: ChatTemplateSource,
-    documents: Sequence[Document],
+    dataset: Dataset,
     patching: PatchConfig,
     *,
-    images: bool,
-) -> _Part | None:
-    """The rows of data.eval in packed rows; None without train.eval_steps. `images`: data.train has some.
-
-    Raises DataError where none is left, none has a token in the loss, or they alone have images.
-    """
-    if recipe.train.eval_steps is None:
-        return None
+    key: str = "data.train",
+    order: Callable[[int], list[int]] | None = None,
+) -> _Part:
+    """The rows of `key` in packed rows, which take so many documents in that order, or else the longest first."""
     bad = BadRows()
-    rendered, _ = _render(folder, template, documents, bad)
-    warnings = bad.settle(len(documents), recipe.data.on_bad_row, "data.eval")
-    fitting = recipe.data.model_copy(update={"on_too_long": "drop"})
-    kept, dropped = _keep_fitting(rendered, fitting, patching, "data.eval")
-    if not any(np.count_nonzero(document.trained[1:]) for document in kept):
+    rendered, hashes = _render(folder, template, dataset.documents, bad)
+    warnings = (*dataset.warnings, *bad.settle(len(dataset.documents), data.on_bad_row, key))
+    kept, too_long = _keep_fitting(rendered, data, patching, key)
+    patches, lengths = [patching.per_token * one.soft_tokens for one in kept], [len(one.ids) for one in kept]
+    rows = [[index] for index in range(len(kept))]
+    if data.packing:
+        drawn = order(len(kept)) if order else None
+        rows = assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=drawn)
+    return _Part(
+        documents=kept,
+        rows=rows,
+        patches=patches,
+        dropped={**dataset.dropped, **bad.counts, **too_long},
+        warnings=warnings,
+        lengths=[len(one.ids) for one in rendered],
+        hashes=hashes,
+    )
+
+
+def _pack_eval(
+    data: Data, folder: Path, template: ChatTemplateSource, documents: list[Document], patching: PatchConfig
+) -> _Part:
+    """The rows of data.eval that fit, in packed rows. Raises DataError where none has a token in the loss."""
+    fitting = data.model_copy(update={"on_too_long": "drop"})
+    part = _pack_part(fitting, folder, template, Dataset(documents=documents), patching, key="data.eval")
+    if not any(np.count_nonzero(document.trained[1:]) for document in part.documents):
         raise DataError(
             "data.eval: none of its rows has an answer, so there is no token to measure a loss on; give rows with "
             "answers, or leave train.eval_steps out"
         )
-    if too_long := sum(dropped.values()):
-        warnings += (
+    if too_long := len(part.lengths) - len(part.documents):
+        warning = (
             f"data.eval: rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave "
-            f"out: {too_long:,} of {len(documents):,}",
+            f"out: {too_long:,} of {len(documents):,}"
         )
-    rows = _assign(kept, [patching.per_token * document.soft_tokens for document in kept], recipe, drawn=False)
-    part = _Part(documents=kept, rows=rows, dropped={**bad.counts, **dropped}, warnings=warnings)
-    if part.images and not images:
-        raise DataError(
-            "data.eval: has rows with images, and data.train none, so training could not see them; take them out, or "
-            "leave train.eval_steps out"
-        )
+        part = replace(part, warnings=(*part.warnings, warning))
     return part
 
 
-def _eval_record(run: Run, part: _Part, files: dict[str, str]) -> EvalRows:
-    return EvalRows(
-        rows=len(part.documents),
-        dropped=dict(part.dropped),
-        packed_rows=len(part.rows),
-        tokens=sum(len(document.ids) for document in part.documents),
-        supervised_tokens=sum(np.count_nonzero(document.trained) for document in part.documents),
-        rows_sha256=rows_sha256(files, run.data / EVAL_ROWS / IMAGES),
-        files=files,
-    )
-
-
-def _validate(
-    checkpoint: Checkpoint, documents: Sequence[Document], patching: PatchConfig, *, bad: str, key: str
-) -> ValidatedRows:
+def _validate(checkpoint: Checkpoint, dataset: Dataset, patching: PatchConfig, *, bad: str, key: str) -> Dataset:
     """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
-    first = next((document for document in documents if images_of(document.messages)), None)
-    if first and not read_config(checkpoint.folder).get("vision_config"):
+    first = next((document for document in dataset.documents if images_of(document.messages)), None)
+    if first and not checkpoint.config.get("vision_config"):
         raise CheckpointError(
             f"{key}, {first.origin}: has an image, and the config.json of checkpoint {checkpoint.source} has no "
             "vision_config, so it takes text alone; give one that takes images"
         )
-    return validate_images(documents, patching, bad=bad, key=key)
+    return validate_images(dataset, patching, bad=bad, key=key)
 
 
 def _keep_fitting(
@@ -301,15 +304,6 @@ def _keep_fitting(
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
-
-
-def _assign(kept: Sequence[Rendered], patches: Sequence[int], recipe: Recipe, *, drawn: bool) -> list[list[int]]:
-    data = recipe.data
-    if not data.packing:
-        return [[index] for index in range(len(kept))]
-    order = drawn_order(len(kept), recipe.seed) if drawn else None
-    lengths = [len(document.ids) for document in kept]
-    return assign_rows(lengths, data.max_length, patches=patches, max_patches=data.max_patches, order=order)
 
 
 def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str]]:
@@ -366,18 +360,12 @@ def _compare(
     return {"held_out_also_trained": found.prompts, "held_out": same}, overlap_notices(found)
 
 
-def _count(
-    recipe: Recipe,
-    rendered: Sequence[Rendered],
-    kept: Sequence[Rendered],
-    rows: Sequence[Sequence[int]],
-    patches: Sequence[int],
-) -> dict[str, Any]:
-    """The fields of the record that count rows, tokens and images; `rows` are the documents of each packed row."""
-    tokens, train = sum(len(document.ids) for document in kept), recipe.train
-    levels = np.percentile([len(document.ids) for document in rendered], [50, 90, 99, 100], method="inverted_cdf")
+def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
+    """The fields of the record on the rows that are trained on, beside those of both parts."""
+    data, train, kept, rows = recipe.data, recipe.train, part.documents, part.rows
+    levels = np.percentile(part.lengths, [50, 90, 99, 100], method="inverted_cdf")
     buckets: tuple[ImageBucket, ...] = ()
-    if any(patches):
+    if part.images:
         soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
         steps = find_buckets(
             soft_tokens,
@@ -387,16 +375,13 @@ def _count(
         ).count_steps()
         buckets = tuple(ImageBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
     return {
-        "rows": len(kept),
-        "packed_rows": len(rows),
-        "tokens": tokens,
-        "supervised_tokens": sum(np.count_nonzero(document.trained) for document in kept),
-        "packing_efficiency": tokens / (len(rows) * recipe.data.max_length),
+        "packing_efficiency": sum(len(document.ids) for document in kept) / (len(rows) * data.max_length),
+        "packing_order": ("drawn" if data.format == FORMAT else "longest first") if data.packing else None,
         "length_percentiles": dict(zip(("p50", "p90", "p99", "p100"), map(int, levels), strict=True)),
         "steps": count_steps(train, len(rows)),
-        "images": sum(len(document.images) for document in kept),
+        "images": len(part.images),
         "soft_tokens": sum(document.soft_tokens for document in kept),
-        "most_patches": max(sum(patches[index] for index in members) for members in rows),
+        "most_patches": max(sum(part.patches[index] for index in members) for members in rows),
         "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
         "buckets": buckets,
     }
@@ -409,15 +394,6 @@ def _sources(run: Run, checkpoint: Checkpoint, template: ChatTemplateSource) -> 
         "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
         "chat template": template.sha256,
     }
-
-
-def _notices(dataset: Dataset) -> tuple[str, ...]:
-    marking = [(name, dataset.ignored_columns[name]) for name in _MARKING if name in dataset.ignored_columns]
-    ignored = (
-        f"data.train: the column {name} ({count:,} rows) is ignored: every row is trained on, whatever its {name}"
-        for name, count in marking
-    )
-    return (*dataset.warnings, *ignored)
 
 
 def _summary(record: DataRecord, run: Run) -> str:

@@ -115,4 +115,4 @@ def _most_confused(
 def _thumbnails(question: Question) -> Iterator[str]:
     for part in images_of(question.messages)[:MOST_IMAGES]:
         with contextlib.suppress(DataError):  # a file that is gone since: the answers are what counts
-            yield thumbnail_url(part.path or part.data)
+            yield thumbnail_url(part.source)

@@ -10,11 +10,11 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import open_checkpoint, read_config
+from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
@@ -88,7 +88,7 @@ def predict_run(
     InputError where `out` is there already, EngineError where the server dies or answers no row.
     """
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
-    patching = read_patching(read_config(checkpoint.folder), run.recipe.data.image_tokens)
+    patching = read_patching(checkpoint.config, run.recipe.data.image_tokens)
     prompts, warnings = _read_rows(key, patching, shard)
     template = find_template(checkpoint.folder, run.recipe.data.template)
     ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
@@ -158,10 +158,11 @@ def _read_rows(source: str, patching: PatchConfig, shard: Shard | None) -> tuple
     count = len(dataset.documents)
     if shard and shard.of > count:
         raise InputError(f"--shard {shard.number}/{shard.of}: {source} has {count} rows; take no more shards than that")
-    documents = dataset.documents[shard.slice(count)] if shard else dataset.documents
-    seen = validate_images(documents, patching, bad="error", key=source)
-    ignored = f"ignored the columns {describe_columns(dataset.ignored_columns)}"
-    return seen.documents, (*([ignored] if dataset.ignored_columns else []), *seen.warnings)
+    if shard:
+        dataset = replace(dataset, documents=dataset.documents[shard.slice(count)])
+    seen = validate_images(dataset, patching, bad="error", key=source)
+    ignored = f"ignored the columns {describe_columns(seen.ignored_columns)}"
+    return seen.documents, (*([ignored] if seen.ignored_columns else []), *seen.warnings)
 
 
 def _with_room(

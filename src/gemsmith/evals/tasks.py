@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out
@@ -17,7 +17,7 @@ from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
-from gemsmith.images.patches import PatchConfig, read_patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
@@ -222,13 +222,11 @@ def _read_rows(run: Run, *, elsewhere: bool = False) -> tuple[Dataset, int]:
     if not any(images_of(document.messages) for document in dataset.documents):
         return dataset, total
     patching = PatchConfig() if elsewhere else _patching_of(run)
-    seen = validate_images(dataset.documents, patching, bad="error", key="data.eval")
-    return replace(dataset, documents=seen.documents, warnings=(*dataset.warnings, *seen.warnings)), total
+    return validate_images(dataset, patching, bad="error", key="data.eval"), total
 
 
 def _patching_of(run: Run) -> PatchConfig:
-    config = read_config(fetch_folder(run.recipe.checkpoint))
-    return read_patching(config, run.recipe.data.image_tokens)
+    return patching_of(fetch_folder(run.recipe.checkpoint), run.recipe.data.image_tokens)
 
 
 def _refuse_no_rows() -> NoReturn:

@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import read_config
+from gemsmith.checkpoints.folder import patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
 from gemsmith.data.documents import Document
@@ -24,7 +23,7 @@ from gemsmith.data.packing import assign_rows
 from gemsmith.data.workers import render_in_processes
 from gemsmith.errors import CheckpointError, DataError, InputError
 from gemsmith.images.check import ImageInfo
-from gemsmith.images.patches import BUDGETS, count_soft_tokens, read_patching
+from gemsmith.images.patches import BUDGETS, count_soft_tokens
 from gemsmith.plan.counts import BYTES_PER_TOKEN
 from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.keys import value_at
@@ -170,14 +169,14 @@ def _measure(documents: Sequence[Document], recipe: Recipe, base: OpenBase) -> M
 def _look_at_images(sample: list[Document], recipe: Recipe, base: OpenBase) -> tuple[list[Document], int, int]:
     """The documents with their soft tokens, the least budget that makes no image smaller, the largest's pixels."""
     assert base.folder is not None
-    data, patching_of = recipe.data, partial(read_patching, read_config(base.folder))
-    patching = patching_of(data.image_tokens)
-    sample = validate_images(sample, patching, bad=data.on_bad_image, key="data.train").documents
+    data, patching = recipe.data, patching_of(base.folder, recipe.data.image_tokens)
+    dataset = Dataset(documents=sample)
+    sample = validate_images(dataset, patching, bad=data.on_bad_image, key="data.train").documents
     pixels = max((image.width * image.height for one in sample for image in one.images), default=0)
     if not pixels or _is_given(recipe, "data.image_tokens"):
         return sample, data.image_tokens, pixels
     enough = [budget for budget in BUDGETS if budget * (patching.patch * patching.pooling) ** 2 >= pixels]
-    patching = patching_of(min([data.image_tokens, *enough]))
+    patching = replace(patching, budget=min([data.image_tokens, *enough]))
 
     def fitted(image: ImageInfo) -> ImageInfo:
         return replace(image, soft_tokens=count_soft_tokens(image.width, image.height, patching))

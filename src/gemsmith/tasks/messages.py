@@ -24,6 +24,11 @@ class ImagePart:
     path: str = ""
     data: bytes = field(default=b"", repr=False)
 
+    @property
+    def source(self) -> str | bytes:
+        """The one of the two that there is."""
+        return self.path or self.data
+
 
 Part = TextPart | ImagePart
 """What a message may hold."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data.chat_template import find_template
@@ -20,7 +20,7 @@ from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer
 from gemsmith.errors import DataError, InputError, RunError, suggest
 from gemsmith.images.check import validate_image
 from gemsmith.images.decode import InvalidImageError, make_rgb, read_bytes
-from gemsmith.images.patches import PatchConfig, make_patches, read_patching
+from gemsmith.images.patches import PatchConfig, make_patches
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.tasks.messages import Message, images_of
@@ -112,5 +112,5 @@ def load_local_model(run: Run, weights: str) -> LocalModel:
     return LocalModel(
         model=model.to("cuda" if torch.cuda.is_available() else "cpu"),
         renderer=open_renderer(folder, find_template(folder, run.recipe.data.template)),
-        patching=read_patching(read_config(folder), run.recipe.data.image_tokens),
+        patching=patching_of(folder, run.recipe.data.image_tokens),
     )

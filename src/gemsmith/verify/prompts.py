@@ -14,7 +14,6 @@ import numpy as np
 
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import Checkpoint
-from gemsmith.checkpoints.folder import read_config
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.data.packing import Rows
@@ -68,7 +67,7 @@ def text_prompts(rows: Rows | None, vocabulary: int, seed: int) -> list[Prompt]:
 
 def image_prompt(base: Checkpoint, rows: Rows | None, image_tokens: int, seed: int) -> Prompt:
     """A prompt with an image: what is around the first that was trained on, or random tokens where there is none."""
-    config, random = read_config(base.folder), np.random.default_rng(seed)
+    config, random = base.config, np.random.default_rng(seed)
     patching, image_token = read_patching(config, image_tokens), int(config["image_token_id"])
     row = next((row for row, images in enumerate(rows.images) if images), None) if rows else None
     if rows is None or row is None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.errors import DataError, EngineError, MachineError
 from gemsmith.images.check import to_data_url
-from gemsmith.images.patches import PatchConfig, read_patching
+from gemsmith.images.patches import PatchConfig
 from gemsmith.runs.run import Run, open_run_readonly
 from gemsmith.serve.client.chat import api_messages, image_content
 from gemsmith.serve.client.endpoint import find_models
@@ -154,8 +154,8 @@ def chat_with_run(
             voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
         print_warnings("chat", servers.warnings)
         if takes_images(run):
-            config = read_config(fetch_folder(run.recipe.checkpoint))
-            sight = ImageSupport(patching=read_patching(config, run.recipe.data.image_tokens))
+            folder = fetch_folder(run.recipe.checkpoint)
+            sight = ImageSupport(patching=patching_of(folder, run.recipe.data.image_tokens))
         title = run.path.resolve().name
         setup = ChatSetup(voices=voices, title=title, sampling=sampling, system=system, sight=sight, rows=rows)
         _chat(setup, web=web, port=port)

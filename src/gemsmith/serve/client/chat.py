@@ -98,7 +98,7 @@ def api_messages(
         content: list[dict[str, Any]] = []
         for part in message.parts:
             if isinstance(part, ImagePart):
-                content.append(image_content(to_data_url(part.path or part.data, patching, sha256=next(hashes, None))))
+                content.append(image_content(to_data_url(part.source, patching, sha256=next(hashes, None))))
             else:
                 content.append({"type": "text", "text": part.text})
         found.append({"role": message.role, "content": content if images_of([message]) else text_of(message)})
