@@ -3,7 +3,7 @@ import os
 import pytest
 
 from gemsmith.data.dataset import find_source_files, read_dataset, source_sha256
-from gemsmith.data.image_folder import Classes, folder_notices, folder_rows
+from gemsmith.data.image_folder import folder_notices, folder_rows
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe
 from gemsmith.recipe.schema import Data
@@ -56,16 +56,16 @@ def test_the_held_out_share_of_each_class_is_the_same_each_time_and_stated(pets)
 def test_a_class_of_one_is_trained_on(pets):
     (pets / "lone").mkdir()
     (pets / "lone" / "a.png").write_bytes(b"a")
-    rows = folder_rows(str(pets), Classes(prompt="a", held_out=0.9))
+    rows = folder_rows(str(pets), Data(train="-", prompt="a", held_out=0.9), held_out=False)
     assert sum(origin.startswith("lone/") for origin, _ in rows) == 1
 
 
 def test_files_that_are_no_images_are_counted_by_name(pets):
     for name in ("readme.txt", "sphynx/list.csv", ".DS_Store", "sphynx/.hidden.jpg"):
         (pets / name).write_text("a")
-    [notice] = folder_notices(str(pets), Classes(prompt="a"))
+    [notice] = folder_notices(str(pets), Data(train="-", prompt="a"))
     assert "are ignored: 2 (readme.txt, sphynx/list.csv)" in notice
-    assert len(list(folder_rows(str(pets), Classes(prompt="a")))) == 14
+    assert len(list(folder_rows(str(pets), Data(train="-", prompt="a"), held_out=False))) == 14
 
 
 @pytest.mark.parametrize(

@@ -33,24 +33,13 @@ class Number(click.FloatRange):
 _EXTRAS = {
     "serve.chat.web": "chat",
     "report.push": "data",
-    "report": "report",
-    "analysis": "report",
+    **dict.fromkeys(("report", "analysis"), "report"),
     "verify": "verify",
-    "evals": "serve",
-    "bench": "serve",
-    "serve": "serve",
+    **dict.fromkeys(("evals", "bench", "serve"), "serve"),
     "train.torch": "trl",
-    "train": "jax",
-    "plan.aot": "jax",
-    "models": "jax",
-    "export": "data",
-    "launch": "data",
-    "importers.draft": "data",
-    "data": "data",
-    "images": "data",
-    "checkpoints": "data",
-    "system.patterns": "data",
-    "tasks.regex": "data",
+    **dict.fromkeys(("train", "plan.aot", "models"), "jax"),
+    **dict.fromkeys(("export", "launch", "importers.draft", "data", "images", "checkpoints"), "data"),
+    **dict.fromkeys(("system.patterns", "tasks.regex"), "data"),
 }
 """A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
 first."""
@@ -101,9 +90,8 @@ def require_extra() -> Iterator[None]:
         modules = [
             frame.f_globals["__name__"].removeprefix("gemsmith.") for frame, _ in traceback.walk_tb(error.__traceback__)
         ]
-        extra = next(
-            (_EXTRAS[part] for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)), None
-        )
+        in_use = [part for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)]
+        extra = _EXTRAS[in_use[0]] if in_use else None
         if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
             raise
         raise MachineError(

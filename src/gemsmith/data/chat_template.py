@@ -268,16 +268,54 @@ _REMEDY = "a control token that only the chat template may write; take it out, o
 class ControlTokens:
     """A tokenizer's control tokens."""
 
+    tokenizer: Tokenizer
     texts: Mapping[int, str]
     """By id."""
     pattern: re.Pattern[str]
     """Finds one in a text."""
     marks: np.ndarray
     """bool by id; the last is False, and stands for all ids above."""
+    _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def among(self, ids: np.ndarray) -> np.ndarray:
         """The marked ones of the ids: of [2, 105, 9, 9, 106] they are [2, 105, 106]."""
         return ids[self.marks.take(ids, mode="clip")]
+
+    def refuse_written(self, document: Document) -> None:
+        """Raises RowError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
+        for index, message in enumerate(document.messages):
+            if found := self.pattern.search(_words(message)):
+                raise RowError(
+                    "control token", f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}"
+                )
+
+    def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
+        """Raises RowError where `ids` hold any that are not the template's; `again` makes a guarded document's ids.
+
+        What the template writes itself is told by rendering the row once more, each text guarded; rows of the same
+        turns whose ids show the same control tokens are known from then on.
+        """
+        found = self.among(ids)
+        shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
+        if shape in self._known:
+            return
+        for index, message in enumerate(document.messages):
+            encoded = self.tokenizer.encode(_words(message), add_special_tokens=False)
+            alone = self.among(np.array(encoded.ids, np.int32))
+            if len(alone):
+                raise RowError(
+                    "control token",
+                    f"{document.origin}: {document.name(index)} is tokenized to {self.texts[int(alone[0])]}, {_REMEDY}",
+                )
+        own = self.among(again(_guard(document)))
+        odd = next((one if one is not None else other for one, other in zip_longest(found, own) if one != other), None)
+        if odd is not None:
+            raise RowError(
+                "control token",
+                f"{document.origin}: a text in it and what the chat template writes next to it make "
+                f"{self.texts[int(odd)]}, a control token; change how that text begins or ends",
+            )
+        self._known.add(shape)
 
 
 def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
@@ -296,55 +334,7 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
         for text in sorted(words, key=len, reverse=True)
     )
     texts = {number: token.content for number, token in added.items()}
-    return ControlTokens(texts=texts, pattern=re.compile("|".join(patterns)), marks=marks)
-
-
-def refuse_control_tokens(control: ControlTokens, document: Document) -> None:
-    """Raises RowError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
-    for index, message in enumerate(document.messages):
-        if found := control.pattern.search(_words(message)):
-            raise RowError(
-                "control token", f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BorderCheck:
-    """Finds control tokens that a row's text makes only when it is rendered and tokenized.
-
-    What the template writes itself is told by rendering the row once more, each text guarded; rows of the same turns
-    whose ids show the same control tokens are known from then on.
-    """
-
-    tokenizer: Tokenizer
-    control: ControlTokens
-    _known: set[tuple[object, ...]] = field(default_factory=set)
-
-    def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
-        """Raises RowError where `ids` hold any that are not the template's; `again` makes a guarded document's ids."""
-        found = self.control.among(ids)
-        shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
-        if shape in self._known:
-            return
-        for index, message in enumerate(document.messages):
-            alone = self.control.among(
-                np.array(self.tokenizer.encode(_words(message), add_special_tokens=False).ids, np.int32)
-            )
-            if len(alone):
-                raise RowError(
-                    "control token",
-                    f"{document.origin}: {document.name(index)} is tokenized to {self.control.texts[int(alone[0])]}, "
-                    f"{_REMEDY}",
-                )
-        own = self.control.among(again(_guard(document)))
-        odd = next((one if one is not None else other for one, other in zip_longest(found, own) if one != other), None)
-        if odd is not None:
-            raise RowError(
-                "control token",
-                f"{document.origin}: a text in it and what the chat template writes next to it make "
-                f"{self.control.texts[int(odd)]}, a control token; change how that text begins or ends",
-            )
-        self._known.add(shape)
+    return ControlTokens(tokenizer=tokenizer, texts=texts, pattern=re.compile("|".join(patterns)), marks=marks)
 
 
 def _words(message: Message) -> str:

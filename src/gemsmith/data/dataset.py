@@ -14,13 +14,11 @@ from gemsmith.data.documents import Document
 from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
-    Classes,
     find_image_files,
     find_label_file,
     folder_labels,
     folder_notices,
     folder_rows,
-    recipe_classes,
 )
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
@@ -119,8 +117,7 @@ def read_prompts(source: str) -> Dataset:
 def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
-    images = ImageSource(folder=_folder_of(data.train), keep=keep)
-    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=images)
+    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, keep=keep)
     left = len(found.documents) - (data.limit or len(found.documents))
     if left <= 0:
         return found
@@ -141,9 +138,9 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
             column for scorer in scorers if isinstance(scorer, SupportsOptions) for column in scorer.OPTIONAL_COLUMNS
         )
     )
-    classes = recipe_classes(recipe.data, "held-out")
-    # A folder of images gives all its rows the same labels.
-    known = {"labels": folder_labels(str(recipe.data.eval), classes)} if classes and "labels" in optional else {}
+    known = {}
+    if recipe.data.format == FORMAT and "labels" in optional:  # the same for all rows of a folder
+        known["labels"] = folder_labels(str(recipe.data.eval), recipe.data)
     columns = Columns(
         needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
         optional=optional,
@@ -162,8 +159,7 @@ def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[byt
     """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
     data = recipe.data
     assert data.eval is not None
-    images = ImageSource(folder=_folder_of(data.eval), keep=keep)
-    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, images=images)
+    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, keep=keep)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
     return found
 
@@ -180,24 +176,25 @@ def read_dataset(
     part: Literal["train", "held-out"] | None = None,
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
-    images: ImageSource | None = None,
+    keep: Callable[[bytes], str] | None = None,
     asked: bool = False,
 ) -> Dataset:
     """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `seed` is for rows that are made, `columns` are read beside the messages; by default `images` count from the folder
-    that holds the rows. `asked`: a row that ends with its question gets an answer.
+    `seed` is for rows that are made, `columns` are read beside the messages; `keep`: see read_train. `asked`: a row
+    that ends with its question gets an answer.
     Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
     wanted = None if data is None or (part == "held-out" and not data.held_out) else data.on_bad_row
     data = data or Data(train="-")
-    classes = recipe_classes(data, part or "train")
-    images = images or ImageSource(folder=_folder_of(source))
-    share = 0.0 if classes or part is None else data.held_out
+    folder = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
+    images = ImageSource(folder=folder if folder.is_dir() else folder.parent, keep=keep)
+    by_class = data.format == FORMAT
+    share = 0.0 if by_class or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     bad, form, rows, left_out = BadRows(), None, 0, 0
-    for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, classes, data), start=1):  # noqa: B007
+    for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, data, part), start=1):  # noqa: B007
         try:
             named = _with_answer(row) if asked else _renamed(row, data.columns)
             fits = _check_form(named, origin, form, data)
@@ -221,7 +218,7 @@ def read_dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
-        warnings=(*warnings, *(folder_notices(str(source), classes) if classes else ())),
+        warnings=(*warnings, *(folder_notices(str(source), data) if by_class else ())),
     )
 
 
@@ -252,13 +249,13 @@ def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # 
 
 
 def _source_rows(
-    source: str | GeneratedData, seed: int, columns: Columns, classes: Classes | None, data: Data
+    source: str | GeneratedData, seed: int, columns: Columns, data: Data, part: str | None
 ) -> Iterator[tuple[str, Any]]:
     if isinstance(source, GeneratedData):
         name, rows = Path(source.task).name, find_generator(source.task).generate_rows(source.rows, source.split, seed)
         return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
-    if classes:
-        return folder_rows(source, classes)
+    if data.format == FORMAT:
+        return folder_rows(source, data, held_out=part == "held-out")
     read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
     return stored_rows(
         source,
@@ -300,14 +297,6 @@ def _with_answer(row: Any) -> Any:
         if form.answer and all(row.get(name) is not None for name in form.needed if name != form.answer):
             return row if isinstance(form, RawText) else {**row, form.answer: "-"}
     return row
-
-
-def _folder_of(source: str | GeneratedData) -> Path:
-    """What relative paths of images count from: the folder that holds the rows."""
-    if isinstance(source, GeneratedData):
-        return Path()
-    path = expanduser(source).absolute()
-    return path if path.is_dir() else path.parent
 
 
 @lru_cache(1024)

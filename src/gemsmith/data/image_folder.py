@@ -9,9 +9,8 @@ Or a file in it says of which class each image is: pets/metadata.csv, with the c
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError, some, suggest
@@ -24,26 +23,6 @@ SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png 
 _LABELS = "{labels}"
 _LABEL_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMED = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Classes:
-    """What the recipe says of such a folder; `held_out` is the share of each class that `part` "train" leaves out."""
-
-    prompt: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    held_out: float = 0.0
-    part: Literal["train", "held-out"] = "train"
-
-
-def recipe_classes(data: Data, part: Literal["train", "held-out"]) -> Classes | None:
-    """What the recipe says of its folder of images; None where data.format is another."""
-    if data.format != FORMAT:
-        return None
-    assert data.prompt is not None, "checked with the recipe"
-    # Two folders are parts by themselves.
-    held_out = data.held_out if data.eval == data.train else 0.0
-    return Classes(prompt=data.prompt, labels=data.labels, held_out=held_out, part=part if held_out else "train")
 
 
 def find_image_files(source: str) -> dict[str, list[Path]]:
@@ -94,42 +73,46 @@ def _labeled_files(folder: Path, labels: Path) -> dict[str, list[Path]]:
     return {label: sorted(found[label]) for label in sorted(found)}
 
 
-def folder_rows(source: str, classes: Classes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row and where it stands, class by class. Raises DataError as find_image_files, and for wrong labels."""
+def folder_rows(source: str, data: Data, *, held_out: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each row and where it stands, class by class: those of data.held_out, where there is such a share, or the others.
+
+    Raises DataError as find_image_files, and for wrong labels.
+    """
+    assert data.prompt is not None, "checked with the recipe"
     images = find_image_files(source)
-    labels = _label_texts(images, classes.labels)
+    labels = _label_texts(images, data.labels)
     folder = expanduser(source)
-    prompt = classes.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
+    prompt = data.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
     for name, files in images.items():
-        held_out = _held_out(files, classes.held_out)
+        share = _held_out(files, data.held_out)
         for file in files:
-            if (file in held_out) != (classes.part == "held-out"):
+            if data.held_out and (file in share) != held_out:
                 continue
             content = [{"type": "image", "path": str(file.absolute())}, {"type": "text", "text": prompt}]
             yield str(file.relative_to(folder)), {"prompt": content, "response": labels[name]}
 
 
-def folder_labels(source: str, classes: Classes) -> list[str]:
+def folder_labels(source: str, data: Data) -> list[str]:
     """What the rows of such a folder answer, each once. Raises DataError as folder_rows."""
-    return sorted(set(_label_texts(find_image_files(source), classes.labels).values()))
+    return sorted(set(_label_texts(find_image_files(source), data.labels).values()))
 
 
-def folder_notices(source: str, classes: Classes) -> tuple[str, ...]:
+def folder_notices(source: str, data: Data) -> tuple[str, ...]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
     images, folder = find_image_files(source), expanduser(source)
     read = {file for files in images.values() for file in files}
     folders = sorted({folder, *(file.parent for file in read if file.parent.is_dir())})
-    others = [file for inner in folders for file in sorted(_visible(inner))]
     known = {*read, find_label_file(source)}
-    others = [file for file in others if file.is_file() and file not in known]
+    there = (file for inner in folders for file in sorted(_visible(inner)))
+    others = [file for file in there if file.is_file() and file not in known]
     warnings = []
     if others:
         warnings.append(
             "data.train: files that are no images by their names, or of no class, are ignored: "
             f"{len(others):,} ({some((str(file.relative_to(folder)) for file in others), _NAMED)})"
         )
-    if classes.held_out:
-        count = sum(len(_held_out(files, classes.held_out)) for files in images.values())
+    if data.held_out:
+        count = sum(len(_held_out(files, data.held_out)) for files in images.values())
         warnings.append(
             f"data.held_out: of {len(read):,} images in {len(images):,} classes {count:,} are not trained on but "
             "held out, by a hash of their names"

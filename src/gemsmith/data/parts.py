@@ -35,9 +35,9 @@ def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tup
     if len(given) > 1:
         raise _bad_image(f"{origin}: has image and images; keep one of them")
     for name, value in given.items():
-        values = value if isinstance(value, list) else [value]
-        names = [f"{name}[{index}]" for index in range(len(values))] if isinstance(value, list) else [name]
-        return tuple(read_image(value, f"{origin}: {name}", source) for name, value in zip(names, values, strict=True))
+        if not isinstance(value, list):
+            return (read_image(value, f"{origin}: {name}", source),)
+        return tuple(read_image(image, f"{origin}: {name}[{place}]", source) for place, image in enumerate(value))
     return ()
 
 
@@ -78,15 +78,9 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
 
 def kind(value: Any) -> str:
     """What a value of JSON is, as an error line says it."""
-    names = {
-        str: "text",
-        bool: "a boolean",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-        type(None): "null",
-    }
+    if value is None:
+        return "null"
+    names = {str: "text", bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
     return names.get(type(value), type(value).__name__)
 
 

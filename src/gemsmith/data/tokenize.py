@@ -25,7 +25,6 @@ from tokenizers import Tokenizer
 from gemsmith.data.chat_template import (
     EMPTY_THOUGHT,
     SPECIAL_IDS,
-    BorderCheck,
     ChatTemplate,
     ChatTemplateSource,
     ControlTokens,
@@ -34,7 +33,6 @@ from gemsmith.data.chat_template import (
     explain_failure,
     find_control_tokens,
     find_template,
-    refuse_control_tokens,
 )
 from gemsmith.data.documents import Document
 from gemsmith.data.encode import WordEncoder
@@ -47,8 +45,7 @@ _no_mask = partial(RowError, "no mask")
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageTokenIds:
+class ImageTokenIds(NamedTuple):
     """Ids: of a soft token's place, and of what stands before and after an image's."""
 
     image: int
@@ -73,7 +70,7 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokenIds:
                 "give the tokenizer that the weights came with"
             )
         ids.append(number)
-    return ImageTokenIds(image=ids[0], begin=ids[1], end=ids[2])
+    return ImageTokenIds(*ids)
 
 
 def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageTokenIds) -> tuple[np.ndarray, np.ndarray]:
@@ -196,14 +193,13 @@ def render_documents(
     with limited(renderer.limits, extra_bytes=sum(map(_text_bytes, documents))):
         for document in documents:
             try:
-                refuse_control_tokens(renderer.control, document)
+                renderer.control.refuse_written(document)
                 splits = split_document(renderer.template, document)
             except RowError as error:
                 on_bad(document.origin, error)
                 continue
             sequences += [(split, document, number) for number, split in enumerate(splits)]
     ids = iter(renderer.encoder.encode([piece.text for split, *_ in sequences for piece in split.pieces]))
-    borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     rendered, bad = [], set()
     for split, document, number in sequences:
         pieces = [*islice(ids, len(split.pieces))]
@@ -211,7 +207,7 @@ def render_documents(
             continue
         joined = _join_ids(split.pieces, pieces, document.origin)
         try:
-            borders.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
+            renderer.control.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
         except RowError as error:
             bad.add(document.origin)
             on_bad(document.origin, error)
@@ -243,11 +239,8 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
     """
     messages, answers = plain_messages(document.messages), document.answers
     if answers[0] == 0:  # text that nothing asks for
-        return [
-            SplitText(
-                (Piece("<bos>", False), Piece(text_of(document.messages[0]), True), Piece("<eos>", True)), (0,), 1
-            )
-        ]
+        text = text_of(document.messages[0])
+        return [SplitText((Piece("<bos>", False), Piece(text, True), Piece("<eos>", True)), (0,), 1)]
     try:
         full = template.render(messages)
         upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
@@ -330,12 +323,11 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> l
     Raises DataError, naming row and token, where a row holds a control token, or its prompt makes one.
     """
     found = []
-    borders = BorderCheck(tokenizer=renderer.tokenizer, control=renderer.control)
     for document, count in rows:
-        refuse_control_tokens(renderer.control, document)
+        renderer.control.refuse_written(document)
         prompt = replace(document, messages=document.messages[:count])
         ids = _prompt_ids(renderer, prompt)
-        borders.refuse_made(prompt, ids, partial(_prompt_ids, renderer))
+        renderer.control.refuse_made(prompt, ids, partial(_prompt_ids, renderer))
         if wanted := len(images_of(prompt.messages)):
             tokens, images = renderer.image_tokens(), prompt.images[:wanted]
             if (placed := int(np.count_nonzero(ids == tokens.image))) != len(images):
