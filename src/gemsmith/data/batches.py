@@ -130,23 +130,22 @@ def write_rows(folder: Path, chunks: Iterable[Rows], shape: tuple[int, int], bas
         for name, file in files.items():
             descr = np.lib.format.dtype_to_descr(ARRAYS[name])
             np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+        lines = stack.enter_context((folder / IMAGES).open("w", encoding="utf-8")) if base else None
         for chunk in chunks:
             for name, array in chunk.arrays().items():
                 files[name].write(array.data)
-            if base:
-                _write_images(folder / IMAGES, chunk.images or [()] * len(chunk), base)
+            if base and lines:
+                lines.writelines(_image_line(images, base) for images in chunk.images or [()] * len(chunk))
     hashes = {name: sha256_file(folder / f"{name}.npy") for name in ARRAYS}
     return hashes | ({IMAGES: sha256_file(folder / IMAGES)} if base else {})
 
 
-def _write_images(file: Path, rows: Iterable[tuple[ImageInfo, ...]], base: Path) -> None:
-    """Appends a line for each row."""
-    with file.open("a", encoding="utf-8") as lines:
-        for images in rows:
-            paths = [Path(image.path) for image in images]
-            paths = [path.relative_to(base) if path.is_relative_to(base) else path for path in paths]
-            values = [asdict(image) | {"path": str(path)} for image, path in zip(images, paths, strict=True)]
-            lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
+def _image_line(images: Iterable[ImageInfo], base: Path) -> str:
+    values = []
+    for image in images:
+        path = Path(image.path)
+        values.append(asdict(image) | {"path": str(path.relative_to(base) if path.is_relative_to(base) else path)})
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def open_rows(run: Run, folder: str = "") -> Rows:

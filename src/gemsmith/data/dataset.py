@@ -189,8 +189,7 @@ def read_dataset(
     data = data or Data(train="-")
     folder = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
     images = ImageSource(folder=folder if folder.is_dir() else folder.parent, keep=keep)
-    by_class = data.format == FORMAT
-    share = 0.0 if by_class or part is None else data.held_out
+    share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
     bad, form, rows, left_out = BadRows(), None, 0, 0
@@ -218,7 +217,7 @@ def read_dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
-        warnings=(*warnings, *(folder_notices(str(source), data) if by_class else ())),
+        warnings=(*warnings, *(folder_notices(str(source), data) if data.format == FORMAT else ())),
     )
 
 
@@ -259,7 +258,7 @@ def _source_rows(
     read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
     return stored_rows(
         source,
-        lambda name: name in read or name in columns or _changes_row(name) is not None,
+        lambda name: name in read or name in columns or name.strip().lower() in _MEANINGFUL,
         on_bad=lambda error: error,
     )
 
@@ -358,7 +357,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
     """The names of columns with a value that nothing reads. Raises RowError where one changes what the row says."""
     others = [column for column in _unread(tuple(row), form) if row[column] is not None]
     for column in others:
-        remedy = _changes_row(column)
+        remedy = _MEANINGFUL.get(column.strip().lower())
         if remedy and row[column] not in ("", [], {}):
             raise RowError(
                 f"column {_in_line(column)}",
@@ -372,11 +371,6 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
 def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
     known = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
     return tuple(name for name in names if name not in known)
-
-
-def _changes_row(column: str) -> str | None:
-    """What to do about a column that changes what a row says; None for any other."""
-    return _MEANINGFUL.get(column.strip().lower())
 
 
 def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict[str, Any]:

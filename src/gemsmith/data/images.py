@@ -57,12 +57,7 @@ def validate_images(dataset: Dataset, patching: PatchConfig, *, bad: str, key: s
 
 
 def decode_batches(
-    batches: Batches,
-    steps: Iterable[int],
-    patching: PatchConfig,
-    *,
-    processes: int,
-    rows: Sequence[int] | None = None,
+    batches: Batches, steps: Iterable[int], patching: PatchConfig, *, processes: int, rows: Sequence[int] | None = None
 ) -> Generator[tuple[Rows, list[list[Patches]]]]:
     """The batch of each step with the patches of each row's images, decoded in processes while earlier steps run.
 

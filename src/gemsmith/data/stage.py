@@ -97,8 +97,14 @@ def prepare_data(run: Run) -> DataRecord:
     origins = {row.origin for row in trained.documents}
     answers = write_answers(run.data, (digest for origin, digest in trained.hashes.items() if origin in origins))
     overlap, notices = _compare(answers, [document for document in documents if document.origin in origins], held_out)
+    sources = {
+        "data.train": source_sha256(recipe.data.train, recipe.data.format),
+        "checkpoint": checkpoint.fingerprint(),
+        "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
+        "chat template": template.sha256,
+    }
     record = DataRecord(
-        provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=_sources(run, checkpoint, template)),
+        provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=sources),
         ignored_columns=dict(dataset.ignored_columns),
         template_sha256=template.sha256,
         eval_rows=EvalRows(**evaluated.counts(files[EVAL_ROWS], run.data / EVAL_ROWS)) if evaluated else None,
@@ -384,15 +390,6 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
         "most_patches": max(sum(part.patches[index] for index in members) for members in rows),
         "most_images": max(sum(len(kept[index].images) for index in members) for members in rows),
         "buckets": buckets,
-    }
-
-
-def _sources(run: Run, checkpoint: Checkpoint, template: ChatTemplateSource) -> dict[str, str]:
-    return {
-        "data.train": source_sha256(run.recipe.data.train, run.recipe.data.format),
-        "checkpoint": checkpoint.fingerprint(),
-        "tokenizer.json": sha256_file(checkpoint.folder / "tokenizer.json"),
-        "chat template": template.sha256,
     }
 
 

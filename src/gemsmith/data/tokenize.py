@@ -280,7 +280,7 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
         raise _no_mask(
             f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
             f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
-            "set data.template",
+            "set data.template"
         )
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):

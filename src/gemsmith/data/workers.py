@@ -20,14 +20,7 @@ import numpy as np
 
 from gemsmith.data.chat_template import ChatTemplateSource
 from gemsmith.data.documents import Document
-from gemsmith.data.tokenize import (
-    Rendered,
-    Renderer,
-    check_prompts,
-    open_renderer,
-    raise_row_error,
-    render_documents,
-)
+from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, raise_row_error, render_documents
 from gemsmith.errors import DataError, GemsmithError, MachineError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import ProcessLimits, answer_requests, draw_ahead, open_pool, worker_command

@@ -8,7 +8,6 @@ from gemsmith.tasks.base import (
     Judges,
     MultipleChoiceScorer,
     Question,
-    QuestionSet,
     Sampling,
     Scorer,
     SupportsOptions,
@@ -28,7 +27,6 @@ from gemsmith.tasks.registry import (
 
 __all__ = [
     "GENERATORS", "GREEDY", "SCORERS", "SOURCES", "Benchmark", "Classifier", "DataGenerator", "Judges",
-    "MultipleChoiceScorer", "Question", "QuestionSet", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
-    "Verdict", "describe_tasks", "find_generator", "find_scorer",
-    "find_source", "is_task_file",
+    "MultipleChoiceScorer", "Question", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
+    "Verdict", "describe_tasks", "find_generator", "find_scorer", "find_source", "is_task_file",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -27,25 +26,6 @@ _FUNCTIONS = {
     "list_choices": ("question",),
     "generate_rows": ("rows", "split", "seed"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnRows:
-    """A file's generate_rows, whose mistakes are one line."""
-
-    file: Path
-    module: Any
-
-    def generate_rows(self, rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
-        """`rows` rows of it. Raises RecipeError where it fails, or gives fewer."""
-        given = 0
-        with _one_line(f"task: {self.file}: generate_rows fails"):
-            for given, row in enumerate(islice(self.module.generate_rows(rows, split, seed), rows), start=1):  # noqa: B007
-                yield row
-        if given < rows:
-            raise RecipeError(
-                f"task: {self.file}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file"
-            )
 
 
 def load_scorer(file: str) -> Scorer:
@@ -81,11 +61,26 @@ def _checked(function: Callable[[Question], Any], name: str, where: str) -> Call
     return call
 
 
+def _counted(generate_rows: Callable[..., Any], where: str) -> Callable[..., Iterator[Mapping[str, Any]]]:
+    """The same maker of rows, whose mistakes are one line; too few rows are one, too."""
+
+    @functools.wraps(generate_rows)
+    def make(rows: int, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
+        given = 0
+        with _one_line(f"{where}: generate_rows fails"):
+            for given, row in enumerate(islice(generate_rows(rows, split, seed), rows), start=1):  # noqa: B007
+                yield row
+        if given < rows:
+            raise RecipeError(f"{where}: generate_rows gave {given} of {rows} rows; ask for fewer, or mend the file")
+
+    return make
+
+
 def load_generator(file: str) -> DataGenerator:
     """The maker of rows in a file. Raises RecipeError where there is none."""
     module = _load(file, "task")
     _check_functions(module, f"task: {file}", "generate_rows")
-    return OwnRows(file=Path(file), module=module)
+    return module
 
 
 def _load(file: str, key: str) -> Any:
@@ -115,6 +110,8 @@ def _run(path: Path, code: bytes, key: str) -> ModuleType:
     for name in ("check", "list_choices"):
         if callable(function := getattr(module, name, None)):
             setattr(module, name, _checked(function, name, f"{key}: {path}"))
+    if callable(made := getattr(module, "generate_rows", None)):
+        vars(module)["generate_rows"] = _counted(made, f"{key}: {path}")
     return module
 
 

@@ -6,17 +6,16 @@ others that the answer has are ignored. Numbers are equal by value (1 = 1.0 = 1e
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from gemsmith.errors import DataError
 from gemsmith.tasks.base import Question, Verdict
+from gemsmith.tasks.messages import fenced_blocks
 
 COLUMNS: tuple[str, ...] = ()
 OPTIONAL_COLUMNS = ("fields",)
-_FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 _SHOWN = 40
 _NAMED = 3
 
@@ -61,7 +60,7 @@ def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
 
 def _read(text: str) -> dict[str, Any]:
     """The object in a text, its numbers exact. Raises _Unusable."""
-    fenced = [match[2] for match in _FENCE.finditer(text)]
+    fenced = fenced_blocks(text)
     begin, end = text.find("{"), text.rfind("}")
     if not fenced and not 0 <= begin < end:
         raise _Unusable("holds no JSON object")

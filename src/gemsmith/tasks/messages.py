@@ -3,11 +3,13 @@
 Message(role="user", parts=(TextPart(text="hi"),))  ↔  {"role": "user", "content": "hi"}
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 ROLES = ("system", "user", "assistant")
+_FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,15 @@ def map_text(message: Message, change: Callable[[str], str]) -> Message:
 def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
     """The images of a conversation, in order."""
     return tuple([part for message in messages for part in message.parts if isinstance(part, ImagePart)])
+
+
+def fenced_blocks(text: str) -> list[str]:
+    r"""What stands in the text's fenced blocks that are closed.
+
+    >>> fenced_blocks("One:\n```json\n{}\n```\n~~~\nopen")
+    ['{}\n']
+    """
+    return [match[2] for match in _FENCED.finditer(text)]
 
 
 def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:

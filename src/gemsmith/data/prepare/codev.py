@@ -20,6 +20,7 @@ from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord, SharedRow
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
+from gemsmith.tasks.messages import fenced_blocks
 from gemsmith.tasks.verilog.simulate import problems_sha256, read_problems
 
 HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
@@ -29,7 +30,6 @@ LISTED = 1000
 _READ = ("prompt", "response")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
-_FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 _MODULE = re.compile(r"\bmodule\b.*\bendmodule\b", re.DOTALL)
 _REFERENCE, _TOP = re.compile(r"\bRefModule\b"), "TopModule"
 
@@ -156,7 +156,7 @@ def make_row(row: Mapping[str, Any]) -> dict[str, str] | str:
     if "<think>" in text:
         return "unfinished reasoning"
     text = answers[-1] if (answers := _ANSWER.findall(text)) else text
-    blocks = [match[2] for match in _FENCE.finditer(text)]
+    blocks = fenced_blocks(text)
     if not blocks and (bare := _MODULE.search(text)):
         blocks = [bare[0]]
     whole = [block for block in blocks if _MODULE.search(block)]
