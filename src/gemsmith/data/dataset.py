@@ -117,7 +117,7 @@ def read_prompts(source: str) -> Dataset:
 def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
-    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, keep=keep)
+    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=_images_beside(data.train, keep))
     left = len(found.documents) - (data.limit or len(found.documents))
     if left <= 0:
         return found
@@ -159,9 +159,16 @@ def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[byt
     """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
     data = recipe.data
     assert data.eval is not None
-    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, keep=keep)
+    images = _images_beside(data.eval, keep)
+    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, images=images)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
     return found
+
+
+def _images_beside(source: str | GeneratedData, keep: Callable[[bytes], str] | None = None) -> ImageSource:
+    """Images whose relative paths count from the folder that holds the rows."""
+    path = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
+    return ImageSource(folder=path if path.is_dir() else path.parent, keep=keep)
 
 
 def _refuse_raw_text(found: Dataset, remedy: str) -> None:
@@ -176,19 +183,18 @@ def read_dataset(
     part: Literal["train", "held-out"] | None = None,
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
-    keep: Callable[[bytes], str] | None = None,
+    images: ImageSource | None = None,
     asked: bool = False,
 ) -> Dataset:
     """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `seed` is for rows that are made, `columns` are read beside the messages; `keep`: see read_train. `asked`: a row
-    that ends with its question gets an answer.
+    `seed` is for rows that are made, `columns` are read beside the messages; relative paths of `images`
+    count by default from the folder that holds the rows. `asked`: a row that ends with its question gets an answer.
     Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
     """
     wanted = None if data is None or (part == "held-out" and not data.held_out) else data.on_bad_row
     data = data or Data(train="-")
-    folder = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
-    images = ImageSource(folder=folder if folder.is_dir() else folder.parent, keep=keep)
+    images = images or _images_beside(source)
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
