@@ -41,7 +41,7 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
     """Rows of one to many Verilog tasks each, about as many as fit: the lengths of real instruction data, which made
     rows do not have.
     """
-    from gemsmith.data import read_documents
+    from gemsmith.data.dataset import read_documents
     from gemsmith.recipe.schema import GeneratedData
     from gemsmith.tasks.messages import text_of
 
@@ -59,7 +59,8 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
 
 
 def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    from gemsmith.data import prepare_data, read_documents
+    from gemsmith.data.dataset import read_documents
+    from gemsmith.data.stage import prepare_data
     from gemsmith.recipe.load import build_recipe
     from gemsmith.runs.run import open_run
 

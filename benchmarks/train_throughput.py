@@ -128,7 +128,7 @@ def recipe_of(case: Case, backend: str, checkpoint: Path, rows: Path) -> Any:
 
 
 def train_ours(case: Case, backend: str, checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    from gemsmith.data import prepare_data
+    from gemsmith.data.stage import prepare_data
     from gemsmith.runs.run import open_run
     from gemsmith.train.logging import StepLog
     from gemsmith.train.stage import train

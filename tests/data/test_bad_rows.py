@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from gemsmith.data import prepare_data
 from gemsmith.data.dataset import read_dataset
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import DataError, RowError
 from gemsmith.recipe.schema import Data
 

@@ -3,9 +3,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from gemsmith.data import Batches, batches, load_batches, prepare_data
-from gemsmith.data.batches import open_rows
+from gemsmith.data import batches
+from gemsmith.data.batches import Batches, load_batches, open_rows
 from gemsmith.data.packing import ARRAYS
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import DataError, RunError
 from gemsmith.runs.records import DataRecord
 from gemsmith.runs.run import read_record, write_record

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gemsmith import pipeline
-from gemsmith.data import load_batches, prepare_data, stage
-from gemsmith.data.batches import IMAGES, open_rows
+from gemsmith.data import stage
+from gemsmith.data.batches import IMAGES, load_batches, open_rows
 from gemsmith.data.images import decode_batches
 from gemsmith.data.preview import show
+from gemsmith.data.stage import prepare_data
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import CheckpointError, DataError, RunError
 from gemsmith.images import workers

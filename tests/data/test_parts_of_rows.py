@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from gemsmith.data import prepare_data
 from gemsmith.data.dataset import read_held_out, read_train
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve

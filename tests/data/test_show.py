@@ -1,7 +1,7 @@
 import io
 
-from gemsmith.data import prepare_data
 from gemsmith.data.preview import show
+from gemsmith.data.stage import prepare_data
 from gemsmith.system.console import open_console
 
 ROWS = [{"prompt": f"add {number}", "response": f"wire {number}"} for number in range(4)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.data import prepare_data, stage
+from gemsmith.data import stage
 from gemsmith.data.batches import open_rows
 from gemsmith.data.dataset import read_train
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import CheckpointError, DataError, MachineError, RecipeError
 from gemsmith.runs.records import DataRecord, HeldOut
 from gemsmith.runs.run import is_up_to_date, read_record, write_record

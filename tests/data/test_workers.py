@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from gemsmith.data import read_documents, workers
+from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Document
+from gemsmith.data.dataset import Document, read_documents
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from gemsmith.data import prepare_data
+from gemsmith.data.stage import prepare_data
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord, TrainStep

@@ -18,7 +18,7 @@ from gemsmith.train.stage import train
 TRAININGS = """
 import os, sys, time
 from pathlib import Path
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.runs.run import Run, find_run
 from gemsmith.train.jax import backend as tunix
 path, batch = Path(sys.argv[1]), Batches.batch

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.errors import RunError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.plan.aot.compile import lower_step

@@ -19,7 +19,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from gemsmith import cli
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 batch = Batches.batch
 def slowly(self, step, rows):
     while step > 6 and not Path(sys.argv[-1] + ".goes_on").exists():

@@ -15,8 +15,8 @@ from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_ta
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
-from gemsmith.data import load_batches, prepare_data
-from gemsmith.data.batches import join, room_for
+from gemsmith.data.batches import join, load_batches, room_for
+from gemsmith.data.stage import prepare_data
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import Patches, make_patches, read_patching

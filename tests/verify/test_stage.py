@@ -8,7 +8,7 @@ import pytest
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
-from gemsmith.data import prepare_data
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import CheckpointError, VerifyError
 from gemsmith.export import stage as stage_module
 from gemsmith.export.stage import export

@@ -13,7 +13,7 @@ import numpy as np
 from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, lora_targets, vision_targets
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.patches import PatchConfig, longest_line, read_patching
 from gemsmith.recipe.schema import Data, Lora, Recipe

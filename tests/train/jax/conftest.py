@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.runs.run import Run
 from gemsmith.train.stage import train
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.data import prepare_data
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import CorruptCheckpointError
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import ExportRecord, TrainRecord, VerifyRecord

@@ -20,7 +20,7 @@ from gemsmith.train.stage import train
 HOST = """
 import os, signal, sys
 from gemsmith import cli
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 batch, stop_at = Batches.batch, int(sys.argv.pop())
 def stopped(self, step, rows):
     if step == stop_at:

@@ -21,7 +21,8 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.data import batches as buckets
-from gemsmith.data import load_batches, prepare_data
+from gemsmith.data.batches import load_batches
+from gemsmith.data.stage import prepare_data
 from gemsmith.errors import CheckpointError, DataError, RecipeError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.export.stage import export

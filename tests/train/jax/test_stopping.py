@@ -16,7 +16,7 @@ import pytest
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemsmith.checkpoints.steps import checkpoint_steps, checksum, read_step_metadata
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.errors import CheckpointError, EngineError, MachineError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
@@ -111,7 +111,7 @@ def test_sigterm_while_orbax_restores_is_a_stop_and_no_damage(trained):
 KILLED = """
 import sys, time
 from pathlib import Path
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.data.batches import rows_sha256
 from gemsmith.data.packing import ARRAYS
 from gemsmith.runs.run import Run, find_run
@@ -297,7 +297,7 @@ SHARDED = """
 import sys
 from pathlib import Path
 import jax
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.data.batches import rows_sha256
 from gemsmith.data.packing import ARRAYS
 from gemsmith.runs.run import Run, find_run

@@ -10,7 +10,8 @@ import pytest
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
 from gemsmith.checkpoints.tiny import make_tokenizer, with_vision, write_checkpoint
-from gemsmith.data import prepare_data, stage
+from gemsmith.data import stage
+from gemsmith.data.stage import prepare_data
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.images import workers
 from gemsmith.images.patches import Patches

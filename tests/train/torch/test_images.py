@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.data import load_batches
+from gemsmith.data.batches import load_batches
 from gemsmith.errors import DataError
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.runs.run import Run

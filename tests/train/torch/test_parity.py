@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gemsmith.data import prepare_data
 from gemsmith.data.batches import open_rows
+from gemsmith.data.stage import prepare_data
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import open_run

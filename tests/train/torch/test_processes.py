@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from gemsmith.data import load_batches
+from gemsmith.data.batches import load_batches
 from gemsmith.errors import Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.train.stage import train

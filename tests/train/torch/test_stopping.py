@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.errors import EngineError, MachineError, Terminated
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import TrainRecord
@@ -81,7 +81,7 @@ def test_a_signal_saves_the_step_under_way(
 KILLED = """
 import sys, time
 from pathlib import Path
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 from gemsmith.runs.records import TrainStep
 from gemsmith.runs.run import Run, find_run
 from gemsmith.train.stage import train

@@ -19,8 +19,7 @@ from jax.sharding import Mesh
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
-from gemsmith.data import Batches, load_batches
-from gemsmith.data.batches import BucketShape, load_eval_batches
+from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
 from gemsmith.errors import MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model

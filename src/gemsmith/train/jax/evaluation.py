@@ -7,8 +7,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from gemsmith.data import Batches
-from gemsmith.data.batches import BucketShape
+from gemsmith.data.batches import Batches, BucketShape
 from gemsmith.recipe.schema import Train
 from gemsmith.train.jax.compile import Compiled, compile_program
 from gemsmith.train.jax.distributed import local_rows, raise_on_all_hosts, shard_batch

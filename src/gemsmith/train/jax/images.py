@@ -11,8 +11,7 @@ import numpy as np
 
 from gemsmith.arch import Vision
 from gemsmith.checkpoints import Checkpoint
-from gemsmith.data import Batches
-from gemsmith.data.batches import Buckets, BucketShape, find_buckets
+from gemsmith.data.batches import Batches, Buckets, BucketShape, find_buckets
 from gemsmith.data.images import decode_batches
 from gemsmith.errors import InputError
 from gemsmith.hardware.model import ImageWork

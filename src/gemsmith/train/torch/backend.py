@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.data import Batches, load_batches
-from gemsmith.data.batches import load_eval_batches
+from gemsmith.data.batches import Batches, load_batches, load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, RunError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.images.workers import count_processes

@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 
 from gemsmith.checkpoints.steps import checkpoint_steps
-from gemsmith.data import load_batches
+from gemsmith.data.batches import load_batches
 from gemsmith.errors import EngineError, GemsmithError, InputError, MachineError, RecipeError, Terminated, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.recipe.schema import Recipe

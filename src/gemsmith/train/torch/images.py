@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from gemsmith.data import Batches, Rows
+from gemsmith.data.batches import Batches
 from gemsmith.data.images import decode_batches
+from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError, GemsmithError
 from gemsmith.images.patches import PatchConfig, Patches
 

@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
 from gemsmith.checkpoints import Checkpoint
-from gemsmith.data import Batches, Rows
+from gemsmith.data.batches import Batches
+from gemsmith.data.packing import Rows
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.loop import Plan, StepOutcome
 from gemsmith.train.schedule import learning_rate
