@@ -60,6 +60,12 @@ EVERY = {
     "data_throughput": Benchmark(
         what="tokens/s over TRL's", number=lambda record: record["ours_over_theirs"], least=2.65, code=("data",)
     ),
+    "first_model": Benchmark(
+        what="s from the clone to an answer, training left out where short",
+        number=lambda record: record["total_s"],
+        most=600,
+        code=(),
+    ),
     "launch_drill": Benchmark(
         what="adapters the same", number=lambda record: record["all_adapters_the_same"], least=1, code=("launch",)
     ),
