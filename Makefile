@@ -6,13 +6,14 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-install test-vllm bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
 	@echo "make demo-images  the same with a tiny Gemma 4 that sees, and images of clothing, into runs/demo_images"
 	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
+	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
 	@echo "make build/wheel    Gemsmith's wheel and locks, for launch --provider tpu-vm --wheel"
 	@echo "make bench      every benchmark in a short form, each held against its bound"
@@ -65,6 +66,14 @@ test: env
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+
+FAULTS_RECORD ?= benchmarks/records/faults.json
+
+test-faults: env
+	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal --faults-record $(FAULTS_RECORD)
+
+test-faults-long: env
+	$(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record $(FAULTS_RECORD)
 
 test-install: env
 	$(BIN)/python -m pytest -m install

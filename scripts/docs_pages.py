@@ -338,8 +338,55 @@ def sweep_table() -> str:
     return "\n".join(tables.sweep_table([key for key, _ in axes], found).to_markdown()).strip()
 
 
+def faults_tables() -> str:
+    """What can go wrong, a table a kind: what happens then, what to do, and how often the last runs tried it."""
+    kinds = yaml.safe_load((ROOT / "tests" / "faults" / "faults.yaml").read_text(encoding="utf-8"))
+    record, lines = _record("faults.json"), []
+    for kind, rows in kinds.items():
+        lines += ["", f"## {kind}", "", "| what goes wrong | what happens | what you do | tried | survived | told |"]
+        lines += ["|---|---|---|--:|--:|--:|"]
+        for row in rows:
+            found = [half["faults"].get(row["fault"], {}) for half in _halves(record)]
+            counts = [str(sum(each.get(name, 0) for each in found)) for name in ("tried", "survived", "told")]
+            lines.append(f"| {row['fault']} | {row['then']} | {row['do']} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
+def faults_summary() -> str:
+    """How many faults the last runs tried, and what came of them."""
+    record = _record("faults.json")
+    total = Counter[str]()
+    for half in _halves(record):
+        total.update(half["total"])
+    names = ("survived", "told", "lost", "silent", "skipped")
+    days = sorted({half["when"][:10] for half in _halves(record)})
+    broken = sum(guard["failed"] for guard in record["guards"])
+    return (
+        f"{total['tried']} tries on {' and '.join(days)}: {', '.join(f'{total[name]} {name}' for name in names)}. "
+        f"Of {len(record['guards'])} guards that were broken on purpose, {broken} made a test fail."
+    )
+
+
+def guards_table() -> str:
+    """The guards that were broken on purpose, each with the test that then failed."""
+    lines = ["| guard | in | test that fails without it |", "|---|---|---|"]
+    for guard in _record("faults.json")["guards"]:
+        file, _, name = guard["test"].partition("::")
+        lines.append(
+            f"| {guard['guard']} | `{guard['file']}` | `{file}`: {name.removeprefix('test_').replace('_', ' ')} |"
+        )
+    return "\n".join(lines)
+
+
+def _halves(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [record[name] for name in ("faults", "faults_long") if name in record]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "demo_images": demo_images_table,
+    "faults": faults_tables,
+    "faults_summary": faults_summary,
+    "guards": guards_table,
     "paper": paper_comparison,
     "plan_calibration": plan_calibration_table,
     "cpu_memory": cpu_memory_table,

@@ -26,6 +26,8 @@ from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
 
+pytest_plugins = ["support.faults"]
+
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
 NEVER_SKIPPED_IN_CI = (
     "tests/evals/test_answers.py",

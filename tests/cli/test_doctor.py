@@ -65,6 +65,7 @@ def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], 
     assert (code, err) == (2, f"error: {len(failed)} of 15 checks fail; mend these, and run gemsmith doctor again\n")
     for name, said in {
         "rows": "more than data.max_length = 8 tokens",
+        "training": "lora.rank: 100000 was given; no matrix of tiny-31b with an adapter has more rows or columns than",
         "backend": "adapter /etc: has no adapter_config.json",
         "XLA flags": "train.compiler_options.xla_no_such_flag: the recipe sets it",
         "memory": r"cpu: needs .* GiB a chip .*the largest parts, in GiB a chip: .*adapters",

@@ -16,6 +16,7 @@ import pytest
 
 from gemsmith.errors import EngineError, Terminated
 from gemsmith.serve.client import batch as ask
+from gemsmith.serve.client import endpoint
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure
 
@@ -145,7 +146,7 @@ def test_each_try_after_the_first_is_told_with_its_reason_and_no_other(hostile: 
 def test_a_retry_after_is_waited_for_up_to_a_bound(
     header: str, waits_s: float, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask, "MOST_WAIT_S", 0.5)
+    monkeypatch.setattr(endpoint, "MOST_WAIT_S", 0.5)
     hostile.deed = lambda _asked: (429, b"", {"Retry-After": header}) if len(hostile.asked) == 1 else (200, b"{}")
     begin_s = time.monotonic()
     assert outcomes(hostile.server(), 1) == {0: {}}

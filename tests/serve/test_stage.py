@@ -202,6 +202,32 @@ def test_keep_serving_prints_a_curl_line_and_ends_when_vllm_dies(
     assert "--enable-prefix-caching" in read_record(run, ServeRecord).command
 
 
+def test_a_server_that_dies_is_started_again_on_its_port_so_many_times(
+    fake_vllm: Callable[..., Path],
+    exported_run: Callable[..., Run],
+    gemsmith: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_vllm()
+    run, urls = exported_run({"data": {"max_length": 512}}), []
+    open_run(run.path, *resolve(run.recipe))
+
+    def dies(server: Server) -> str:
+        urls.append(server.url)
+        server.process.terminate()
+        return ""
+
+    monkeypatch.setattr("gemsmith.serve.stage.curl_line", dies)
+    code, _, err = gemsmith("serve", run.path, "--restart", 2)
+    assert code == 1
+    assert len(urls) == 3 and len({*urls}) == 1
+    assert [line for line in err.splitlines() if line.startswith("serve: warning: it died")] == [
+        "serve: warning: it died, and is started again (1/2)",
+        "serve: warning: it died, and is started again (2/2)",
+    ]
+    assert err.count("vLLM died (exit code") == 3
+
+
 def stop_once_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """keep_serving ends as soon as its curl line is printed."""
 

@@ -15,6 +15,7 @@ hence not on the mesh.
 """
 
 import inspect
+import itertools
 import json
 import logging
 import sys
@@ -61,6 +62,15 @@ def _is_committed(folder: Path) -> bool:
         return bool(read_json(folder / ORBAX)["commit_timestamp_nsecs"])
     except (CorruptCheckpointError, KeyError, TypeError):
         return False
+
+
+def set_aside(folder: Path, *, writes: bool) -> str:
+    """The name that the process which `writes` gives the folder of a damaged step: one that is no step's."""
+    names = (folder.with_name(f"{folder.name}.damaged{number or ''}") for number in itertools.count())
+    aside = next(name for name in names if not name.exists())
+    if writes:
+        folder.rename(aside)
+    return aside.name
 
 
 def add_checksum(metadata: Mapping[str, Any], checksums: Mapping[str, Any]) -> dict[str, Any]:

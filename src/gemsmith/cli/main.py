@@ -40,10 +40,25 @@ def cli() -> None:
 _SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
+def _treat_hangup_as_sigterm() -> None:
+    """SIGHUP comes where the terminal closes, whose every write is an error from then on; under nohup it is ignored."""
+    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def hang_up(_signal: int, _frame: FrameType | None) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in terminals:
+            os.dup2(nowhere, stream)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
+
+
 def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoReturn:
-    """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM."""
+    """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM or SIGHUP."""
     sigterm = _Sigterm()
     signal.signal(signal.SIGTERM, sigterm)
+    _treat_hangup_as_sigterm()
     unheard = sys.unraisablehook
     hook = sys.unraisablehook = partial(_raise_again, sigterm, unheard)
     if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out

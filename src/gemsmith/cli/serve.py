@@ -36,8 +36,12 @@ from gemsmith.errors import InputError
 @skip_verify_option
 @option("--machine", metavar="MACHINE", help="A machine of the hardware catalog, such as 2xh100 or v6e-8.")
 @option("--print", "as_command", is_flag=True, help="Print the command, with each choice's reason; run nothing.")
+@option(
+    "--restart", type=click.IntRange(min=0), default=0, metavar="N", help="Start vLLM again up to N times if it dies."
+)
 @conflicts("as_json", "machine")
-def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_command: bool) -> None:
+@conflicts("restart", "as_json", "as_command")
+def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_command: bool, restart: int) -> None:
     """Keep the tuned model up behind vLLM's OpenAI API until Ctrl-C; prints a curl line.
 
     SOURCE is a run directory or a recipe (YAML); or a checkpoint: a folder with config.json, or a Hugging Face hub id.
@@ -54,9 +58,9 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
     if as_command:
         targets.print_deployment(args.source, args.run_path, args.overrides, machine)
     elif targets.is_checkpoint(args.source):
-        if args.as_json or args.run_path or skip_verify_check:
+        if args.as_json or args.run_path or skip_verify_check or restart:
             raise InputError(
-                f"--json, --run and --skip-verify-check are for a run or a recipe, {args.source} is neither"
+                f"--json, --run, --restart and --skip-verify-check are for a run or a recipe, {args.source} is neither"
             )
         targets.serve_checkpoint(args.source, args.overrides, machine)
     elif args.as_json:
@@ -70,7 +74,7 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
                 opened = args.open_run(force=("serve",), stack=lock)
                 lazy_import("runs.run").commit_recipe(opened)
             lazy_import("serve.stage").keep_serving(
-                opened, machine, skip_verify_check=skip_verify_check, ready=lock.close
+                opened, machine, skip_verify_check=skip_verify_check, restarts=restart, ready=lock.close
             )
 
 

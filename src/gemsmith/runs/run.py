@@ -124,7 +124,6 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
         derived = [*earlier, *new]
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
-    run.logs.mkdir(exist_ok=True)
     values = plain_values(recipe)
     # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
     # place.
@@ -133,6 +132,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
         _next_recipe_file(run).unlink(missing_ok=True)
     file = _next_recipe_file(run) if pending else run.recipe_file
     write_text(file, dump_recipe(recipe, [item for item in derived if values.get(item.key) == item.plain_value]))
+    run.logs.mkdir(exist_ok=True)  # a folder without a recipe, as a full disk would leave it, is taken for another's
     return run
 
 

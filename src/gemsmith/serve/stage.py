@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import open_checkpoint
@@ -142,6 +143,12 @@ class Servers:
         own_server = not self.serves_adapter
         return self._serve(open_checkpoint(self._run.recipe.checkpoint).folder if own_server else self._run.adapter)[0]
 
+    def tuned_again(self, dead: Server) -> Server:
+        """A server of the tuned weights at the address of one that has died."""
+        self.stop()
+        self._settings = self._settings.model_copy(update={"port": urlsplit(dead.url).port})
+        return self.tuned()
+
     def stop(self) -> None:
         self._current = None
         self._stack.close()
@@ -260,12 +267,13 @@ def keep_serving(
     machine_name: str | None = None,
     *,
     skip_verify_check: bool = False,
+    restarts: int = 0,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves the tuned model until Ctrl-C, with prefix caching; recorded where the run's recipe says the same.
 
     `machine_name`: what this machine is; None: as it is. `ready` is called once nothing more is written to the run.
-    Raises EngineError where vLLM dies.
+    Raises EngineError where vLLM dies, once it has been started again so many times.
     """
     where = this_machine_as(machine_name, run.recipe.hardware.catalog)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check, **where) as servers:
@@ -276,7 +284,17 @@ def keep_serving(
         server = servers.tuned()
         ready()
         print_warnings("serve", servers.warnings)
-        wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
+        for number in range(restarts + 1):
+            try:
+                wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
+                return
+            except EngineError as error:
+                if number == restarts:
+                    raise
+                open_console().print(
+                    f"{error}\nserve: warning: it died, and is started again ({number + 1}/{restarts})"
+                )
+            server = servers.tuned_again(server)
 
 
 def wait_for_the_end(server: Server, *, beside: str | None = None) -> None:

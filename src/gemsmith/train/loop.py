@@ -4,13 +4,11 @@ All of it is the same whichever backend computes the steps; what differs is what
 machine-learning library is imported.
 """
 
-import contextlib
-import itertools
 import math
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -18,7 +16,7 @@ from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_li
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import Evaluation, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
-from gemsmith.system.console import open_console
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
     Display,
@@ -106,6 +104,9 @@ class SavedSteps(Protocol):
 
     def delete_all(self) -> None: ...
 
+    def set_aside(self, step: int) -> str:
+        """Gives a damaged step another name, which is returned. Every process must ask."""
+
 
 class TrainBackend(Protocol):
     """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
@@ -129,7 +130,7 @@ class TrainBackend(Protocol):
         """Gives model and optimizer their values after a saved step. Raises CorruptCheckpointError."""
 
     def check_saved(self, step: int) -> None:
-        """Raises CorruptCheckpointError for a saved step that cannot be restored."""
+        """Raises CorruptCheckpointError for a saved step that cannot be restored; asked before `prepare`."""
 
     def run(self) -> None:
         """Runs the steps after `session.done`, until the last or the session is told to stop.
@@ -150,13 +151,13 @@ class TrainSession:
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
-        self.done, earlier, evaluations, self._resumed_at = (0, [], [], []) if restart else self._resume()
+        self._warnings: list[str] = []
         if backend.writes:
             open_console().print(f"train  loading {run.recipe.checkpoint}")
+        self.done, earlier, evaluations, self._resumed_at = (0, [], [], []) if restart else self._resume()
         backend.prepare(self)
         if self.done:
-            with self._one_line_damage():
-                backend.restore(self.done)
+            backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
         sinks: tuple[Sink, ...] = ()
@@ -170,40 +171,30 @@ class TrainSession:
         return None if found is None else describe(found)
 
     def _resume(self) -> tuple[int, list[TrainStep], list[Evaluation], list[int]]:
-        """The step to resume after, the steps and evaluations up to it, and those after which attempts resumed."""
-        with self._one_line_damage():
-            step = self._backend.resumable_step()
-            if step is None:
-                return 0, [], [], []
-            metadata, place = self._backend.checkpoints.read_metadata(step), f"{self.run.checkpoints}/{step}"
-            earlier = earlier_steps(self.run, place, metadata, self._start_adapter_sha256)
-            return step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
+        """The last good step, the steps and evaluations up to it, and those after which attempts resumed.
 
-    @contextlib.contextmanager
-    def _one_line_damage(self) -> Iterator[None]:
-        """Raises RunError where the last saved step cannot be resumed from; it names the last one that can."""
-        try:
-            yield
-        except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
-            run, (last, *earlier) = self.run, sorted(self._backend.checkpoints.steps(), reverse=True)
-            bad = list(itertools.takewhile(self._is_damaged, earlier))
-            places = " and ".join(f"{run.checkpoints}/{step}" for step in [last, *bad])
-            what = f"{run.checkpoints}/{last}: is damaged ({last_line(error)})"
-            if len(bad) == len(earlier):
-                raise RunError(
-                    f"{what}; no earlier step is good, so start again with: gemsmith train {run.path} --force"
-                ) from None
-            raise RunError(
-                f"{what}; step {earlier[len(bad)]} is good: delete {places}, then resume from it with: gemsmith train "
-                f"{run.path}"
-            ) from None
-
-    def _is_damaged(self, step: int) -> bool:
-        try:
-            self._backend.check_saved(step)
-        except CorruptCheckpointError:
-            return True
-        return False
+        Damaged steps after it are set aside. Raises RunError where steps are saved and none is good.
+        """
+        run, backend, damaged = self.run, self._backend, dict[int, str]()
+        if backend.resumable_step() is None:
+            return 0, [], [], []
+        for step in sorted(backend.checkpoints.steps(), reverse=True):
+            try:
+                metadata = backend.checkpoints.read_metadata(step)
+                earlier = earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
+                found = step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
+                backend.check_saved(step)
+            except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
+                damaged[step] = f"{run.checkpoints}/{step}: is damaged ({last_line(error)})"
+                continue
+            for bad, what in damaged.items():
+                aside = backend.checkpoints.set_aside(bad)
+                self._warnings.append(f"{what}; it is kept as {aside}, and training goes on from step {step}")
+            if backend.writes:
+                print_warnings("train", self._warnings)
+            return found
+        last = next(iter(damaged.values()))
+        raise RunError(f"{last}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
 
     def train(self) -> None:
         """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
@@ -351,6 +342,7 @@ class TrainSession:
             last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
             saves=self._saves,
             warnings=(
+                *self._warnings,
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *loss_plateau_warnings(steps, run.recipe),
             ),

@@ -171,25 +171,21 @@ def test_a_step_that_is_damaged_after_its_export_is_no_failure_of_the_export(tra
 
 
 @pytest.mark.parametrize("item", ["model_params", "optimizer_state"])
-def test_training_goes_on_from_the_last_good_step_once_the_damaged_ones_are_deleted(whole, trained, gemsmith, item):
-    """Nothing is advised that would delete the good one."""
+def test_training_goes_on_from_the_last_good_step_and_says_so(whole, trained, gemsmith, item):
     damage_arrays(trained, 6, item)
     (trained.checkpoints / "4" / "_CHECKPOINT_METADATA").unlink()
+    (trained.checkpoints / "6.damaged").mkdir()  # of an earlier time
     trained.record_file("train").unlink()
-    code, _, error = gemsmith("train", trained.path)
-    root = trained.checkpoints
-    assert (
-        code == 2
-        and f"{root}/6: is damaged (" in error
-        and f"); step 2 is good: delete {root}/6 and {root}/4, then" in error
-    )
-    assert sorted(folder.name for folder in root.iterdir()) == ["2", "4", "6"]
-    for step in (4, 6):
-        shutil.rmtree(root / str(step))
-    code, _, error = gemsmith(*advised(error))
+    code, _, error = gemsmith("run", trained.path, "--until", "train")
     assert code == 0, error
-    assert read_record(trained, TrainRecord).resumed_at == (2,)
-    assert sums(trained, 6) == sums(whole, 6)
+    root, record = trained.checkpoints, read_record(trained, TrainRecord)
+    assert record.resumed_at == (2,) and sums(trained, 6) == sums(whole, 6)
+    told = [line for line in error.splitlines() if line.startswith("train: warning: ")]
+    assert told[0].startswith(f"train: warning: {root}/6: is damaged (")
+    assert told[0].endswith("); it is kept as 6.damaged1, and training goes on from step 2")
+    assert f"{root}/4: is damaged (its _CHECKPOINT_METADATA is missing); it is kept as 4.damaged, and" in told[1]
+    assert [f"train: warning: {text}" for text in record.warnings[:2]] == told[:2]
+    assert sorted(folder.name for folder in root.iterdir()) == ["2", "4", "4.damaged", "6", "6.damaged", "6.damaged1"]
 
 
 def test_an_export_takes_the_step_that_training_ended_with_and_no_earlier_one(trained, gemsmith):

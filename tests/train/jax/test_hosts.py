@@ -24,7 +24,7 @@ from gemsmith.data.batches import Batches
 batch, stop_at = Batches.batch, int(sys.argv.pop())
 def stopped(self, step, rows):
     if step == stop_at:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
     print("READ", step, *rows)
     return batch(self, step, rows)
 Batches.batch = stopped
@@ -43,9 +43,10 @@ KEYS = {
 }
 
 
-def start(run, *options, devices, times, stop_at=0):
-    """`gemsmith train`, so many times in one process; before step `stop_at` of the first it gets SIGTERM."""
+def start(run, *options, devices, times, stop_at=0, signal="SIGTERM"):
+    """`gemsmith train`, so many times in one process; before step `stop_at` of the first it gets the signal."""
     environment = os.environ | {
+        "SIGNAL": signal,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
@@ -82,6 +83,27 @@ def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
         for side in ("a", "b"):  # measured: 4e-7, since between processes sums are taken in another order
             assert np.abs(getattr(found[name], side) - getattr(expected[name], side)).max() <= 1e-6, (name, side)
     assert len(list(together.tensorboard.iterdir())) == 2  # one for each start of the first host
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_a_host_that_is_killed_or_suspended_ends_the_other(prepare, tmp_path, signal):
+    """JAX ends that one, and its own words say why. The saved steps are whole: training goes on from the last."""
+    run = prepare(tmp_path / "run", train=KEYS["train"] | {"save_steps": 1}, lora=KEYS["lora"], data=KEYS["data"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
+    first, second = (start(run, *group, host, devices=4, times=1, stop_at=4 * host, signal=signal) for host in (0, 1))
+    try:
+        _, err = first.communicate(timeout=300)
+    finally:
+        second.kill()
+        second.communicate()
+        first.kill()
+    assert first.returncode not in (0, 1, 2) and "Task 1 heartbeat timeout" in err
+    again = start(run, devices=8, times=1)
+    assert "READ exit 0" in again.communicate(timeout=300)[0]
+    assert read_record(run, TrainRecord).resumed_at[0] >= 1
 
 
 @pytest.mark.parametrize(
@@ -144,7 +166,7 @@ def test_hosts_of_a_tpu_slice_find_each_other(monkeypatch):
     for count in (1, 4):
         monkeypatch.setattr(hosts, "count_tpu_hosts", lambda count=count: count)
         hosts.start_hosts()
-    assert begun == [((), {})]
+    assert begun == [((), {"heartbeat_timeout_seconds": 30})]
 
 
 def test_hosts_that_were_given_different_things_are_told(prepared_run, monkeypatch):

@@ -50,6 +50,35 @@ def test_what_a_process_ended_with_is_what_the_command_ends_with(
         trl_launch.launch(run, 2, restart=True)
 
 
+HIT = """
+import os, signal, sys, time
+sys.stdin.read()
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.{name})
+time.sleep({others_s})
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "others_s", "expected"),
+    [
+        ("SIGKILL", 0.2, "process 1 of 2 was ended by SIGKILL, as where"),
+        ("SIGKILL", 600, "process 1 of 2 was ended by SIGKILL, as where"),
+        ("SIGSTOP", 600, "process 1 of 2 is suspended, and the others wait for it; all were ended; continue with"),
+    ],
+)
+def test_a_process_that_is_killed_or_suspended_ends_the_others_and_is_named(
+    small_recipe, tmp_path, monkeypatch, name, others_s, expected
+):
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", HIT.format(name=name, others_s=others_s)))
+    monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.2 if others_s == 600 else 60)
+    monkeypatch.setattr(trl_launch, "_SUSPENDED_S", 0.3)
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+    with pytest.raises(EngineError, match=expected):
+        trl_launch.launch(run, 2, restart=True)
+
+
 SAVES = """
 import os, sys, time
 sys.stdin.read()

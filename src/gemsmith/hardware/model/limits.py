@@ -6,7 +6,7 @@ Backends ask the same once they know their machine.
 import math
 from collections.abc import Mapping
 
-from gemsmith.arch import Variant, text_tensors
+from gemsmith.arch import Variant, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantized
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, LANES, heads_fill_lanes
@@ -16,6 +16,10 @@ from gemsmith.system.format import mesh as name_mesh
 
 def check_training(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for what is known to fail before there is a machine, or a mesh where that is left to it."""
+    rank, most = recipe.lora.rank, max(max(each.shape) for each in lora_targets(variant, recipe.lora.targets))
+    if rank > most:
+        remedy = f"no matrix of {variant.name} with an adapter has more rows or columns than {most}; set that or less"
+        raise RecipeError(f"lora.rank: {rank} was given; {remedy}")
     train, wanted = recipe.train, recipe.train.mesh
     mesh = Mesh() if wanted == "auto" else wanted
     if train.backend == "trl":

@@ -5,12 +5,9 @@ it.
 """
 
 import asyncio
-import email.utils
 import functools
 import json
-import math
 import signal
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -20,17 +17,12 @@ import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
-from gemsmith.serve.client.endpoint import AnyServer
+from gemsmith.serve.client.endpoint import WAITS_S, AnyServer, retry_after_s
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import client_options
 from gemsmith.system.signals import handling
 
 CONNECT_S = 10.0
-# Before the second and later tries, and none after that. Together longer than the 5 s after which vLLM's watchdog ends
-# a server whose engine is dead: a request that such a server refuses must not be taken for a failed one.
-WAITS_S = (0.5, 1.0, 2.0, 4.0)
-# The longest that a server's own Retry-After is waited for.
-MOST_WAIT_S = 30.0
 # A request is given up after PROMPT_S, in which the prompts of all requests under way are read, and TOKEN_S for each
 # token that it may write. The server is on this machine, so what takes time is the model; one that writes less than a
 # token a second in each of its streams is not evaluated but debugged.
@@ -117,15 +109,15 @@ async def _ask(
 ) -> dict[str, Any] | Failure:
     waits_s = iter(WAITS_S)
     while True:
-        found, retry_after_s = await _post(client, request)
+        found, asked_s = await _post(client, request)
         if not isinstance(found, Failure):
             return found
         server.check()
         wait_s = next(waits_s, None)
-        if wait_s is None or retry_after_s is None:
+        if wait_s is None or asked_s is None:
             return found
         retried(found.reason)
-        await asyncio.sleep(max(wait_s, retry_after_s))
+        await asyncio.sleep(max(wait_s, asked_s))
 
 
 async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, float | None]:
@@ -142,21 +134,8 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
     except httpx.HTTPError as error:
         return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), 0.0
     may_pass = response.status_code == 429 or response.status_code >= 500
-    retry_after_s = _retry_after_s(response.headers.get("Retry-After", "")) if may_pass else None
-    return read_object(response.status_code, response.content), retry_after_s
-
-
-def _retry_after_s(header: str) -> float:
-    """The seconds, at most MOST_WAIT_S, that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); else 0."""
-    try:
-        wait_s = float(header)
-    except ValueError:
-        try:
-            when = email.utils.parsedate_to_datetime(header)
-        except ValueError:
-            return 0.0
-        wait_s = when.timestamp() - time.time()
-    return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
+    wait_s = retry_after_s(response) if may_pass else None
+    return read_object(response.status_code, response.content), wait_s
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:

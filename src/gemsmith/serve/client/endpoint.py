@@ -1,8 +1,11 @@
 """What is load-tested: an address that answers as OpenAI's API does, whoever started what is behind it."""
 
 import contextlib
+import email.utils
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +20,12 @@ from gemsmith.serve.settings import KEY_VARIABLE, client_options
 from gemsmith.system.files import sha256_file, sha256_json
 
 KEY_VARIABLES = (KEY_VARIABLE, "OPENAI_API_KEY")
+# Before the second and later tries, and none after that. Together longer than the 5 s after which vLLM's watchdog ends
+# a server whose engine is dead: a request that such a server refuses must not be taken for a failed one.
+WAITS_S = (0.5, 1.0, 2.0, 4.0)
+# The longest that a server's own Retry-After is waited for.
+MOST_WAIT_S = 30.0
+_BUSY = (429, 502, 503, 504)
 _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
 # Of what a server lists of a model, what makes its answers; vLLM gives each listing another time and id.
@@ -190,9 +199,35 @@ def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if (key := api_key()) else {}
 
 
+def ask_until_ready(ask: Callable[[], httpx.Response]) -> httpx.Response:
+    """What `ask` returns; asked again a few times where a server is busy, no sooner than its Retry-After says."""
+    for wait_s in WAITS_S:
+        response = ask()
+        if response.status_code not in _BUSY:
+            return response
+        response.close()
+        time.sleep(max(wait_s, retry_after_s(response)))
+    return ask()
+
+
+def retry_after_s(response: httpx.Response) -> float:
+    """The seconds, at most MOST_WAIT_S, that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); else 0."""
+    header = response.headers.get("Retry-After", "")
+    try:
+        wait_s = float(header)
+    except ValueError:
+        try:
+            when = email.utils.parsedate_to_datetime(header)
+        except ValueError:
+            return 0.0
+        wait_s = when.timestamp() - time.time()
+    return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
+
+
 def _ask(url: str) -> dict[str, Any] | Failure:
     try:
-        response = httpx.get(url, headers=key_headers(), timeout=_TIMEOUT_S, **client_options(url))
+        options: dict[str, Any] = {"headers": key_headers(), "timeout": _TIMEOUT_S, **client_options(url)}
+        response = ask_until_ready(lambda: httpx.get(url, **options))
     except httpx.HTTPError as error:
         return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
     return read_object(response.status_code, response.content)

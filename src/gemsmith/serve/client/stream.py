@@ -12,7 +12,7 @@ import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import excerpt
-from gemsmith.serve.client.endpoint import key_headers
+from gemsmith.serve.client.endpoint import ask_until_ready, key_headers
 from gemsmith.serve.settings import client_options
 
 CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0  # a first token may take minutes on a CPU that reads a long prompt
@@ -76,11 +76,11 @@ def stream_answer(
     asked |= {name: value for name, value in asdict(sampling).items() if value is not None}
     try:
         with client, contextlib.ExitStack() as stack:
-            response = stack.enter_context(_post(client, url, asked))
+            response = ask_until_ready(lambda: stack.enter_context(_post(client, url, asked)))
             if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
                 # It may have no room for so many tokens after the prompt; not told a number, it gives what is left.
                 del asked["max_tokens"]
-                response = stack.enter_context(_post(client, url, asked))
+                response = ask_until_ready(lambda: stack.enter_context(_post(client, url, asked)))
             if response.status_code != httpx.codes.OK:
                 shown = excerpt(response.read())
                 raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")

@@ -20,7 +20,7 @@ from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
-from gemsmith.errors import MachineError, RunError, first_line
+from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.recipe.schema import Recipe
@@ -156,11 +156,12 @@ class TunixBackend:
 
     def resumable_step(self) -> int | None:
         step, folder = self.checkpoints.latest_step(), self._run.checkpoints
-        if step is not None and (is_peft_step(folder / str(step)) or not self.checkpoints.read_metadata(step)):
-            raise RunError(
-                f"{folder}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to another, or "
-                f"start again with: gemsmith train {self._run.path} --force"
-            )
+        with contextlib.suppress(CorruptCheckpointError):  # that is told once the step is to be restored
+            if step is not None and (is_peft_step(folder / str(step)) or not self.checkpoints.read_metadata(step)):
+                raise RunError(
+                    f"{folder}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to another, "
+                    f"or start again with: gemsmith train {self._run.path} --force"
+                )
         return step
 
     def prepare(self, session: TrainSession) -> None:

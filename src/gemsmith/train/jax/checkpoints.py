@@ -25,6 +25,7 @@ from gemsmith.checkpoints.steps import (
     mix,
     read_or_damage,
     read_step_metadata,
+    set_aside,
     weigh,
     write_checksum,
 )
@@ -136,6 +137,14 @@ class OrbaxCheckpoints(CheckpointManager):
     def delete_all(self) -> None:
         for step in self._checkpoint_manager.all_steps():
             self._checkpoint_manager.delete(step)
+
+    def set_aside(self, step: int) -> str:
+        """Gives a damaged step a name that Orbax takes for no step, which is returned."""
+        name = set_aside(self._root / str(step), writes=jax.process_index() == 0)
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(name)
+        self._checkpoint_manager.reload()
+        return name
 
     def wait(self) -> None:
         """Returns once every save that was begun is complete."""

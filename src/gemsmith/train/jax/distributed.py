@@ -27,6 +27,8 @@ from gemsmith.train.resume import check_consistency
 Shapes = dict[str, jax.ShapeDtypeStruct]
 
 _PATIENCE_S = 300
+# After which a host that says nothing, killed or suspended, ends the others; JAX's own is 100.
+_SILENT_S = 30
 # While JAX waits: Python hears no signal inside it, and there is nothing to save yet.
 _DYING = {signal.SIGTERM: signal.SIG_DFL}
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -47,7 +49,7 @@ def start_hosts() -> None:
         _join_by_variables()
     elif count_tpu_hosts() > 1:
         with handling(_DYING):
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=_SILENT_S)
 
 
 def check_accelerator() -> None:
@@ -165,7 +167,13 @@ def _join_by_variables() -> None:
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
     with handling(_DYING):
-        jax.distributed.initialize(address, int(count), int(number), cluster_detection_method="deactivate")
+        jax.distributed.initialize(
+            address,
+            int(count),
+            int(number),
+            cluster_detection_method="deactivate",
+            heartbeat_timeout_seconds=_SILENT_S,
+        )
 
 
 def _wait_for(name: str, port: int, *, host: str) -> None:

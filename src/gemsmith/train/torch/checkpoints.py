@@ -26,6 +26,7 @@ from gemsmith.checkpoints.steps import (
     checkpoint_steps,
     is_peft_step,
     read_step_metadata,
+    set_aside,
 )
 from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.runs.resolve import recipe_variant
@@ -82,6 +83,10 @@ class PeftCheckpoints:
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""
         return read_step_metadata(self.folder / str(step))
+
+    def set_aside(self, step: int) -> str:
+        """Gives a damaged step a name that is no step's, which is returned."""
+        return set_aside(self.folder / str(step), writes=self._writes)
 
     def read(self, step: int) -> tuple[Adapter, Arrays]:
         """The adapter and the moments. Raises CorruptCheckpointError where they are not what was saved."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,8 @@ LAUNCHER = "GEMSMITH_LAUNCHER"
 _POLL_S = 0.1
 # A process that waits for one that has died hears nothing.
 _PATIENCE_S = 60.0
+# As long as a process may be suspended, which the others wait for.
+_SUSPENDED_S = 30.0
 # Loading 62 GB takes one process longer than another.
 _LONGEST_SILENCE = timedelta(hours=1)
 
@@ -115,7 +118,7 @@ def launch(run: Run, processes: int, *, restart: bool) -> None:
     try:
         started.extend(_start(command, rank, processes, port, recipe) for rank in range(processes))
         with handling(dict.fromkeys(STOPS, hand_on)):
-            codes = _wait(started)
+            codes = _wait(started, run)
     except KeyboardInterrupt:
         raise _stopped(run, signal.SIGINT) from None
     finally:
@@ -142,23 +145,35 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
     return process
 
 
-def _wait(started: Sequence[subprocess.Popen]) -> list[int]:
-    """The exit codes of all.
+def _wait(started: Sequence[subprocess.Popen], run: Run) -> list[int]:
+    """The exit codes of all; 1 of those still there a while after one has failed, which then waited in vain.
 
-    Once one has failed, the others get a while to notice, then are ended; one that SIGTERM ended waits for the first,
-    which still writes the checkpoint of all.
+    One that SIGTERM ended waits for the first, which still writes the checkpoint of all. Raises EngineError where one
+    is suspended, by a signal or a debugger.
     """
-    deadline_s: float | None = None
+    deadline_s, looks = None, [0] * len(started)
     while True:
         codes = [process.poll() for process in started]
-        if None not in codes:
-            return [process.returncode for process in started]
+        if None not in codes or (deadline_s and time.monotonic() > deadline_s):
+            return [1 if code is None else code for code in codes]
         if any(code not in (None, 0, Terminated.exit_code) for code in codes) and deadline_s is None:
             deadline_s = time.monotonic() + _PATIENCE_S
-        if deadline_s and time.monotonic() > deadline_s:
-            for process in started:
-                process.kill()
+        # Looks are counted, not seconds: this process may have been suspended itself.
+        looks = [count + 1 if _is_suspended(process) else 0 for count, process in zip(looks, started, strict=True)]
+        if max(looks) * _POLL_S > _SUSPENDED_S:
+            raise EngineError(
+                f"training: process {looks.index(max(looks))} of {len(looks)} is suspended, and the others wait for "
+                f"it; all were ended; continue with: gemsmith train {run.path}"
+            )
         time.sleep(_POLL_S)
+
+
+def _is_suspended(process: subprocess.Popen) -> bool:
+    """As Linux says it; elsewhere never."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
 
 
 def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
@@ -168,15 +183,15 @@ def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
     if any(code in (130, -signal.SIGINT) for _, code in failed):
         raise _stopped(run, signal.SIGINT)
     known = (InputError.exit_code, Terminated.exit_code)
-    # One that only lost the others says less than the one that has a reason.
-    for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[0])):
+    # One that only lost the others says less than the one that has a reason, or was killed.
+    for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[1] > 0, item[0])):
         if code == Terminated.exit_code:
             raise _stopped(run, stop.number)
         kind = InputError if code == InputError.exit_code else EngineError
-        raise kind(
-            f"training: process {rank} of {len(codes)} ended with {code}; its reason is above; continue with: gemsmith "
-            f"train {run.path}"
-        )
+        how = f"ended with {code}; its reason is above"
+        if code < 0:
+            how = f"was ended by {signal.Signals(-code).name}, as where the machine's memory runs out"
+        raise kind(f"training: process {rank} of {len(codes)} {how}; continue with: gemsmith train {run.path}")
     if stop.is_set():  # training is complete, but another stage may follow
         raise _stopped(run, stop.number)
 

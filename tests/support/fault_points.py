@@ -1,0 +1,87 @@
+"""Commands to which something happens at a named place, each in a process of its own: a server that imports once.
+
+It reads lines of JSON: the command line, where its stderr goes, and $GEMSMITH_FAULT, such as
+`KILL 2 gemsmith.train.loop:TrainSession.finish`: a signal that the process gets at that call of a function. For each
+it prints the number of the process, and what that ended with.
+"""
+
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def arm(fault: str) -> None:
+    name, number, place = fault.split()
+    module, _, path = place.partition(":")
+    *owners, function = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    call, calls = getattr(owner, function), []
+
+    @functools.wraps(call)
+    def reached(*given, **options):
+        calls.append(1)
+        if len(calls) == int(number):
+            os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
+        return call(*given, **options)
+
+    setattr(owner, function, reached)
+
+
+def serve(modules: list[str]) -> None:
+    from gemsmith.cli import main
+
+    for module in modules:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        arguments, err, fault = json.loads(line)
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            if fault:
+                arm(fault)
+            main(arguments)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+class Commands:
+    """The other side of the server, in the test's process."""
+
+    def __init__(self, server: subprocess.Popen[str], err: Path) -> None:
+        self._server, self._err = server, err
+
+    def start(self, *arguments: object, fault: str = "") -> int:
+        """The number of a process that runs `gemsmith …`."""
+        line = json.dumps([[str(each) for each in arguments], str(self._err), fault])
+        print(line, file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline())
+
+    def wait(self) -> tuple[int, str]:
+        """What it ended with, and what it wrote to stderr."""
+        code = int(self._server.stdout.readline())
+        return code, self._err.read_text(encoding="utf-8")
+
+    def run(self, *arguments: object, fault: str = "") -> tuple[int, str]:
+        self.start(*arguments, fault=fault)
+        return self.wait()
+
+
+@contextmanager
+def commands(folder: Path, *modules: str) -> Iterator[Commands]:
+    command = [sys.executable, "-W", "ignore", __file__, *modules]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        yield Commands(server, folder / "stderr")
+        server.stdin.close()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

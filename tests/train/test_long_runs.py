@@ -1,0 +1,47 @@
+"""A training of many steps with evaluations and saves: what it holds of the machine does not grow with the steps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Trains, and prints after each step its number, open files, threads, and bytes in memory.
+WATCHED = """
+import os, sys
+from pathlib import Path
+from gemsmith.runs.run import Run, find_run
+from gemsmith.train.stage import train
+from gemsmith.train.loop import TrainSession
+finish = TrainSession.finish
+def finished(self, outcome):
+    finish(self, outcome)
+    held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    files, threads = (len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task"))
+    print("STEP", outcome.plan.step, files, threads, held, flush=True)
+TrainSession.finish = finished
+path = Path(sys.argv[1])
+train(Run(path=path, recipe=find_run(path)))
+"""
+STEPS, EVERY = 600, 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tunix", "trl"])
+def test_many_steps_open_no_more_files_and_threads_and_hold_no_more_memory(prepare, tmp_path, backend):
+    keys = {"max_steps": STEPS, "save_steps": EVERY, "eval_steps": EVERY, "backend": backend}
+    held_out = {"task": "verilog", "rows": 2, "split": "held-out"}
+    run = prepare(tmp_path / "run", train=keys, data={"eval": held_out}, lora={"targets": ["q", "down"]})
+    command = [sys.executable, "-W", "ignore", "-c", WATCHED, str(run.path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    steps = [[*map(int, line.split()[1:])] for line in done.stdout.splitlines() if line.startswith("STEP")]
+    assert done.returncode == 0 and len(steps) == STEPS, done.stderr[-2000:]
+    # The first third warms up; a save in the background opens a few files for a while.
+    middle, end = steps[STEPS // 3 : 2 * STEPS // 3], steps[2 * STEPS // 3 :]
+    for place, what in ((1, "files"), (2, "threads")):
+        most, later = (max(step[place] for step in part) for part in (middle, end))
+        assert later <= most + 8, f"{what}: {most}, then {later}"
+    most, later = (max(step[3] for step in part) for part in (middle, end))
+    assert later < 1.1 * most, f"memory: {most:,}, then {later:,}"
