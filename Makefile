@@ -11,7 +11,7 @@ FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
 	@echo "make demo-images  the same with a tiny Gemma 4 that sees, and images of clothing, into runs/demo_images"
-	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; costs nothing"
+	@echo "make demo-launch    a launch whose machine is lost, on a Cloud Run of this machine; with IMAGES=1 one with images"
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
@@ -58,8 +58,8 @@ build/wheel: env
 	@rm -rf build/lib build/bdist.*
 	@cp requirements/train.lock requirements/tpu.lock requirements/gcs.lock $@
 
-demo-launch: env serve-env
-	$(BIN)/python scripts/demo_launch.py
+demo-launch: env serve-env $(if $(IMAGES),build/fashion_mnist)
+	$(BIN)/python scripts/demo_launch.py $(if $(IMAGES),--recipe recipes/demo_images.yaml --folder runs/demo-launch-images)
 
 test: env
 	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 2 --dist worksteal

@@ -1,5 +1,6 @@
 """Cloud Run on this machine: a rendered Job's container command, run as Google's contract for tasks says.
 
+    task         one of taskCount, all at once; CLOUD_RUN_TASK_INDEX counts from 0
     attempt      a machine with nothing on its /tmp, CLOUD_RUN_TASK_ATTEMPT counting from 0
     failure      another attempt, up to maxRetries
     end          after timeoutSeconds, or when the machine is taken away: SIGTERM, and 10 s later SIGKILL
@@ -37,6 +38,7 @@ _LOOK_S = 0.2
 class Attempt:
     """How one attempt of a task ended."""
 
+    task: int
     number: int
     code: int
     """Of the command; 128 and the signal's number where a signal ended it."""
@@ -47,9 +49,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a Job's YAML asks for."""
+    """What a Job's YAML asks for, of each of its tasks."""
 
     job: str
+    count: int
     command: tuple[str, ...]
     environment: Mapping[str, str]
     secrets: Mapping[str, str]
@@ -61,19 +64,20 @@ class Task:
 
 
 def read_job(text: str) -> Task:
-    """The one task of a Job of kind run.googleapis.com/v1. Raises InputError for what is not understood here."""
+    """The tasks of a Job of kind run.googleapis.com/v1. Raises InputError for what is not understood here."""
     job = yaml.safe_load(text)
     if (job["apiVersion"], job["kind"]) != ("run.googleapis.com/v1", "Job"):
         raise InputError(f"{job['apiVersion']} {job['kind']}: is not a Job of run.googleapis.com/v1")
     execution = job["spec"]["template"]["spec"]
-    if execution["taskCount"] != 1:
-        raise InputError(f"taskCount {execution['taskCount']}: only jobs of 1 task are run here")
+    if execution["taskCount"] != execution.get("parallelism", 1):
+        raise InputError(f"taskCount {execution['taskCount']}: only jobs whose tasks all run at once are run here")
     task = execution["template"]["spec"]
     (container,) = task["containers"]
     variables = container.get("env", [])
     buckets = {volume["name"]: _read_only_bucket(volume) for volume in task.get("volumes", [])}
     return Task(
         job=job["metadata"]["name"],
+        count=execution["taskCount"],
         command=(*container["command"], *container["args"]),
         environment={item["name"]: item["value"] for item in variables if "value" in item},
         secrets={item["name"]: item["valueFrom"]["secretKeyRef"]["name"] for item in variables if "valueFrom" in item},
@@ -93,6 +97,7 @@ def _read_only_bucket(volume: Mapping[str, Any]) -> str:
 def run_task(
     task: Task,
     folder: Path,
+    index: int = 0,
     *,
     environment: Mapping[str, str],
     log: IO[bytes],
@@ -100,10 +105,10 @@ def run_task(
     mounted: Callable[[str], Path],
     interrupt: Callable[[], bool] = lambda: False,
 ) -> Iterator[Attempt]:
-    """The attempts, each once it has ended; the last has code 0, or no retry is left.
+    """The attempts of a task, each once it has ended; the last has code 0, or no retry is left.
 
-    `mounted` gives a folder with a bucket's objects. Where `interrupt` is true, the machine of the first attempt is
-    taken away. Raises InputError for a secret that does not exist, MachineError without bubblewrap.
+    `mounted` gives a folder with a bucket's objects. Where `interrupt` is true, the machine of the first task's first
+    attempt is taken away. Raises InputError for a secret that does not exist, MachineError without bubblewrap.
     """
     variables = {**environment, **task.environment, **_secret_values(task, secrets)}
     binds = {path: mounted(bucket) for path, bucket in task.mounts.items()}
@@ -111,20 +116,21 @@ def run_task(
         told = {
             "CLOUD_RUN_JOB": task.job,
             "CLOUD_RUN_EXECUTION": f"{task.job}-{folder.name}",
-            "CLOUD_RUN_TASK_INDEX": "0",
-            "CLOUD_RUN_TASK_COUNT": "1",
+            "CLOUD_RUN_TASK_INDEX": str(index),
+            "CLOUD_RUN_TASK_COUNT": str(task.count),
             "CLOUD_RUN_TASK_ATTEMPT": str(number),
         }
-        disk = folder / "tmp"
+        disk = folder / f"tmp-{index}"
         shutil.rmtree(disk, ignore_errors=True)
         disk.mkdir(parents=True)
         attempt = _attempt(
+            index,
             number,
             [*_container(disk, binds), *task.command],
             environment=variables | told,
             log=log,
             timeout_s=task.timeout_s,
-            interrupt=interrupt if number == 0 else lambda: False,
+            interrupt=interrupt if index == number == 0 else lambda: False,
         )
         yield attempt
         if attempt.code == 0:
@@ -154,6 +160,7 @@ def _container(disk: Path, binds: Mapping[str, Path]) -> list[str]:
 
 
 def _attempt(
+    index: int,
     number: int,
     command: Sequence[str],
     *,
@@ -185,7 +192,11 @@ def _attempt(
             _end(process, json.loads(told)["child-pid"])
         time.sleep(_LOOK_S)
     return Attempt(
-        number=number, code=process.returncode, ended_by=ended_by, duration_s=round(time.monotonic() - begun, 1)
+        task=index,
+        number=number,
+        code=process.returncode,
+        ended_by=ended_by,
+        duration_s=round(time.monotonic() - begun, 1),
     )
 
 

@@ -6,7 +6,7 @@ Storage is a bucket server's, Cloud Run is fake_cloud.cloud_run. What is only as
 is said to be there; a command that is not known fails. LOCAL_CLOUD is the folder that it keeps:
 
     jobs/NAME.yaml              as replaced
-    executions/NAME-N/          state.json, log.txt, and the task's disk
+    executions/NAME-N/          state.json, log.txt, and the tasks' disks
 """
 
 import json
@@ -14,7 +14,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -26,7 +28,7 @@ from gemsmith.system.characters import escape_control_chars
 
 FOLDER, INTERRUPT = "LOCAL_CLOUD", "LOCAL_CLOUD_INTERRUPT"
 """Of the environment: the folder, and a pattern such as gs://runs/my/checkpoints/*.whole; once an object of such a name
-is there, the first attempt loses its machine."""
+is there, the first attempt of the first task loses its machine."""
 PROJECT, REGION = "local", "us-central1"
 
 
@@ -103,18 +105,26 @@ def _run(words: list[str], _arguments: list[str]) -> None:
     job, folder = words[0], Path(words[1])
     task = read_job((_folder() / "jobs" / f"{job}.yaml").read_text(encoding="utf-8"))
     state: dict[str, Any] = {"ended": False, "attempts": []}
-    try:
+    telling = threading.Lock()
+
+    def run(index: int) -> None:
         for attempt in run_task(
             task,
             folder,
+            index,
             environment=os.environ,
             log=sys.stdout.buffer,
             secrets={},
-            mounted=lambda bucket: _fetch_bucket(bucket, folder / "volumes" / bucket),
+            mounted=lambda bucket: _fetch_bucket(bucket, folder / "volumes" / str(index) / bucket),
             interrupt=_interruption(),
         ):
-            state["attempts"].append(asdict(attempt))
-            _write_state(folder, state)
+            with telling:
+                state["attempts"].append(asdict(attempt))
+                _write_state(folder, state)
+
+    try:
+        with ThreadPoolExecutor(task.count) as tasks:
+            [*tasks.map(run, range(task.count))]
     finally:
         _write_state(folder, state | {"ended": True})
 
@@ -123,7 +133,8 @@ def _interruption() -> Callable[[], bool]:
     address = os.environ.get(INTERRUPT)
     if address is None:
         return lambda: False
-    folder, _, pattern = address.rpartition("/")
+    folder = address.partition("*")[0].rpartition("/")[0]
+    pattern = address.removeprefix(folder + "/")
     store = _open(folder + "/")
     return lambda: any(fnmatch(key.decode(), pattern) for key in store.list().result())
 

@@ -354,3 +354,65 @@ def test_a_server_killed_in_mid_sweep_is_gone_on_with_when_it_is_back(
     assert [(cell.completed, cell.failures) for cell in found.cells] == [(20, {})] * 3
     assert streams.done[""] == 8 + 20 + 20 + 2  # the second cell's warm-up and its own, the burst and its two before it
     assert found.cells[2].request_rate == BURST
+
+
+def nvml(monkeypatch: pytest.MonkeyPatch, *used: int) -> None:
+    """Stands in for NVML: two GPUs, of which each look finds the first with that much memory in use, and then none."""
+    looks = iter(used)
+
+    def memory(gpu: int) -> SimpleNamespace:
+        if gpu:
+            return SimpleNamespace(used=1000)
+        if (left := next(looks, None)) is None:
+            raise RuntimeError("GPU is lost")
+        return SimpleNamespace(used=left)
+
+    functions = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda number: number,
+        "nvmlDeviceGetName": lambda gpu: f"gpu {gpu}",
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=100 * gpu),
+        "nvmlDeviceGetPowerUsage": lambda gpu: 700_000,
+    }
+    monkeypatch.setitem(sys.modules, "vllm.third_party", SimpleNamespace(pynvml=SimpleNamespace(**functions)))
+
+
+def watched(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    monkeypatch.setattr(client.time, "sleep", lambda _: None)
+    client.watch_devices(tmp_path / "devices.jsonl")
+    return [json.loads(line) for line in (tmp_path / "devices.jsonl").read_text().splitlines()]
+
+
+def test_each_gpu_is_looked_at_until_nvml_no_longer_answers(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: dict[str, Any]
+) -> None:
+    nvml(monkeypatch, 300, 500)
+    *looks, problem = watched(client, tmp_path, monkeypatch)
+    assert problem.startswith("watch_gpus: RuntimeError GPU is lost; watch_tpus: ")
+    assert looks[0][0] == {"name": "gpu 0", "memory_bytes": 300, "busy": 0.0, "power_w": 700.0}
+    load = Load(input_tokens=16, output_tokens=16, request_rate=20.0)
+    ask = LoadSpec(number=1, load=load, count=Count(warmup=0, measured=12), seed=0)
+    cell = read_cell(ask, result | {"devices": looks})
+    assert cell.devices is not None and cell.no_devices is None
+    first, second = cell.devices
+    assert (first.name, first.samples, first.memory_bytes_max, first.busy_mean) == ("gpu 0", 2, 500, 0.0)
+    assert (second.memory_bytes_max, second.busy_max, second.power_w_mean) == (1000, 1.0, 700.0)
+    told = read_cell(ask, result | {"devices": [problem]})
+    assert told.devices is None and told.no_devices == problem
+
+
+def test_tpus_are_looked_at_where_there_is_no_gpu(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise OSError("libnvidia-ml.so.1 is not there")
+
+    monkeypatch.setitem(sys.modules, "vllm.third_party", SimpleNamespace(pynvml=SimpleNamespace(nvmlInit=no_driver)))
+    usages = iter([[SimpleNamespace(memory_usage=5, duty_cycle_pct=50.0)] * 2])
+    device = SimpleNamespace(get_local_chips=lambda: ("v6e", 2))
+    metrics = SimpleNamespace(get_chip_usage=lambda chip: next(usages))
+    monkeypatch.setitem(sys.modules, "tpu_info", SimpleNamespace(device=device, metrics=metrics))
+    look, problem = watched(client, tmp_path, monkeypatch)
+    assert look == [{"name": "v6e", "memory_bytes": 5, "busy": 0.5}] * 2 and "libnvidia-ml.so.1" in problem
+    device.get_local_chips = lambda: (None, 0)
+    assert watched(client, tmp_path, monkeypatch)[-1].endswith("watch_tpus: LookupError no TPU is attached")

@@ -2,13 +2,14 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec
-from gemsmith.bench.driver import ASKED, client_arguments, failure_lines, measure, running_client
+from gemsmith.bench.driver import ASKED, DEVICES, client_arguments, failure_lines, measure, running_client
 from gemsmith.errors import EngineError
 from gemsmith.recipe.serving import BURST, Load
 from gemsmith.serve.client.endpoint import Endpoint
@@ -41,6 +42,25 @@ def test_one_client_is_handed_cell_after_cell(
     assert [line["timeout_s"] for line in handed] == [5, 5] and heard
     assert len(prompts) == 1  # of the same load and seed
     assert {file.name for file in tmp_path.glob("0*")} == {"01-16in-20rps.json", "02-16in-20rps.json"}
+
+
+def test_a_cell_has_the_looks_at_devices_since_it_began(
+    fake_vllm: Callable[..., Path], endpoint: Endpoint, result: dict[str, Any], tmp_path: Path
+) -> None:
+    file, look = tmp_path / DEVICES, [{"name": "gpu", "memory_bytes": 1, "busy": 0.5}]
+    with running_client(fake_vllm(results=[result] * 3, beats=3), endpoint, tmp_path) as client:
+        file.write_text('"no GPU"\n')
+        assert measure(client, make_ask(1))["devices"] == ["no GPU"]
+        ended = []
+
+        def looks(_count: int) -> None:
+            if not ended:
+                file.write_text(f'"no GPU"\n{json.dumps(look)}\n[{{"half')
+            ended.append(True)
+
+        assert measure(client, make_ask(2), heard=looks)["devices"] == [look]
+        elsewhere = replace(client, endpoint=replace(endpoint, url="http://10.0.0.1:8000"))
+        assert measure(elsewhere, make_ask(3))["devices"] == ["the server is on another machine"]
 
 
 def test_the_client_may_import_torchvision_beside_a_pytorch_for_cpus(

@@ -28,7 +28,7 @@ def test_a_rendered_job_is_read_as_it_is_meant():
     ("given", "instead", "message"),
     [
         ("kind: Job", "kind: Service", "Service: is not a Job"),
-        ("taskCount: 1", "taskCount: 2", "only jobs of 1 task"),
+        ("taskCount: 1", "taskCount: 2", "only jobs whose tasks all run at once"),
         ("readOnly: true", "readOnly: false", "volume weights: only a bucket that is mounted read-only"),
     ],
 )

@@ -26,6 +26,43 @@ def test_a_hub_base_needs_its_token_and_no_mount(launched):
     assert "secretKeyRef" in text and "volumes" not in text
 
 
+def test_tasks_of_predict_share_the_rows(launched, tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n')
+    options = {"stages": "predict", "rows": "mine.jsonl", "timeout_hours": 2, "sampling": {"model": "tuned"}}
+    one, four = (launched(**options, tasks=tasks) for tasks in (1, 4))
+    files = cloud_run.render(four)
+    job = yaml.safe_load(files["job.yaml"])["spec"]["template"]["spec"]
+    assert (job["taskCount"], job["parallelism"]) == (4, 4)
+    arguments = job["template"]["spec"]["containers"][0]["args"]
+    assert arguments[-4:-1] == ["--stages", "predict", "--asked"]
+    assert json.loads(arguments[-1]) == {"rows": "inputs/rows/mine.jsonl", "model": "tuned"}
+    assert f"{tmp_path}/mine.jsonl gs://runs/team/big/launched/inputs/rows/" in files["submit.sh"]
+    assert four.bill.max_usd == pytest.approx(4 * one.bill.max_usd) and "predict of gemma4-31b on 4 x " in job_head(
+        files
+    )
+    assert four.image.value.partition(":")[0].endswith("train-gpu-vllm")
+    # But for the tasks and their bill it is the job of one.
+    changes = {"taskCount: 4  # each answers its part of the rows": "taskCount: 1  # one GPU trains the whole run"}
+    changes["parallelism: 4"] = "parallelism: 1"
+    text = files["job.yaml"].partition("apiVersion")[2]
+    for new, old in changes.items():
+        text = text.replace(new, old)
+    assert text == cloud_run.render(one)["job.yaml"].partition("apiVersion")[2]
+
+
+def job_head(files):
+    return files["job.yaml"].partition("apiVersion")[0]
+
+
+def test_images_of_rows_to_answer_are_packed(launched, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"an image")
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "image": "a.png"}\n')
+    request = launched(stages="predict", rows="mine.jsonl", timeout_hours=2)
+    (images,) = request.inputs.images
+    assert images.place == "rows" and [*images.sums] == ["a.png"]
+    assert request.inputs.rows == "inputs/rows/mine.jsonl"
+
+
 def test_the_service_waits_for_the_weights_and_costs_nothing_unasked(launched):
     service = yaml.safe_load(cloud_run.render(launched())["service.yaml"])["spec"]["template"]
     assert service["metadata"]["annotations"]["autoscaling.knative.dev/minScale"] == "0"

@@ -86,6 +86,12 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
             "--machine v5p-8: --provider cloud-run does not have it; it has cloud-run-20, cloud-run-30",
         ),
         (("--name", "a" * 29), f"--name {'a' * 29}: must be 1 to 28 of a-z, 0-9 and -"),
+        (("--stages", "predict"), "--rows and --stages predict: go together; give both, or neither"),
+        (("--rows", "big.yaml"), "--rows and --stages predict: go together"),
+        (("--rows", "no.jsonl", "--stages", "predict"), "--rows no.jsonl: does not exist; give a file or folder of"),
+        (("--tasks", "2"), "--tasks 2: only --provider cloud-run --stages predict, without other stages, shares"),
+        (("--rows", "gs://b/r.jsonl", "--stages", "predict"), "--timeout-hours: is missing, and nothing tells how"),
+        (("--stages", "predict,train"), "--stages predict,train: must name stages in their order: plan,data,train"),
         (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
         (
             ("--set", "hardware.catalog=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),

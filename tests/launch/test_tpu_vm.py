@@ -95,6 +95,7 @@ def boot(launched, tmp_path):
         told = {"log": str(log), "worker": worker, "code": code, "runs_s": runs_s, "installs": installs}
         told |= {"system": system, "shutdown": shutdown}
         environment = {"PATH": f"{folder}:/usr/bin:/bin", "TOLD": json.dumps(told), "STATE": str(tmp_path / "state")}
+        environment["HUGE_PAGES"] = str(tmp_path / "huge_pages")
         done = subprocess.run(
             ["bash", "-c", "SCRIPT=$$ exec bash startup.sh"],
             cwd=tmp_path,
@@ -120,6 +121,14 @@ def test_the_node_is_deleted_however_the_stages_end(boot, code):
     assert run[-6:] == ["worker", "gs://runs/team/big", *run[-4:]] and run[-1] == "plan,data,train,export,verify"
     assert deletions(calls)[-1][5] == "big" and "--force" in deletions(calls)[-1]
     assert any(call[:2] == ["gcloud", "storage"] and call[-2].endswith("worker-0.txt") for call in calls)
+
+
+def test_memory_is_given_in_huge_pages_before_the_stages_begin(boot, tmp_path):
+    assert (
+        "/sys/kernel/mm/transparent_hugepage/enabled" in (Path(tpu_vm.__file__).parent / "startup.sh.jinja").read_text()
+    )
+    boot(worker="1")
+    assert (tmp_path / "huge_pages").read_text() == "always\n"
 
 
 def test_another_deletion_is_set_for_when_the_script_is_killed(boot):

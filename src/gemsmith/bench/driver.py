@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from gemsmith.bench.cell import LoadSpec
 from gemsmith.bench.requests import ImageRows, make_prompts
@@ -23,7 +24,7 @@ CLIENT = Path(__file__).with_name("client.py")
 # Only of a burst, which has no requests of its own to warm up with.
 WARMUP_REQUESTS = 2
 POLL_S = 0.2
-ASKED, HEARD, LOG = "asked.jsonl", "heard", "client.log"
+ASKED, HEARD, LOG, DEVICES = "asked.jsonl", "heard", "client.log", "devices.jsonl"
 _TEXTS = {"backend": "openai", "dataset-name": "custom"}
 _CHATS = {"backend": "openai-chat", "endpoint": "/v1/chat/completions", "dataset-name": "custom_image"}
 # The client has nothing to save when it is told to end.
@@ -51,7 +52,8 @@ def running_client(
     """A client that waits for cells."""
     asked, heard = folder / ASKED, folder / HEARD
     write_text(asked, "")
-    heard.unlink(missing_ok=True)
+    for file in (heard, folder / DEVICES):
+        file.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
     # vLLM imports torchvision where it is; on_cpu declares nothing where it need not.
     environment = clean_environment() | OFFLINE | {"NO_PROXY": "*", "no_proxy": "*", "PYTHONPATH": ON_CPU}
@@ -62,9 +64,10 @@ def running_client(
 
 
 def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lambda _: None) -> Any:
-    """What the client saved of one cell, and `prompts_sha256`; `heard` gets the number of requests that have ended.
+    """What the client saved of one cell, and `prompts_sha256` and `devices`.
 
-    Raises EngineError where the client or the server ends, or no token comes any more.
+    `heard` gets the number of requests that have ended. Raises EngineError where the client or the server ends, or no
+    token comes any more.
     """
     prompts, result = client.folder / f"{ask.name}-prompts.jsonl", client.folder / ask.result_file
     result.unlink(missing_ok=True)
@@ -75,12 +78,25 @@ def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lam
     else:
         client.rows.write_requests(prompts, requests=ask.requests, seed=ask.seed)
     arguments = client_arguments(client.endpoint, ask, client.folder, images=client.rows is not None)
+    seen = len(_read_devices(client))
     with (client.folder / ASKED).open("a", encoding="utf-8") as file:
         file.write(json.dumps({"arguments": arguments, "timeout_s": ask.timeout_s}) + "\n")
     found = _wait_for(client, ask, heard)
     digest = sha256_file(prompts)
     prompts.unlink()  # as many bytes as all prompts have, and made again from the seed
-    return found | {"prompts_sha256": digest} if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        return found
+    # Where none can be watched, the only line says why.
+    lines = _read_devices(client)
+    return found | {"prompts_sha256": digest, "devices": lines[seen:] or lines[-1:]}
+
+
+def _read_devices(client: Client) -> list[Any]:
+    if urlsplit(client.endpoint.url).hostname not in ("127.0.0.1", "localhost", "::1"):
+        return ["the server is on another machine"]
+    file = client.folder / DEVICES
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images: bool = False) -> list[str]:

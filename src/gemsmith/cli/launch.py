@@ -7,6 +7,7 @@ import click
 
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import FOLDER, Number, lazy_import, option, print_json, require_extra, set_option
+from gemsmith.cli.serve import OF_A_RUN, SAMPLING, max_tokens_option, seed_option, temperature_option, top_p_option
 from gemsmith.errors import InputError
 
 _TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
@@ -41,7 +42,9 @@ def launch() -> None:
 @option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
 @option("--project", required=True, metavar="ID", help="The Google Cloud project.")
 @option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")
-@option("--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify; on cloud-run also eval.")
+@option(
+    "--stages", metavar="A,B,…", help="Default: plan,data,train,export,verify; on cloud-run also eval. Last: predict."
+)
 @option("--name", metavar="NAME", help="Of the launch; default: the recipe's.")
 @option("--region", metavar="REGION", help="Default: the cheapest that the catalog knows.")
 @option("--zone", metavar="ZONE", help="For tpu-vm, and for gke where the cluster is in one zone.")
@@ -60,6 +63,13 @@ def launch() -> None:
 @option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
 @option("--cluster", metavar="NAME", help="For gke: the cluster.")
 @option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
+@option("--rows", metavar="ROWS", help="With --stages predict: a file or folder of prompts here, hub:… or gs://….")
+@option("--tasks", metavar="N", default=1, show_default=True, help="On cloud-run, of predict alone: to share the rows.")
+@option("--model", type=click.Choice(OF_A_RUN), default="tuned", show_default=True, help="With --rows: which answers.")
+@temperature_option
+@top_p_option
+@max_tokens_option
+@seed_option
 @set_option
 @option("--print", "folder", metavar="DIR", help="Write what would be submitted, and stop there.")
 @option("--submit", is_flag=True, help="Submit it, after a preflight and a question.")
@@ -73,7 +83,8 @@ def start(
         raise InputError("--print DIR or --submit: give one of them")
     console = lazy_import("system.console").open_console()
     target, submission = lazy_import("launch.providers").TARGETS[provider], lazy_import("launch.submit")
-    asked = lazy_import("launch.provider").LaunchOptions(**options)
+    sampling = {name: options.pop(name) for name in ("model", *SAMPLING)}
+    asked = lazy_import("launch.provider").LaunchOptions(**options, sampling=sampling)
     with require_extra():
         request = lazy_import("launch.request").make_request(recipe, target, provider, asked)
         if submit:
@@ -151,10 +162,11 @@ def pack(listed: Path, folder: Path, out: Path) -> None:
 @click.argument("root", metavar="gs://…")
 @option("--folder", metavar="FOLDER", required=True, help="Where the run directory goes.")
 @option("--stages", required=True, metavar="A,B,…")
-def worker(root: str, folder: Path, stages: str) -> None:
+@option("--asked", metavar="JSON", help="With predict: rows, model and sampling.")
+def worker(root: str, folder: Path, stages: str, asked: str | None) -> None:
     """What the machine of a launch runs: the stages of the recipe at gs://…/launched, kept there as they go."""
     with require_extra():
         console = lazy_import("system.console").open_console()
         lazy_import("launch.worker").run_on_worker(
-            root, folder.resolve(), stages.split(","), lazy_import("pipeline").run_stage, console
+            root, folder.resolve(), stages.split(","), lazy_import("pipeline").run_stage, console, asked=asked
         )

@@ -230,11 +230,12 @@ def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_ch
 
 
 OF_A_RUN = ("base", "tuned")
-_SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 
 temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
 top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
 seed_option = option("--seed", type=int, help="Of sampling; default: none.")
+max_tokens_option = option("--max-tokens", metavar="N", default=512, show_default=True, help="Of an answer.")
 
 
 @cli.command(short_help="Answer a file of prompts.")
@@ -247,14 +248,14 @@ seed_option = option("--seed", type=int, help="Of sampling; default: none.")
 @temperature_option
 @top_p_option
 @seed_option
-@option("--max-tokens", metavar="N", default=512, show_default=True, help="Of an answer.")
+@max_tokens_option
 @option("--concurrency", metavar="N", help="Requests at a time.")
 @set_option
 @skip_verify_option
 @force_option
 @json_option
 @conflicts("url", "overrides", "skip_verify_check")
-@conflicts("join", "url", "model", "shard", *_SAMPLING, "concurrency", "overrides", "skip_verify_check")
+@conflicts("join", "url", "model", "shard", *SAMPLING, "concurrency", "overrides", "skip_verify_check")
 def predict(
     paths: tuple[Path, ...], out: Path, url: str | None, shard: str | None, join: bool, as_json: bool, **options: Any
 ) -> None:
@@ -276,12 +277,12 @@ def predict(
         return
     if len(paths) != (1 if url else 2):
         raise InputError(f"{' '.join(map(str, paths))}: give {'ROWS alone with --url' if url else 'RUN and ROWS'}")
-    given = {name: value for name, value in options.items() if name not in _SAMPLING and value is not None}
+    given = {name: value for name, value in options.items() if name not in SAMPLING and value is not None}
     if not url and given.get("model", "tuned") not in OF_A_RUN:
         raise InputError(f"--model: {given['model']} was given; allowed for a run: {', '.join(OF_A_RUN)}")
     with require_extra():
         module = lazy_import("evals.predict")
-        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in _SAMPLING})
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in SAMPLING})
         if shard is not None:
             given["shard"] = module.read_shard(shard)
         if url:
@@ -344,7 +345,7 @@ def chat(
     """
     with require_extra():
         chats = lazy_import("serve.chat.terminal")
-        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in _SAMPLING})
+        sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options.pop(name) for name in SAMPLING})
         if url is not None:
             chats.chat_with_url(url, models, sampling=sampling, **options)
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from gemsmith.arch import Variant
 from gemsmith.errors import InputError, suggest
@@ -28,6 +28,11 @@ MOUNT = "/mnt/weights"
 """Where a machine sees the bucket with the base, if its target mounts it."""
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What every image can run; vLLM, which the others need, is in that for GPUs alone that has it in its name."""
+PREDICT = "predict"
+"""The last of a launch's stages, though none of a run's: it answers the rows of --rows."""
+WITH_VLLM = {*SERVED, PREDICT}
+READERS_OF_MERGED = {"verify", *WITH_VLLM}
+"""Stages for which the merged weights are fetched, which are as large as the model."""
 WORD = re.compile(r"[\w.:/@-]+")
 """What stands in scripts, manifests and commands, whoever wrote it."""
 Command = tuple[str, ...]
@@ -67,6 +72,12 @@ class LaunchOptions(Part):
     queue: str | None = None
     """Kueue's local queue."""
     overrides: tuple[str, ...] = ()
+    rows: str | None = None
+    """What `predict` answers."""
+    tasks: int = 1
+    """Which share the rows."""
+    sampling: Mapping[str, float | int | str | None] = Field(default_factory=dict)
+    """How: what gemsmith predict calls `model`, and the fields of SamplingParams."""
 
 
 class ChosenOptions(LaunchOptions):
@@ -165,6 +176,8 @@ class LaunchInputs:
     """Keys of the recipe that name another place there."""
     copies: Mapping[str, str]
     """A local file or folder -> where it goes, below the run's folder in the bucket."""
+    rows: str | None = None
+    """Where the machine finds those to answer."""
     images: tuple[ImageShards, ...] = ()
     """Those that rows name, which are packed for the way."""
     weights_bucket: str | None = None
@@ -223,11 +236,12 @@ class Resource:
     """`{}` stands for the name."""
 
 
-Feature = Literal["mounts weights", "any machine", "evaluates", "wheel"]
+Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks"]
 """What not every target can do.
 
 Read a base in a bucket in place, below MOUNT; take whichever it gets of several machines that fit; end with eval, where
-it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container.
+it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container; share rows among
+tasks.
 """
 
 

@@ -13,7 +13,9 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (
     MOUNT,
+    PREDICT,
     STAGES_THERE,
+    WITH_VLLM,
     WORD,
     ChosenOptions,
     LaunchCost,
@@ -32,7 +34,8 @@ from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
-from gemsmith.runs.stages import SERVED, STAGES, check_stage_names
+from gemsmith.runs.stages import STAGES, check_stage_names
+from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
 from gemsmith.tasks import SOURCES
 
@@ -45,6 +48,8 @@ EVAL_S = 2 * 3600
 SLACK = 1.5
 """On the plan's upper estimate."""
 GCP = "gcp"
+ROWS = "rows"
+"""Which predict answers, beside the keys of the recipe that name rows."""
 _ROWS = ("data.train", "data.eval")
 _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
@@ -53,16 +58,15 @@ _BUCKET = re.compile(r"gs://[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9](/[\w./=-]+)?")
 _WORDS = ("project", "region", "zone", "image", "service_account", "secret", "network", "subnet", "cluster", "queue")
 
 
-def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> LaunchInputs:
-    """What the recipe reads of this machine, with the places that it gets below `root`.
+def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | None = None) -> LaunchInputs:
+    """What the recipe, and predict of its `rows`, read of this machine, with the places that it gets below `root`.
 
     Raises RecipeError for a file that does not exist, DataError as find_images. `mount`: where the machine sees the
     bucket of a base in one.
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
-    for key in PATHS:
-        value = attrgetter(key)(recipe)
+    for key, value in [*((key, attrgetter(key)(recipe)) for key in PATHS), (ROWS, rows)]:
         if not isinstance(value, str):
             continue
         if "://" in value or value.startswith("hub:"):
@@ -78,17 +82,19 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None) -> LaunchInputs
             raise RecipeError(f"{key}: {value} does not exist{other}")
         if value not in places:
             places[value] = f"{FOLDER}/{key.replace('.', '-')}/{path.name}"
-            found = find_images(recipe.data, key, path) if key in _ROWS else None
+            found = find_images(None if key == ROWS else recipe.data, key, path) if key in (*_ROWS, ROWS) else None
             images += [found] if found else []
             if not (found and path.is_dir()):  # of a folder of images there is nothing else to copy
                 copies[value] = f"{root}/launched/{places[value]}"
         placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
+    there = next((item.value for item in placed if item.key == ROWS), rows)
     if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
         raise RecipeError(
             f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
             "saved steps then go to the launch's bucket"
         )
-    return LaunchInputs(placed=tuple(placed), copies=copies, images=tuple(images), weights_bucket=weights)
+    placed = [item for item in placed if item.key != ROWS]
+    return LaunchInputs(placed=tuple(placed), copies=copies, rows=there, images=tuple(images), weights_bucket=weights)
 
 
 def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
@@ -105,9 +111,10 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
         options = options.model_copy(update={"stages": (*STAGES_THERE, *(("eval",) if scored else ()))})
     name = options.name or re.sub(r"[^a-z0-9]+", "-", source.stem.lower()).strip("-")
     _check_options(name, target, provider, options)
+    rows = _find_rows(target, options)
     catalog = load_catalog(recipe.hardware.catalog)
     root = f"{options.bucket.rstrip('/')}/{name}"
-    inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None)
+    inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None, rows=rows)
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
         raise InputError(
             f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
@@ -157,15 +164,32 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
             "nodes and pods"
         )
-    stages = options.stages or ()
-    check_stage_names(stages, "--stages")
-    if not stages or list(stages) != [stage for stage in STAGES if stage in stages]:
-        raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(STAGES)}")
+    stages, known = options.stages or (), (*STAGES, PREDICT)
+    check_stage_names(stages, "--stages", known)
+    if not stages or list(stages) != [stage for stage in known if stage in stages]:
+        raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(known)}")
     if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
         raise InputError(
             f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
             "-, _ and ."
         )
+
+
+def _find_rows(target: Target, options: LaunchOptions) -> str | None:
+    """Those to answer. Raises InputError where nothing answers them, they do not exist, or tasks cannot share them."""
+    stages, rows = options.stages or (), options.rows
+    if (PREDICT in stages) != (rows is not None):
+        raise InputError(f"--rows and --stages {PREDICT}: go together; give both, or neither")
+    if options.tasks > 1 and (stages != (PREDICT,) or "tasks" not in target.FEATURES):
+        raise InputError(
+            f"--tasks {options.tasks}: only --provider cloud-run --stages {PREDICT}, without other stages, shares rows "
+            "among tasks; leave it out"
+        )
+    if rows is None or "://" in rows or rows.startswith("hub:"):
+        return rows
+    if not (path := expanduser(rows)).exists():
+        raise InputError(f"--rows {rows}: does not exist; give a file or folder of rows, hub:… or gs://…")
+    return str(path.absolute())
 
 
 def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, options: LaunchOptions) -> list[Machine]:
@@ -234,7 +258,7 @@ def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> No
     if options.image is not None:
         return
     stages, gpu = options.stages or (), machine.chip.kind == "gpu"
-    if not gpu and (served := [stage for stage in stages if stage in SERVED]):
+    if not gpu and (served := [stage for stage in stages if stage in WITH_VLLM]):
         raise InputError(
             f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
             "launch fetch, or name an image of your own with --image"
@@ -253,7 +277,7 @@ def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) 
         image = WithReason(options.image, "--image")
     else:
         stack = "train-tpu" if machine.chip.kind == "tpu" else "train-gpu"
-        stack += "-vllm" * (not {*SERVED}.isdisjoint(options.stages or ()))
+        stack += "-vllm" * (not WITH_VLLM.isdisjoint(options.stages or ()))
         where = f"{region}-docker.pkg.dev/{project}/gemsmith/{stack}:{__version__}"
         image = WithReason(where, f"docker/{stack}.Dockerfile, as docker/cloudbuild.yaml builds it")
     chosen = dict(options) | {
@@ -307,6 +331,11 @@ def estimate_cost(
     assert rate is not None
     if options.timeout_hours is not None:
         timeout = WithReason(math.ceil(options.timeout_hours * 3600), f"--timeout-hours {options.timeout_hours:g}")
+    elif PREDICT in options.stages:
+        raise InputError(
+            "--timeout-hours: is missing, and nothing tells how long answers take; give the hours after which an "
+            "attempt is to be ended; the next one asks only for what is missing"
+        )
     elif steps is None or plan.hours is None:
         raise InputError(
             "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "
@@ -321,7 +350,7 @@ def estimate_cost(
             "another",
         )
     return LaunchCost(
-        usd_per_hour=rate,
+        usd_per_hour=rate * options.tasks,
         price=f"{price.source}, {price.date}{'' if price.checked else ', not checked'}",
         hours=plan.hours if steps is not None else None,
         timeout_s=timeout,

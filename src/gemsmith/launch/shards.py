@@ -52,17 +52,18 @@ class ImageShards:
         return "".join(f"{digest}  {name}\n" for name, digest in self.sums.items())
 
 
-def find_images(data: Data, key: str, source: Path) -> ImageShards | None:
+def find_images(data: Data | None, key: str, source: Path) -> ImageShards | None:
     """The images that the rows of `key`, at `source`, name by their paths; None where they name none.
 
     Of a folder that holds rows they are checked and not returned: it is copied with all that is in it. Raises DataError
     for rows that cannot be read, images that do not exist, and those that are not named as below the rows' folder.
+    Without `data` they are rows to answer.
     """
     # Here, since it brings numpy, which a launch without rows of this machine does not need.
     from gemsmith.data.dataset import find_source_files
     from gemsmith.data.image_folder import FORMAT
 
-    images = data.format == FORMAT
+    images = data is not None and data.format == FORMAT
     folder = source if source.is_dir() and not images else source.parent
     names: dict[str, str] = {}
     if images:
@@ -141,17 +142,17 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
         yield digest, name
 
 
-def _named(data: Data, source: Path) -> Iterator[tuple[str, str]]:
+def _named(data: Data | None, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
     from gemsmith.data.parts import ImageSource
 
-    renamed = not {"image", "images"}.isdisjoint(data.columns)
+    renamed = data is not None and not {"image", "images"}.isdisjoint(data.columns)
     if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
     images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), data=data, images=images).documents:
+    for document in read_dataset(str(source), data=data, images=images, asked=data is None).documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

@@ -4,6 +4,7 @@
     ROOT/run/                              the run directory
     ROOT/checkpoints/<step>/  <step>.whole saved steps; only those with the second are whole
     ROOT/writer                            the machine that writes there now
+    ROOT/answers/KEY/1-of-2/               a run directory and its writer, of what a task has answered (launch.worker)
 
 At any moment the copy is a run that could have been stopped there: before a stage's files are changed its old record is
 deleted, and the new record is written after all of them, saved steps among them. So a record in the bucket is never of
@@ -15,11 +16,12 @@ import contextlib
 import json
 import secrets
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import GemsmithError, RunError
+from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.files import sha256_file
 from gemsmith.system.storage import Bucket, files_below
@@ -41,7 +43,7 @@ class RunSync:
         self._there: _State = {}
         self._steps: set[int] = set()
         self._token = secrets.token_hex(8).encode()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
 
     def acquire_lease(self) -> None:
         """From now on another machine that wrote there refuses to continue, such as one that was given up as lost."""
@@ -57,21 +59,22 @@ class RunSync:
 
     def send(self) -> None:
         """Copies what has changed since to the bucket, records last: that of training after its saved steps."""
-        self.send_steps()
-        self._refuse_another()
-        now = _state(self._run)
-        changed = [name for name in now if self._there.get(name) != now[name]]
-        gone = [name for name in self._there if name not in now]
-        for name in [name for name in (*changed, *gone) if name in RECORDS]:
-            self._bucket.delete(RUN + name)
-        for name in sorted(changed, key=_records_last):
-            if name in RECORDS:
-                self._refuse_another()
-            self._bucket.upload(self._run / name, RUN + name)
-            self._there[name] = now[name]
-        for name in gone:
-            self._bucket.delete(RUN + name)
-            del self._there[name]
+        with self._sending:
+            self.send_steps()
+            self._refuse_another()
+            now = _state(self._run)
+            changed = [name for name in now if self._there.get(name) != now[name]]
+            gone = [name for name in self._there if name not in now]
+            for name in [name for name in (*changed, *gone) if name in RECORDS]:
+                self._bucket.delete(RUN + name)
+            for name in sorted(changed, key=_records_last):
+                if name in RECORDS:
+                    self._refuse_another()
+                self._bucket.upload(self._run / name, RUN + name)
+                self._there[name] = now[name]
+            for name in gone:
+                self._bucket.delete(RUN + name)
+                del self._there[name]
 
     def send_steps(self) -> None:
         """Copies saved steps that are new and whole, and deletes those that training has deleted."""
@@ -87,17 +90,20 @@ class RunSync:
                 self._steps.discard(step)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Copies saved steps as training makes them, while the block runs; what is left then, `send` copies."""
+    def watching(self, send: Callable[[], None] | None = None) -> Iterator[None]:
+        """Copies saved steps, or what `send` does, as they come, while the block runs; `send` copies what is left."""
         ended, failures = threading.Event(), []
 
         def watch() -> None:
-            while not ended.wait(_BETWEEN_LOOKS_S):
+            took_s = 0.0
+            while not ended.wait(max(_BETWEEN_LOOKS_S, took_s)):
+                clock = start_clock()
                 try:
-                    self.send_steps()
-                except GemsmithError as error:
+                    (send or self.send_steps)()
+                except (GemsmithError, FileNotFoundError) as error:
                     # The next look tries again, or `send`, where it is not caught.
                     failures.append(str(error))
+                took_s = clock.elapsed_s()
 
         thread = threading.Thread(target=watch, name="saved steps to the bucket", daemon=True)
         thread.start()

@@ -1,11 +1,12 @@
 """What every target's files have: uploads before anything is created, the machine's command, its size and cost."""
 
+import json
 from pathlib import Path
 
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import Command, LaunchRequest
+from gemsmith.launch.provider import READERS_OF_MERGED, Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
 from gemsmith.system.version import __version__
 
@@ -105,6 +106,7 @@ def worker_command(request: LaunchRequest, *, folder: str) -> Command:
     return (
         *("gemsmith", "launch", "worker", request.root, "--folder", f"{folder}/{request.options.name}"),
         *("--stages", ",".join(request.options.stages)),
+        *(("--asked", json.dumps({"rows": rows, **request.options.sampling})) if (rows := request.inputs.rows) else ()),
     )
 
 
@@ -127,7 +129,7 @@ def disk_bytes(request: LaunchRequest) -> dict[str, int]:
     if "train" in stages:
         # One more is being written while those to keep are there.
         held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.plan.trained_parameters
-    if "export" in stages:
+    if "export" in stages or not READERS_OF_MERGED.isdisjoint(stages):
         held["merged weights"] = weights + ADAPTER_BYTES * request.plan.trained_parameters
     return held
 
@@ -160,7 +162,8 @@ def cost_lines(request: LaunchRequest) -> list[str]:
         else "How long training takes is not known before the rows are read."
     )
     return [
-        f"{options.name}: {', '.join(options.stages)} of {request.recipe.model} on {' or '.join(machines)} in "
+        f"{options.name}: {', '.join(options.stages)} of {request.recipe.model} on "
+        f"{f'{options.tasks} x ' * (options.tasks > 1)}{' or '.join(machines)} in "
         f"{options.zone or options.region}; {'up to ' * (len(machines) > 1)}{bill.usd_per_hour:.2f} USD/h"
         f"{' spot' if options.spot else ''} ({bill.price}).",
         planned,

@@ -31,6 +31,20 @@ class ServerLoad(Part):
     """Requests put out of the batch for lack of KV cache."""
 
 
+class DeviceLoad(Part):
+    """What an accelerator of the server's machine did during a cell, sampled once a second: by NVML, or by libtpu."""
+
+    name: str
+    samples: int
+    memory_bytes_max: int
+    """In use, whoever uses it."""
+    busy_mean: float
+    """Share of the time in which it computed, of 1."""
+    busy_max: float
+    power_w_mean: float | None = None
+    """None of TPUs, which do not tell."""
+
+
 class Requests(Part):
     """The completed requests of a cell, as they were sent, a place of each column; each got all its output tokens."""
 
@@ -90,6 +104,9 @@ class BenchCell(Part):
     """Of the search for the rate of saturation, not of the grid."""
     server: ServerLoad | None = None
     """None where the server has no metrics."""
+    devices: tuple[DeviceLoad, ...] | None = None
+    """None: `no_devices` says why."""
+    no_devices: str | None = None
     requests: Requests | None = None
     """None where none was completed."""
 

@@ -3,7 +3,7 @@
 Which keys of the recipe it reads, the recipe's schema says.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -47,11 +47,11 @@ STAGES: dict[str, Stage] = {
 SERVED = tuple(name for name, stage in STAGES.items() if stage.needs_server)
 
 
-def check_stage_names(names: Iterable[str], option: str) -> None:
+def check_stage_names(names: Iterable[str], option: str, known: Collection[str] = STAGES.keys()) -> None:
     """Raises InputError for a name that is no stage's; `option` is what takes the names."""
     for name in names:
-        if name not in STAGES:
-            raise InputError(f"{option} {name}: is no stage{suggest(name, STAGES)}; allowed: {', '.join(STAGES)}")
+        if name not in known:
+            raise InputError(f"{option} {name}: is no stage{suggest(name, known)}; allowed: {', '.join(known)}")
 
 
 def depends_on(stage: str, other: str) -> bool:

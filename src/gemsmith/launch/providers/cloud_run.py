@@ -18,7 +18,7 @@ from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published
 from gemsmith.serve.container import Deployment
 from gemsmith.serve.settings import ServeSettings
 
-FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates"})
+FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates", "tasks"})
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")

@@ -58,6 +58,8 @@ while sleep 60; do
 done >/dev/null 2>&1 &
 copier=$!
 
+echo always >"${HUGE_PAGES:-/sys/kernel/mm/transparent_hugepage/enabled}" # transfers between host and TPU are faster
+
 if [ -n "$SECRET" ]; then
     HF_TOKEN=$(gcloud secrets versions access latest --secret "$SECRET" --project "$PROJECT") || exit
     export HF_TOKEN
