@@ -60,6 +60,7 @@ def test_photos_are_asked_about_in_the_pixels_that_training_cuts_up_and_classifi
     assert result.labels is not None and result.labels.rows == {"great dane": 3, "sphynx": 3}
     assert result.labels.base.unknown.value == 1 and result.labels.tuned.unknown.value == pytest.approx(1 / 6)
     assert result.labels.most_confused[0].images[0].startswith("data:image/jpeg;base64,")
+    assert all(row["thumbnails"][0].startswith("data:image/jpeg;base64,") for row in record.examples)
     assert result.tuned.prompts_compared == 0, "the stand-in does not tell what it reads"
     rows = [json.loads(line) for line in (run.logs / "eval_rows.jsonl").read_text().splitlines()]
     assert [Path(row["images"][0]).parent.name for row in rows] == ["great_dane"] * 3 + ["sphynx"] * 3

@@ -61,3 +61,14 @@ def test_the_held_out_loss_is_drawn_on_the_loss_alone_and_its_least_named(make_r
     lines = [line[:2] for line in tables._lines(train)]
     assert ("held-out loss", "1.75, the least 1.50 at step 8") in lines
     assert ("held-out token accuracy", "50.0\xa0%") in lines
+
+
+def test_a_loss_that_is_flat_after_its_fall_is_drawn_on_a_log_scale(make_run, undrawn):
+    train = read_record(make_run(steps=40), TrainRecord)
+    early = [4.0, 1.0, *([0.5] * 38)]
+    even = [4.0 - step / 20 for step in range(40)]
+    for losses, log in ((early, True), (even, False), ([1.0, *([0.6] * 39)], False), ([4.0, *([0.0] * 39)], False)):
+        pairs = zip(train.steps, losses, strict=True)
+        steps = tuple(step.model_copy(update={"loss": loss}) for step, loss in pairs)
+        loss = curves.training_charts(train.model_copy(update={"steps": steps}), None)[0]
+        assert loss.unit.endswith(", log scale") == log

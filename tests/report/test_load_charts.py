@@ -62,3 +62,10 @@ def test_nothing_is_drawn_of_cells_without_an_answer_and_what_is_not_finite_draw
     nan = bench.cells[0].ttft_ms.model_copy(update={"p50": math.nan, "p90": math.inf, "p99": math.nan})
     lost = bench.cells[0].model_copy(update={"ttft_ms": nan, "output_tokens_per_s": math.nan})
     assert "not finite" in charts_of(bench, lost)["ttft"].alt
+
+
+def test_points_of_latency_against_throughput_are_named_by_their_load(bench):
+    assert ">1<" in charts_of(bench, *bench.cells)["trade"].svg and ">4<" in charts_of(bench, *bench.cells)["trade"].svg
+    cells = [cell.model_copy(update={"input_tokens": length}) for cell in bench.cells for length in (1, 2, 3, 4)]
+    svg = charts_of(bench, *cells)["trade"].svg
+    assert ">1<" not in svg and svg.count(">4<") == 4, "of many lines the heaviest load alone"

@@ -48,6 +48,17 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
     )
 
 
+def why_no_cost(findings: RunRecords) -> str:
+    """Why `actual_cost` is None."""
+    if findings.plan is None:
+        return "no plan record, which has the prices"
+    if findings.train is None:
+        return "no train record"
+    if findings.train.machine:
+        return f"the plan has no price of {findings.train.machine}"
+    return "which of the plan’s machines trained is not told"
+
+
 class Curve(Part):
     """The dollars of two sides against hours of serving: trained + rate × hours for each."""
 

@@ -245,6 +245,14 @@ def trained_tokens(train: TrainRecord) -> int:
     return sum(step.real_tokens for step in train.steps)
 
 
+def held_out_words(train: TrainRecord) -> str:
+    """The last loss on held-out rows while it trained, and the least; empty without one."""
+    if not train.evaluations:
+        return ""
+    final, best = train.evaluations[-1], min(train.evaluations, key=lambda one: one.loss)
+    return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}"
+
+
 def total_s(findings: RunRecords) -> float:
     """Seconds that the recorded stages took, one after the other."""
     return sum(map(stage_s, findings.records().values()))

@@ -108,11 +108,12 @@ def _most_confused(
                     tuned=tuned[row].text[:_CHARACTERS],
                     base_right=base[row].right,
                     tuned_right=tuned[row].right,
-                    images=tuple(_thumbnails(questions[row])),
+                    images=tuple(thumbnails(questions[row])),
                 )
 
 
-def _thumbnails(question: Question) -> Iterator[str]:
+def thumbnails(question: Question) -> Iterator[str]:
+    """Its first images as small data: URLs, without those whose files are gone."""
     for part in images_of(question.messages)[:MOST_IMAGES]:
-        with contextlib.suppress(DataError):  # a file that is gone since: the answers are what counts
+        with contextlib.suppress(DataError):  # the answers are what counts
             yield thumbnail_url(part.source)

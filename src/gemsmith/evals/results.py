@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
-from gemsmith.evals.labels import label_scores
+from gemsmith.evals.labels import label_scores, thumbnails
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
 from gemsmith.images.check import count_resized_again
@@ -17,7 +17,7 @@ from gemsmith.system.console import open_console
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import text_of
 
-EXAMPLES = 5
+EXAMPLES, OF_A_KIND = 8, 2
 
 
 def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
@@ -130,13 +130,26 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
         }
 
 
-def choose_examples(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """A few rows that both have answered, in order: up to two that the tuned model got wrong, and the first others."""
+def make_examples(task: OpenTask, base: Answers, tuned: Answers) -> tuple[dict[str, Any], ...]:
+    """The chosen rows with their images, small enough for a page."""
+    rows = choose_examples(list(generate_rows(task, base, tuned)))
+    return tuple({**row, "thumbnails": list(thumbnails(task.question_of(row["row"] - 1)))} for row in rows)
+
+
+def choose_examples(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """A few rows that both have answered: some that training fixed, that stay wrong, that it made worse, and others.
+
+    >>> outcomes = [(True, True), (False, True), (False, True), (False, True), (True, False), (False, False)]
+    >>> rows = [{"row": row, "base_right": base, "tuned_right": tuned} for row, (base, tuned) in enumerate(outcomes, 1)]
+    >>> [row["row"] for row in choose_examples(rows)]
+    [2, 3, 6, 5, 1, 4]
+    """
     rows = [row for row in rows if not row.get("base_failed") and not row.get("tuned_failed")]
     rows = [row for row in rows if row.get("sample", 1) == 1]
-    wrong = [row for row in rows if not row["tuned_right"]][:2]
-    others = [row for row in rows if row not in wrong][: EXAMPLES - len(wrong)]
-    return tuple(dict(row) for row in sorted([*wrong, *others], key=lambda row: row["row"]))
+    chosen: list[Mapping[str, Any]] = []
+    for outcome in ((False, True), (False, False), (True, False)):
+        chosen += [row for row in rows if (row["base_right"], row["tuned_right"]) == outcome][:OF_A_KIND]
+    return [*chosen, *[row for row in rows if row not in chosen][: EXAMPLES - len(chosen)]]
 
 
 def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]:

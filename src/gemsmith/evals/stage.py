@@ -14,10 +14,10 @@ from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
 from gemsmith.evals.results import (
     answer_notices,
-    choose_examples,
     critical_warnings,
     generate_rows,
     image_notices,
+    make_examples,
     make_result,
     print_scores,
     result_notices,
@@ -181,7 +181,7 @@ def _make_record(
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},
         base=first.result.base.score,
         tuned=first.result.tuned.score,
-        examples=choose_examples(list(generate_rows(first.task, first.base, first.tuned))),
+        examples=make_examples(first.task, first.base, first.tuned),
         held_out_also_trained=overlap.prompts if overlap else None,
         tasks=tuple(each.result for each in scored),
         critical_warnings=tuple(warning for each in scored for warning in critical_warnings(each.task, each.result)),

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+import gemsmith.system.format as formats
 from gemsmith.checkpoints import Checkpoint, TensorPlace
 from gemsmith.checkpoints.folder import INDEX
 from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
@@ -233,7 +234,7 @@ def check_space(folder: Path, need_bytes: int) -> None:
     free_bytes = shutil.disk_usage(there).free
     if free_bytes < need_bytes:
         raise MachineError(
-            f"{folder}: the merged weights need {need_bytes / 1e9:.2f} GB, {free_bytes / 1e9:.2f} GB are free; make "
+            f"{folder}: the merged weights need {formats.size(need_bytes)}, {formats.size(free_bytes)} are free; make "
             "room, or name a place on another disk"
         )
 

@@ -53,6 +53,7 @@ from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord
 from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
+from gemsmith.system.format import duration, size
 
 PACKAGES = ("ml_dtypes", "numpy")
 _ORBAX = "orbax-checkpoint"
@@ -329,8 +330,8 @@ def _files(written: Mapping[str, WrittenFile], merged: Merged) -> dict[str, Any]
 
 
 def _summary(record: ExportRecord, clock: Clock) -> str:
-    size = f"{sum(file.bytes for file in record.merged) / 1e9:.2f} GB in {clock.elapsed_s():.1f} s"
-    return f"{record.merged_tensors} tensors merged, {record.copied_tensors} copied, {size}"
+    written = f"{size(sum(file.bytes for file in record.merged))} in {duration(clock.elapsed_s())}"
+    return f"{record.merged_tensors} tensors merged, {record.copied_tensors} copied, {written}"
 
 
 def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None = None, out: Path | None = None) -> str:

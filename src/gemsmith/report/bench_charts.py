@@ -52,9 +52,19 @@ class _Grid:
     def ordered(self) -> list[BenchCell]:
         return [cell for length in self.lengths for cell in self.row(length)]
 
+    @property
+    def load_unit(self) -> str:
+        at_once = all(math.isinf(rate) for rate, _ in self.loads) and any(math.isfinite(most) for _, most in self.loads)
+        return "requests at once" if at_once else "requests/s asked for"
+
 
 def load_of(cell: BenchCell) -> _Load:
     return cell.request_rate, math.inf if cell.max_concurrency is None else cell.max_concurrency
+
+
+def load_name(load: _Load) -> str:
+    """Its number alone: the rate, or how many at once; else that all came at once."""
+    return next((f"{value:g}" for value in load if math.isfinite(value)), "burst")
 
 
 def load_charts(bench: BenchRecord) -> list[Chart]:
@@ -83,16 +93,18 @@ def load_charts(bench: BenchRecord) -> list[Chart]:
 def _trade_chart(grid: _Grid) -> Chart:
     """Output tokens/s to the right, TTFT p50 upwards: a good server goes far to the right before it goes up."""
     log = spans_decades([cell.ttft_ms.p50 for cell in grid.cells], decades=1.3)
+    named = grid.cells if len(grid.lengths) <= _MOST_RANGES else [grid.row(length)[-1] for length in grid.lengths]
     return _grid_chart(
         grid,
         "trade",
         x=lambda cell: cell.output_tokens_per_s,
         y=lambda cell: cell.ttft_ms.p50,
         words=_trade_words,
+        named=[(cell.output_tokens_per_s, cell.ttft_ms.p50, load_name(load_of(cell))) for cell in named],
         of="TTFT p50 in ms at output tokens a second",
         title="Latency against throughput",
         unit=f"TTFT p50, ms{', log scale' if log else ''}",
-        x_label="output tokens/s",
+        x_label=f"output tokens/s; beside a point {grid.load_unit}",
         x_range=(0, None),
         y_range=None if log else (0, None),
         log=log,
@@ -212,14 +224,10 @@ def _grid_chart(
             lines.append(Line(x=[at(cell) for cell in over], y=[y(cell) for cell in over], color=color, style=style))
     saturated = any(cell.goodput is not None and cell.goodput < ENOUGH for cell in grid.cells)
     ring = [("muted", "ring", "saturated: under 95 % good")] if saturated else []
-    at_once = all(math.isinf(rate) for rate, _ in grid.loads) and any(math.isfinite(most) for _, most in grid.loads)
     by_load = {
-        "x_names": [
-            f"{value:g}" if math.isfinite(value) else "burst" if math.isinf(most) else f"{most:g}"
-            for value, most in grid.loads
-        ],
+        "x_names": [*map(load_name, grid.loads)],
         "x_range": (-0.45, len(grid.loads) - 0.55),
-        "x_label": "requests at once" if at_once else "requests/s asked for",
+        "x_label": grid.load_unit,
     }
     return line_chart(
         name,

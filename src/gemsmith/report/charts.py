@@ -44,8 +44,9 @@ def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
     axes.yaxis.set_major_formatter(write)
     if log:
         low, high = axes.get_ylim()
-        wide = math.log10(high / low) > 3
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        decades = math.log10(high / low)
+        marks = (1.0,) if decades > 3 else (1.0, 2.0, 5.0) if decades > 1.2 else (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=marks))
         axes.yaxis.set_minor_locator(ticker.NullLocator())
     else:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
@@ -199,6 +200,7 @@ def line_chart(
     bars: Sequence[Bars] = (),
     dashed: Sequence[tuple[float, str]] = (),
     dotted: float | None = None,
+    named: Sequence[Point] = (),
     log: bool = False,
     whole_x: bool = False,
     legend: Sequence[tuple[str, str, str]] = (),
@@ -206,8 +208,8 @@ def line_chart(
 ) -> Chart:
     """Numbers against x, or against places with names.
 
-    `dashed`: x and color of upright lines. `dotted`: the height of a level. `legend`: beside that of the lines.
-    `around`: as of `make_chart`.
+    `dashed`: x and color of upright lines. `dotted`: the height of a level. `named`: points with words beside them.
+    `legend`: beside that of the lines. `around`: as of `make_chart`.
     """
 
     def draw(axes: Any) -> None:
@@ -221,6 +223,9 @@ def line_chart(
             axes.axvline(at, color=COLORS[color], linewidth=1.2, linestyle=DASHED)
         if dotted is not None:
             axes.axhline(dotted, color=COLORS["muted"], linewidth=1.2, linestyle=DOTTED)
+        for x, y, words in named:
+            if math.isfinite(x) and math.isfinite(y):
+                axes.annotate(words, (x, y), (5, 5), textcoords="offset points", fontsize=9.5, color=COLORS["muted"])
         if x_names:
             axes.set_xticks(range(len(x_names)), x_names)
         if x_range is not None:
@@ -238,6 +243,19 @@ def spans_decades(values: Sequence[float], decades: float = 2.0) -> bool:
     """Whether the values are all positive and spread so far that a linear axis would hide most of them."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and math.log10(max(finite) / min(finite)) > decades
+
+
+def falls_early(values: Sequence[float]) -> bool:
+    """Whether a linear axis would show the second half of a fall as a flat line: all positive, and most of it before.
+
+    >>> falls_early([4.0, 1.0, 0.5, 0.4, 0.38, 0.37]), falls_early([4.0, 3.5, 3.0, 2.5, 2.0, 1.5])
+    (True, False)
+    """
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite or min(finite) <= 0 or max(finite) < 2 * min(finite):
+        return False
+    late = finite[len(finite) // 2 :]
+    return max(late) - min(late) < (max(finite) - min(finite)) / 5
 
 
 _MOST_POINTS = 800
@@ -280,7 +298,7 @@ def _step_chart(
     values = [value if math.isfinite(value) else math.nan for value in values]
     known = [value for value in values if not math.isnan(value)]
     window = mean_window(len(values)) if smooth else 1
-    log = spans_decades(values) and not from_zero
+    log = (spans_decades(values) or (smooth and falls_early(values))) and not from_zero
     crossed = frozenset(marked[:_MOST_MARKS])
     spikes = [(step, value) for step, value in zip(steps, values, strict=True) if step in crossed]
     limit = limit if limit is not None and known and limit <= 1.1 * max(known) else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import gemsmith.system.format as formats
 from gemsmith.analysis import summary
-from gemsmith.analysis.cost import ActualCost, actual_cost
+from gemsmith.analysis.cost import ActualCost, actual_cost, why_no_cost
 from gemsmith.analysis.summary import RunRecords
 from gemsmith.errors import MachineError
 from gemsmith.runs.run import Run
@@ -116,19 +116,14 @@ def _cost(findings: RunRecords) -> Tile:
     if found is not None:
         answer, lines = usd(found.total), list(_cost_lines(found))
     elif findings.plan is None:
-        lines = ["no plan record, which has the prices"]
+        lines = [why_no_cost(findings)]
     elif machine is None or machine.usd is None:
         lines = ["no machine that fits has a price in the plan"]
     else:
         answer = span(*map(usd, machine.usd))
-        why = "which of the plan’s machines trained is not told"
-        if findings.train is None:
-            why = "no train record"
-        elif findings.train.machine:
-            why = f"the plan has no price of {findings.train.machine}"
         lines = [
             f"planned: {findings.plan.priced} on {machine.name}, the cheapest that fits",
-            f"spent: not known, {why}",
+            f"spent: not known, {why_no_cost(findings)}",
         ]
     return Tile(question="What did it cost?", answer=answer, estimated=True, lines=tuple(lines))
 

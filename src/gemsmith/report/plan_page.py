@@ -14,7 +14,7 @@ from gemsmith.report.tables import sweep_table
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
 from gemsmith.system.files import write_text
-from gemsmith.system.format import price, rough, span, usd
+from gemsmith.system.format import price, rough_hours, span, usd
 
 LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.values(), OTHER)))
 """What parts of the memory are shown as, and their colors."""
@@ -90,7 +90,7 @@ def _tiles(record: PlanRecord) -> list[Tile]:
         ),
         Tile(
             question="Fastest",
-            answer=None if hours is None else span(*(rough(3600 * end) for end in hours)),
+            answer=None if hours is None else span(*map(rough_hours, hours)),
             lines=(f"{record.priced} on {fastest.name}" if fastest else "no machine fits",),
         ),
         Tile(

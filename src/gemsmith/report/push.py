@@ -16,7 +16,7 @@ from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.command import max_lora_rank
 from gemsmith.serve.stage import find_verification_issue
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, p_value, signed
+from gemsmith.system.format import count, decimal, p_value, signed, size
 from gemsmith.system.version import __version__
 
 Weights = Literal["adapter", "merged"]
@@ -52,7 +52,7 @@ def push(
     files = [file for file in getattr(exported, weights) if file.name != CARD]
     operations = [add(CARD, card.encode()), *(add(file.name, run.path / weights / file.name) for file in files)]
     total_bytes = sum(file.bytes for file in files)
-    open_console().print(f"push: {len(files)} files, {total_bytes / 1e9:.2f} GB, to {name}")
+    open_console().print(f"push: {len(files)} files, {size(total_bytes)}, to {name}")
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(name, private=private or None, exist_ok=True)

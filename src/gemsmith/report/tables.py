@@ -126,12 +126,8 @@ def _lines(record: Any) -> _Lines:
                 first, last = record.steps[0], record.steps[-1]
                 yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"
             if record.evaluations:
-                final, best = record.evaluations[-1], min(record.evaluations, key=lambda one: one.loss)
-                yield (
-                    "held-out loss",
-                    f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}",
-                )
-                yield "held-out token accuracy", percent(final.token_accuracy)
+                yield "held-out loss", summary.held_out_words(record)
+                yield "held-out token accuracy", percent(record.evaluations[-1].token_accuracy)
             yield "real tokens/s", decimal(record.real_tokens_per_s)
             adapted = ", ".join(f"{kind} {modules}" for kind, modules in record.adapted.items())
             yield "adapted modules", f"{count(sum(record.adapted.values()))} ({adapted})"

@@ -211,7 +211,7 @@ class EvalRecord(Record):
     """Of the first task, as `scorer` and whatever else is not in `tasks`."""
     tuned: Score
     examples: tuple[dict[str, Any], ...]
-    """A few rows: prompt, expected, base, tuned."""
+    """A few rows: prompt, expected, base, tuned, and the images as small data: URLs."""
     held_out_also_trained: int | None = None
     """Scored rows whose prompt is also trained on; None where the prepared data does not tell."""
     tasks: tuple[TaskResult, ...]

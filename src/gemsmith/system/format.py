@@ -114,6 +114,11 @@ def rough(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
+def rough_hours(hours: float) -> str:
+    """The same of hours."""
+    return rough(3600 * hours)
+
+
 def size(value: float) -> str:
     """Bytes of files, in decimal units.
 

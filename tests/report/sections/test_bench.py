@@ -6,7 +6,7 @@ import math
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.page import render_page, report
 from gemsmith.report.sections import serving as bench
-from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, Slo
+from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, ServerLoad, Slo
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import decimal
 
@@ -67,9 +67,21 @@ def test_every_cell_s_numbers_are_on_the_page(large_run, section_words):
     assert "Terminated" not in words and "preempted" in words and "2 timeout" in words
 
 
-def test_many_cells_are_shut_away_and_few_are_open(large_run, make_run, undrawn):
-    assert "<summary>Latency and throughput of all 47 cells" in render_page(large_run).replace("<details>\n", "")
-    assert "<details open>\n<summary>Latency and throughput of all 6 cells" in render_page(make_run(steps=2))
+def test_the_tables_of_all_cells_are_shut_away(make_run, undrawn):
+    page = render_page(make_run(steps=2))
+    assert "<details>\n<summary>Latency and throughput of all 6 cells" in page
+    assert "<details>\n<summary>Whole requests and the server’s own metrics" in page
+
+
+def test_a_dash_says_why_there_is_no_number(make_run, undrawn):
+    run = make_run(steps=2, lengths=(512,), rates=(4.0,))
+    bench = read_record(run, BenchRecord)
+    why = {"no metrics": None, "does not tell": ServerLoad(samples=3)}
+    for words, server in why.items():
+        write_record(run, bench.model_copy(update={"cells": (bench.cells[0].model_copy(update={"server": server}),)}))
+        text = render_page(run)
+        assert [other in text for other in why] == [other == words for other in why]
+        assert '<abbr title="no SLO was set">–</abbr>' in text
 
 
 def test_a_large_run_stays_small_enough_to_send(large_run):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gemsmith.report.page import render_page
 from gemsmith.report.sections.cost import memory_parts
 from gemsmith.runs.plan_records import MachinePlan
 
@@ -40,3 +41,9 @@ def test_planned_and_used_are_told_of_the_machine_that_trained(large_run, sectio
 def test_nothing_is_called_used_where_the_machine_is_not_told(make_run, section_words):
     words = section_words(make_run(steps=3), "plan")
     assert "used" not in words and "median, measured" not in words
+
+
+def test_what_the_plan_has_no_number_of_has_its_own_reason(large_run, undrawn):
+    page = render_page(large_run)
+    for reason in ("it does not fit", "the catalog has no spot price", "how many tokens are real is not known"):
+        assert f'<abbr title="{reason}">–</abbr>' in page

@@ -3,9 +3,10 @@
 import pytest
 
 from gemsmith.analysis.summary import read_findings
+from gemsmith.report.page import render_page
 from gemsmith.report.sections import evaluation as scores
 from gemsmith.runs.eval_records import EvalRecord
-from gemsmith.runs.run import read_record
+from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import fraction, signed
 
 
@@ -57,3 +58,23 @@ def test_a_damaged_record_of_lm_evaluation_harness_is_told(make_run, section_wor
     assert "lm-evaluation-harness" not in section_words(run, "scores")
     run.record_file("lm_eval").write_text('{"schema_version": 1, "ta')
     assert "lm_eval.json: is not a record of this version" in section_words(run, "scores")
+
+
+def test_examples_say_what_training_did_to_them_and_show_their_images(make_run, section_words):
+    run = make_run(steps=2)
+    record = read_record(run, EvalRecord)
+    images = ["data:image/jpeg;base64,AAAA", "https://example.com/a.jpg", "data:image/svg+xml,<svg>"]
+    update = {"base_right": True, "tuned_right": False, "thumbnails": images}
+    examples = (record.examples[0] | update, *record.examples[1:])
+    write_record(run, record.model_copy(update={"examples": examples}))
+    words = section_words(run, "scores")
+    assert (
+        words.index("3 examples") < words.index("1 made worse") < words.index("2 still wrong") < words.index("3 fixed")
+    )
+    assert words.index("3 fixed") < words.index("tuned less base")
+    page = render_page(run)
+    assert page.count("<img") == 1 and f'<img src="{images[0]}" alt="of example 1">' in page
+
+
+def test_on_a_narrow_screen_each_score_stands_under_the_name_of_its_column(make_run, undrawn):
+    assert '<td data-label="tuned">0.940 (0.898–0.965)</td>' in render_page(make_run(steps=2))

@@ -3,11 +3,12 @@
 from gemsmith.report.sections import cost, evaluation, serving, training
 
 SECTIONS = {
-    "about": ("About", training.make_about),
     "scores": ("Scores", evaluation.make_scores),
     "labels": ("Labels", evaluation.make_labels),
+    "use": ("Use this model", serving.make_use),
     "training": ("Training", training.make_training),
     "data": ("Data", training.make_data),
+    "about": ("About", training.make_about),
     "plan": ("Plan", cost.make_plan),
     "export": ("Export", training.make_export),
     "serve": ("Server", serving.make_serve),

@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from gemsmith.analysis.cost import ActualCost, actual_cost
+from gemsmith.analysis.cost import ActualCost, actual_cost, why_no_cost
 from gemsmith.analysis.sides import planned_machine
 from gemsmith.analysis.summary import RunRecords, stage_s, total_s
 from gemsmith.runs.bench_records import BenchCell
@@ -76,6 +76,7 @@ def make_time(findings: RunRecords) -> dict[str, Any]:
         "spans": stage_spans(findings),
         "total_s": total_s(findings),
         "actual_cost": found,
+        "why_no_cost": why_no_cost(findings),
         "served": served_cells(findings, found),
     }
 

@@ -20,7 +20,7 @@ from gemsmith.runs.eval_records import (
     ProblemScore,
     TaskResult,
 )
-from gemsmith.system.format import count, decimal
+from gemsmith.system.format import count, decimal, p_value, signed
 
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
@@ -54,9 +54,22 @@ class ModelAnswer:
 class Example:
     number: int
     prompt: Text
+    images: list[str]
+    """As small data: URLs."""
+    outcome: str
+    """What training did to it, in a word or two; empty where an answer was not judged."""
     expected: Text | None
     """None where a task has no one answer that is right."""
     answers: list[ModelAnswer]
+
+
+_OUTCOMES = {
+    (False, True): "fixed",
+    (False, False): "still wrong",
+    (True, False): "made worse",
+    (True, True): "right before and after",
+}
+"""Whether base and tuned are right -> what training did."""
 
 
 def read_examples(scores: EvalRecord) -> list[Example]:
@@ -79,8 +92,16 @@ def read_examples(scores: EvalRecord) -> list[Example]:
             )
             for name, text, other in (("base", base, tuned), ("tuned", tuned, base))
         ]
-        prompt, right = plain_text(str(example.get("prompt") or "")), plain_text(expected) if expected else None
-        examples.append(Example(number=number, prompt=prompt, expected=right, answers=answers))
+        examples.append(
+            Example(
+                number=number,
+                prompt=plain_text(str(example.get("prompt") or "")),
+                images=list(map(str, example.get("thumbnails") or ())),
+                outcome=_OUTCOMES.get((answers[0].right, answers[1].right), ""),
+                expected=plain_text(expected) if expected else None,
+                answers=answers,
+            )
+        )
     return examples
 
 
@@ -124,6 +145,9 @@ class TaskScores:
     """What is said of the answers, not of the scores."""
 
 
+_NUMBERS = ("questions", "difference", "95 % interval", "chance alone", "better", "worse")
+
+
 def make_scores(findings: RunRecords) -> dict[str, Any]:
     """Chart, tables and examples of the evaluation, and the scores of lm-evaluation-harness."""
     scores, lm_eval = findings.eval, _lm_eval(findings.lm_eval) if findings.lm_eval else None
@@ -137,6 +161,25 @@ def make_scores(findings: RunRecords) -> dict[str, Any]:
             columns=("task", "measure, 95 % interval", "base", "tuned"),
             rows=list(_measures(scores)),
             right=MODELS,
+        ),
+        "differences": Table(
+            title="Differences of each task",
+            columns=("tuned less base", *_NUMBERS, "told apart"),
+            rows=[
+                (
+                    result.task,
+                    count(found.questions),
+                    signed(found.mean),
+                    f"{signed(found.low)} to {signed(found.high)}",
+                    p_value(found.p_value),
+                    count(found.better),
+                    count(found.worse),
+                    "yes" if found.significant else "no",
+                )
+                for result in scores.tasks
+                for found in [result.difference]
+            ],
+            right=_NUMBERS,
         ),
         "tasks": [_task(result) for result in scores.tasks],
         "examples": read_examples(scores),

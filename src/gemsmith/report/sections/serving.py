@@ -1,5 +1,6 @@
 """The server: what it was started with and said of itself; the load test: every length, every cell, and its metrics."""
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,13 @@ _NAMES = {
     "kv_block_tokens": "tokens of a KV block",
     "kv_cache_tokens": "tokens that the KV cache holds",
 }
+
+
+def make_use(findings: RunRecords) -> dict[str, Any]:
+    """The run directory as a word of a command, and the tokens of prompt and answer that a server takes at once."""
+    server, settings = findings.serve and findings.serve.server, findings.run.recipe.serve
+    context = server.max_model_len if server and server.max_model_len else settings.max_model_len
+    return {"folder": shlex.quote(findings.run.path.resolve().name), "context": context}
 
 
 def make_serve(findings: RunRecords) -> dict[str, Any]:
@@ -49,10 +57,6 @@ def server_rows(facts: ServerFacts) -> dict[str, str]:
     return {name: said(name, getattr(facts, name)) for name in _NAMES}
 
 
-MOST_OPEN = 12
-"""Cells whose tables are open from the start; those of more are opened by the reader."""
-
-
 def make_bench(findings: RunRecords) -> dict[str, Any]:
     """Charts, lengths, and the cells by length and load."""
     bench = findings.bench
@@ -65,7 +69,6 @@ def make_bench(findings: RunRecords) -> dict[str, Any]:
         "cells": cells,
         "fastest": fastest_cell(bench.cells),
         "saturations": saturation_lines(bench),
-        "most_open": MOST_OPEN,
     }
 
 

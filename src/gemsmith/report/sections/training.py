@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
+from gemsmith.analysis.summary import RunRecords, count_checks, held_out_words, trained_tokens
 from gemsmith.recipe.schema import Optimizer, Recipe
 from gemsmith.report.charts import training_charts
 from gemsmith.runs.records import Computer, TrainRecord
@@ -26,6 +26,7 @@ def make_training(findings: RunRecords) -> dict[str, Any]:
         "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
         "step_rows": rows,
         "tokens": trained_tokens(train) if train else 0,
+        "held_out": held_out_words(train) if train else "",
         "loss_tokens": sum(counts) if None not in counts else None,
     }
 
