@@ -63,7 +63,7 @@ class Example:
     answers: list[ModelAnswer]
 
 
-_OUTCOMES = {
+_OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
     (False, True): "fixed",
     (False, False): "still wrong",
     (True, False): "made worse",
