@@ -27,6 +27,7 @@ ELSEWHERE = {
     ("export", "orbax"),  # reads what the JAX backend has saved
     ("bench", "vllm"),  # runs in vLLM's own environment
     ("bench", "aiohttp"),  # as that does
+    ("bench", "tpu_info"),  # as that does, where there are TPUs
     ("train.torch", "bitsandbytes"),  # only for train.dtype nf4, whose error names it
 }
 

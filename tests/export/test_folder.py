@@ -239,7 +239,7 @@ def test_another_process_at_the_same_target_is_waited_for_by_the_user(base, adap
 
 def test_too_little_space_is_found_before_anything_is_written(base, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(MachineError, match=r"need 0\.00 GB, 0\.00 GB are free"):
+    with pytest.raises(MachineError, match=r"need [\d.]+\xa0[kM]B, 1\.00\xa0kB are free"):
         export_peft(str(base), adapter, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
@@ -269,7 +269,7 @@ def read_only(tmp_path):
 def test_a_read_only_disk_is_one_line(gemsmith, base, adapter, read_only):
     code, _, err = gemsmith("export", "--base", base, "--adapter", adapter, "--out", read_only / "out")
     assert code == 2 and "\n" not in err.strip()
-    assert "read-only" in err or "GB are free" in err
+    assert "read-only" in err or "B are free" in err
 
 
 @pytest.mark.parametrize(

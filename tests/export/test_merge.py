@@ -219,7 +219,7 @@ def test_a_sum_that_overflows_the_base_is_refused_and_names_the_tensor(tiny_chec
 
 def test_too_little_space_is_found_before_anything_is_written(tiny_checkpoint, adapter_of, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9 - 1000, 1000))
-    with pytest.raises(MachineError, match=r"need 0\.00 GB, 0\.00 GB are free") as raised:
+    with pytest.raises(MachineError, match=r"need [\d.]+\xa0[kM]B, 1\.00\xa0kB are free") as raised:
         merge(
             open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))),
             adapter_of("tiny-12b"),
@@ -248,7 +248,7 @@ def test_a_small_disk_is_refused_or_becomes_full_and_keeps_nothing(
 ):
     disk = small_disk(tmp_path / "small", "300k")
     base, adapter = open_checkpoint(str(tiny_checkpoint("tiny-12b", "bfloat16"))), adapter_of("tiny-12b")
-    with pytest.raises(MachineError, match=r"GB are free; make room"):
+    with pytest.raises(MachineError, match=r"B are free; make room"):
         merge(base, adapter, disk / "merged")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(2**40, 0, 2**40))
     with pytest.raises(MachineError, match="the disk became full"):
