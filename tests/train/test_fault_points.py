@@ -102,7 +102,7 @@ WAITING = """
 import sys, time
 from pathlib import Path
 from gemsmith.cli import main
-from gemsmith.data import Batches
+from gemsmith.data.batches import Batches
 folder, batch = Path(sys.argv[1]), Batches.batch
 def waiting(self, step, rows):
     while step == 4 and not (folder / "goes_on").exists():
