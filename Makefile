@@ -70,10 +70,10 @@ test-slow: env
 FAULTS_RECORD ?= benchmarks/records/faults.json
 
 test-faults: env
-	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal --faults-record $(FAULTS_RECORD)
+	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-faults-long: env
-	$(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record $(FAULTS_RECORD)
+	$(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-install: env
 	$(BIN)/python -m pytest -m install

@@ -108,7 +108,10 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
             "--set lora.rank: google/gemma-4-E2B-it is no run",
         ),
         (["somebody/unknown", "--print"], "is not here to read what model it is; add --set model="),
-        (["google/gemma-4-E2B-it", "--json"], "--json, --run, --restart and --skip-verify-check are for a run or a recipe"),
+        (
+            ["google/gemma-4-E2B-it", "--json"],
+            "--json, --run, --restart and --skip-verify-check are for a run",
+        ),
         (["nothing.yaml", "--print"], "is neither a recipe nor a run directory"),
     ],
 )

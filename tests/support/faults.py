@@ -1,6 +1,6 @@
 """A plugin of pytest: marks the tests that tests/faults/faults.yaml names, and writes what came of them as a record.
 
-pytest -m faults --faults-record benchmarks/records/faults.json
+pytest -m faults --faults-record=benchmarks/records/faults.json
 """
 
 import json
