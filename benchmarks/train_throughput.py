@@ -73,6 +73,8 @@ GPU = Case(
     remat="layer",
     folder="/dev/shm",
 )
+if SHORT:
+    GPU = replace(GPU, variant=find_variant("gemma4-12b"), steps=5)
 
 
 def write_model(case: Case, folder: Path) -> None:
