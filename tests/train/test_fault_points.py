@@ -135,6 +135,19 @@ on_tunix = pytest.mark.parametrize("undisturbed", ["tunix"], indirect=True)
 
 
 @on_tunix
+def test_a_terminal_that_closes_ends_a_training_as_sigterm_does(both, on_a_terminal, gemsmith):
+    _, whole, run = both
+    process, terminal = on_a_terminal(sys.executable, "-W", "ignore", "-c", WAITING, str(run.path))
+    wait_until((run.path / "waits").exists, process.pid)
+    os.close(terminal)
+    (run.path / "goes_on").touch()
+    assert process.wait(timeout=120) == 143
+    code, _, err = gemsmith("train", run.path)
+    assert code == 0, err
+    assert read_record(run, TrainRecord).resumed_at[0] >= 3 and weights(run) == weights(whole)
+
+
+@on_tunix
 def test_under_nohup_a_closed_terminal_ends_nothing(both, tmp_path, on_a_terminal):
     _, whole, run = both
     nohup = ["env", "-C", str(tmp_path), "nohup", sys.executable, "-W", "ignore", "-c", WAITING, str(run.path)]

@@ -1,5 +1,6 @@
 """The command line: the group that verbs join, and its exit codes, signals, and errors as one line."""
 
+import errno
 import io
 import os
 import signal
@@ -40,14 +41,37 @@ def cli() -> None:
 _SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
+class _Terminal(io.FileIO):
+    """A terminal whose writes go nowhere once it has closed: each would be an error, perhaps before SIGHUP is heard."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self.redirect_to_nowhere()
+            return memoryview(data).nbytes
+
+    def redirect_to_nowhere(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
 def _treat_hangup_as_sigterm() -> None:
-    """SIGHUP comes where the terminal closes, whose every write is an error from then on; under nohup it is ignored."""
-    terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+    """SIGHUP comes where the terminal closes; under nohup it is ignored."""
+    terminals = {}
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
+            terminals[name] = _Terminal(stream.fileno(), "w", closefd=False)
+            writer = io.BufferedWriter(terminals[name])
+            setattr(sys, name, io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True))
 
     def hang_up(_signal: int, _frame: FrameType | None) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in terminals:
-            os.dup2(nowhere, stream)
+        for terminal in terminals.values():
+            terminal.redirect_to_nowhere()
         os.kill(os.getpid(), signal.SIGTERM)
 
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
