@@ -103,9 +103,9 @@ class Reanalysis(Part):
     verdicts: tuple[ClaimVerdict, ...]
 
 
-def read_published(file: Path = PAPER) -> Published:
+def read_published() -> Published:
     """The shipped record of a published comparison."""
-    return Published.model_validate(parse_yaml(file.read_text(encoding="utf-8"), str(file)))
+    return Published.model_validate(parse_yaml(PAPER.read_text(encoding="utf-8"), str(PAPER)))
 
 
 def reanalyze(
