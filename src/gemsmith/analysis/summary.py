@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run
-from gemsmith.errors import InputError, RunError, VersionError, some
+from gemsmith.errors import InputError, RunError, some
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.recipe.serving import AT_ONCE
@@ -25,7 +25,7 @@ from gemsmith.runs.records import (
     VerifyRecord,
     read_record_file,
 )
-from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
+from gemsmith.runs.run import Run, find_run, is_stale, is_up_to_date, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
 from gemsmith.train.logging import trained_s
@@ -92,12 +92,7 @@ def read_findings(run: Run) -> RunRecords:
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
-    stale = tuple(
-        stage
-        for stage, record in records.items()
-        if record
-        and any(record.provenance.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
-    )
+    stale = tuple(stage for stage, record in records.items() if record and is_stale(run, record))
     lm_eval, file = None, run.record_file(LmEvalRecord.stage)
     if file.exists():
         try:
@@ -290,14 +285,8 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
 def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_on: str | None = None) -> Side:
     """One of them; what is missing or cannot be read is a line of it, never an error but of another version."""
     run = Run(path=folder, recipe=find_run(folder))
-    for stage in STAGES.values():
-        if run.record_file(stage.record.stage).exists():
-            try:
-                read_record(run, stage.record)
-            except VersionError:
-                raise
-            except InputError:
-                pass  # damaged, which a line of the side says
+    for stage in STAGES:
+        is_up_to_date(run, stage)  # for its VersionError; what is damaged, a line of the side says
     findings = read_findings(run)
     planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
     for option, machine in (("trained-on", trained_on), ("served-on", served_on)):

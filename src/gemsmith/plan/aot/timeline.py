@@ -119,9 +119,6 @@ class Costs:
     def kernel_flops(self) -> float:
         return sum(each.flops for each in self.operations if each.kind == "kernel")
 
-    def most_expensive(self, count: int = 25) -> tuple[Operation, ...]:
-        return tuple(sorted(self.operations, key=lambda each: -each.exposed_s)[:count])
-
 
 def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = ()) -> Costs:
     """The costs of a compiled module's text on a chip.
