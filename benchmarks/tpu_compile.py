@@ -261,10 +261,10 @@ def _times(case: Case, costs: Costs, *, chips: int) -> dict[str, Any]:
         "vector_by_xla_cycles_s": round(sum(each.cycles_s for each in costs.operations if each.kind == "vector"), 4),
         "tflop_per_chip": {
             "model": round(flops / chips / 1e12, 2),
-            "matmul": round(costs.matmul_flops / 1e12, 2),
-            "kernel": round(costs.kernel_flops / 1e12, 2),
+            "matmul": round(costs.flops("matmul") / 1e12, 2),
+            "kernel": round(costs.flops("kernel") / 1e12, 2),
         },
-        "matmul_share_of_peak": round(costs.matmul_flops / case.chip.flops_per_s / costs.seconds("matmul"), 3),
+        "matmul_share_of_peak": round(costs.flops("matmul") / case.chip.flops_per_s / costs.seconds("matmul"), 3),
         "unpriced": list(costs.unpriced),
         "most_expensive": [
             {
@@ -368,7 +368,7 @@ def print_costs(costs: Costs, *, rows: int) -> None:
     )
     console.print(", ".join(f"{kind} {1e3 * costs.seconds(kind):.1f} ms" for kind in KINDS))
     console.print(
-        f"per chip: matmuls {costs.matmul_flops / 1e12:.2f} TFLOP, kernels {costs.kernel_flops / 1e12:.2f} TFLOP"
+        f"per chip: matmuls {costs.flops('matmul') / 1e12:.2f} TFLOP, kernels {costs.flops('kernel') / 1e12:.2f} TFLOP"
     )
     for name in costs.unpriced:
         console.print(f"not priced: {name}")

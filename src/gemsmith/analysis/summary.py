@@ -4,6 +4,7 @@ Shared by the page, the terminal's tables and comparisons, for which `read_sides
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,8 +154,7 @@ def _training_notices(findings: RunRecords) -> Iterator[Notice]:
     if train is None:
         return
     if not losses_are_finite(train):
-        text = "The training loss is not finite at some steps. The curves leave those out."
-        yield Notice(critical=True, text=text)
+        yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
     if train.skipped:
         yield Notice(
             text=f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite."
@@ -181,8 +181,7 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
     cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
     if not cells:
         return None
-    lengths = sorted({cell.input_tokens for cell in cells})
-    length = lengths[(len(lengths) - 1) // 2]
+    length = statistics.median_low({cell.input_tokens for cell in cells})
     row = sorted(
         (cell for cell in cells if cell.input_tokens == length),
         key=lambda cell: (cell.request_rate, cell.output_tokens),
@@ -334,20 +333,16 @@ def _figures(findings: RunRecords) -> Iterator[tuple[str, str]]:
             yield "problems with all answers right, with none", f"{shares.count(1.0)}, {shares.count(0.0)}"
     if serve is not None:
         yield "first start of the server", f"up after {duration(serve.start_s)}"
-    if findings.bench is not None:
-        yield from _served_figures(findings.bench)
-
-
-def _served_figures(bench: BenchRecord) -> Iterator[tuple[str, str]]:
-    for cell in bench.cells:
+    bench = findings.bench
+    for cell in bench.cells if bench else ():
         if cell.completed and (cell.input_tokens, cell.output_tokens, cell.request_rate) == (128, 256, AT_ONCE):
             yield "P99 ITL, 128 in, 256 out, 10,000 requests/s", f"{decimal(cell.itl_ms.p99)} ms"
-    for found in bench.saturations:
+    for found in bench.saturations if bench else ():
         if (found.input_tokens, found.output_tokens) == (1024, 512):
             yield "saturates at, 1,024 in, 512 out", f"{saturation_rate(found)} requests/s"
-    if bench.server is not None and bench.server.max_model_len is not None:
+    if bench and bench.server and bench.server.max_model_len is not None:
         yield "context of the server", count(bench.server.max_model_len)
-    if bench.server is not None and bench.server.kv_cache_dtype is not None:
+    if bench and bench.server and bench.server.kv_cache_dtype is not None:
         yield "KV cache", bench.server.kv_cache_dtype
 
 

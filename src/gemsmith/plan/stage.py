@@ -235,10 +235,7 @@ def read_axis(text: str) -> tuple[str, list[str]]:
     if key == "model" and given == "all":
         return key, [name for name in VARIANTS if not name.startswith("tiny-")]
     if dots and low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high):
-        doublings = itertools.takewhile(
-            lambda value: value <= int(high), (int(low) << each for each in itertools.count())
-        )
-        return key, list(map(str, doublings))
+        return key, [str(int(low) << doubled) for doubled in range((int(high) // int(low)).bit_length())]
     if not mark or not key or dots or not given:
         raise InputError(f"--sweep {text}: must be KEY=A,B, KEY=LOW..HIGH, which doubles LOW up to HIGH, or model=all")
     return key, [value.strip() for value in given.split(",")]

@@ -48,7 +48,7 @@ def test_a_program_is_compiled_for_a_slice_that_is_not_there():
     # What one chip takes for 4096 x 16384 x 16384: 5.13 ms, 93 % of the peak.
     costs = walk(step["text"], load_catalog().chips["v5p"])
     assert costs.step_high_s == pytest.approx(5.13e-3, rel=0.01)
-    assert costs.matmul_flops == 2 * 4096 * 16384**2
+    assert costs.flops("matmul") == 2 * 4096 * 16384**2
 
 
 GATHERS = """
