@@ -35,32 +35,6 @@ class Text:
     omitted: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelAnswer:
-    """What one model wrote."""
-
-    name: str
-    right: bool | None
-    cut: bool
-    """Whether the model was stopped before it had ended."""
-    reason: str
-    """Why it is not right, where the scorer says."""
-    text: Text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    number: int
-    prompt: Text
-    images: list[str]
-    """As small data: URLs."""
-    outcome: str
-    """What training did to it, in a word or two; empty where an answer was not judged."""
-    expected: Text | None
-    """None where a task has no one answer that is right."""
-    answers: list[ModelAnswer]
-
-
 _OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
     (False, True): "fixed",
     (False, False): "still wrong",
@@ -70,35 +44,30 @@ _OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
 """Whether base and tuned are right -> what training did."""
 
 
-def read_examples(scores: EvalRecord) -> list[Example]:
-    """The record's examples, at most MOST_EXAMPLES.
+def read_examples(scores: EvalRecord) -> list[dict[str, Any]]:
+    """The record's examples, at most MOST_EXAMPLES: what was asked and expected, and what each model wrote.
 
     A wrong answer is held against what was expected; where nothing is, base and tuned against each other.
     """
     examples = []
     for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1):
         expected, base, tuned = (str(example.get(name) or "") for name in ("expected", *MODELS))
-        answers = [
-            ModelAnswer(
-                name=name,
-                right=example.get(f"{name}_right"),
-                cut=example.get(f"{name}_cut") is True,
-                reason=str(example.get(f"{name}_reason") or ""),
-                text=plain_text(text)
-                if expected and example.get(f"{name}_right") is not False
-                else marked_text(text, expected or other),
-            )
-            for name, text, other in (("base", base, tuned), ("tuned", tuned, base))
-        ]
+        answers = []
+        for name, text, other in (("base", base, tuned), ("tuned", tuned, base)):
+            right = example.get(f"{name}_right")
+            answer = {"name": name, "right": right, "cut": example.get(f"{name}_cut") is True}
+            answer["reason"] = str(example.get(f"{name}_reason") or "")
+            marked = not expected or right is False
+            answers.append(answer | {"text": marked_text(text, expected or other) if marked else plain_text(text)})
         examples.append(
-            Example(
-                number=number,
-                prompt=plain_text(str(example.get("prompt") or "")),
-                images=list(map(str, example.get("thumbnails") or ())),
-                outcome=_OUTCOMES.get((answers[0].right, answers[1].right), ""),
-                expected=plain_text(expected) if expected else None,
-                answers=answers,
-            )
+            {
+                "number": number,
+                "prompt": plain_text(str(example.get("prompt") or "")),
+                "images": list(map(str, example.get("thumbnails") or ())),  # as small data: URLs
+                "outcome": _OUTCOMES.get((answers[0]["right"], answers[1]["right"]), ""),
+                "expected": plain_text(expected) if expected else None,
+                "answers": answers,
+            }
         )
     return examples
 
