@@ -52,7 +52,7 @@ def read_examples(scores: EvalRecord) -> list[dict[str, Any]]:
     examples = []
     for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1):
         expected, base, tuned = (str(example.get(name) or "") for name in ("expected", *MODELS))
-        answers = []
+        answers: list[dict[str, Any]] = []
         for name, text, other in (("base", base, tuned), ("tuned", tuned, base)):
             right = example.get(f"{name}_right")
             answer = {"name": name, "right": right, "cut": example.get(f"{name}_cut") is True}
