@@ -14,7 +14,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def served_on(machine: Machine, variant: Variant) -> Served:
 
 def calibrated(machine: Machine, shares: Sequence[Shares]) -> Machine:
     """The machine as its row is after `gemsmith plan --calibrate` with these load tests."""
-    decode, prefill = ([share for each in shares for share in getattr(each, name)] for name in ("decode", "prefill"))
+    decode, prefill = ([share for each in shares for share in each[name]] for name in ("decode", "prefill"))
     return replace(
         machine,
         served_decode_low=min(decode),
@@ -131,9 +131,7 @@ def main() -> None:
         "how": "closed loops on a machine shared with others; the planned range is that of the shares of the roofline "
         "that the calibrating loads came to, and 15 % around it",
         "within": f"{sum(each['within'] for each in found)} of {len(found)}",
-        "shares": {
-            name: asdict(roofline_utilization(served_on(machine, VARIANTS[name]), cells[name])) for name in MODELS
-        },
+        "shares": {name: roofline_utilization(served_on(machine, VARIANTS[name]), cells[name]) for name in MODELS},
         "predictions": found,
         "cells": {
             name: [

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gemsmith.bench.requests import most_requests, read_image_rows
+from gemsmith.bench.cell import plan_cells
+from gemsmith.bench.requests import read_image_rows
 from gemsmith.bench.stage import bench, bench_url, keeps_images
 from gemsmith.errors import DataError, MachineError
 from gemsmith.images.check import sent_rgb
@@ -36,8 +37,8 @@ def test_every_row_is_asked_before_one_is_asked_again_with_the_pixels_of_trainin
     photo_run: Callable[..., Run], tmp_path: Path
 ) -> None:
     run = photo_run({"bench": SWEEP})
-    rows = read_image_rows(run.recipe, most=most_requests(run.recipe))
-    assert len(rows.documents) == 6 and most_requests(run.recipe) == 16
+    rows = read_image_rows(run.recipe)
+    assert len(rows.documents) == 6 and max(ask.requests for ask in plan_cells(run.recipe.bench, 0)) == 16
     rows.write_requests(tmp_path / "requests", requests=16, seed=1)
     requests = sent(tmp_path / "requests")
     urls = [content[0]["image_url"]["url"] for content in requests]
@@ -52,7 +53,7 @@ def test_every_row_is_asked_before_one_is_asked_again_with_the_pixels_of_trainin
 
 
 def test_lengths_are_those_that_training_makes_of_the_prompts(photo_run: Callable[..., Run]) -> None:
-    rows = read_image_rows(photo_run({"bench": SWEEP}).recipe, most=100)
+    rows = read_image_rows(photo_run({"bench": SWEEP}).recipe)
     found = rows.describe(encoder_cache=False)
     soft_tokens = [image.soft_tokens for row in rows.documents for image in row.images]
     assert (found.rows, found.distinct, found.images_per_request) == (6, 6, 1.0)
@@ -71,7 +72,7 @@ def test_bench_records_what_requests_held_and_measures_chats(
         record = bench(run, servers)
     assert record == read_record(run, BenchRecord) and record.images is not None
     assert record.images.encoder_cache is False and record.prefix_caching is False
-    rows = read_image_rows(run.recipe, most=100)
+    rows = read_image_rows(run.recipe)
     assert {cell.input_tokens for cell in record.cells} == {rows.mean_tokens} and len(record.cells) == 2
     assert not any("text alone" in notice for notice in record.warnings)
     handed = [json.loads(line) for line in (run.logs / "bench" / "asked.jsonl").read_text().splitlines()]
@@ -126,7 +127,7 @@ def test_rows_that_are_no_question_with_a_image_are_one_line(
     rows = {"train": str(file), "eval": str(file), "format": "messages", "prompt": None, "held_out": 0.0}
     run = photo_run({"data": rows | {"max_length": 256}, "bench": SWEEP})
     with pytest.raises(DataError, match=reason):
-        read_image_rows(run.recipe, most=10)
+        read_image_rows(run.recipe)
 
 
 @pytest.mark.vllm
@@ -139,7 +140,7 @@ def test_a_model_that_sees_is_measured_with_images(
     except MachineError as error:
         pytest.skip(str(error))
     run = photo_run({"bench": SWEEP | {"request_rates": [4]}, "serve": {"dtype": "float32"}})
-    rows = read_image_rows(run.recipe, most=100)
+    rows = read_image_rows(run.recipe)
     with Servers(run) as servers:
         record = bench(run, servers)
     (cell,) = record.cells

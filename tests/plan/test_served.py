@@ -78,7 +78,7 @@ def tested(recipe, tmp_path):
 def test_the_shares_that_made_a_load_test_come_out_of_it():
     served = served_on()
     found = roofline_utilization(served, [cell_of(served, *load) for load in LOADS])
-    assert found.decode == pytest.approx((DECODE,) * 4) and found.prefill == pytest.approx((PREFILL,) * 2)
+    assert found["decode"] == pytest.approx((DECODE,) * 4) and found["prefill"] == pytest.approx((PREFILL,) * 2)
 
 
 def test_probes_lost_cells_and_lengths_without_a_light_load_tell_nothing():
@@ -87,9 +87,9 @@ def test_probes_lost_cells_and_lengths_without_a_light_load_tell_nothing():
     told = roofline_utilization(
         served, [light, heavy, light.model_copy(update={"probe": True, "ttft_ms": heavy.ttft_ms})]
     )
-    assert len(told.decode) == len(told.prefill) == 1
+    assert len(told["decode"]) == len(told["prefill"]) == 1
     at_once = light.model_copy(update={"ttft_ms": light.e2e_ms, "tpot_ms": Percentiles(mean=0, p50=0, p90=0, p99=0)})
-    assert roofline_utilization(served, [at_once]).prefill == (), "an answer in one piece has no TTFT of its prompt"
+    assert roofline_utilization(served, [at_once])["prefill"] == (), "an answer in one piece has no TTFT of its prompt"
 
 
 def test_a_calibrated_plan_has_what_was_measured_and_another_load_within_its_range(tested, recipe, tmp_path):

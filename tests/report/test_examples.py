@@ -20,13 +20,13 @@ def test_words_that_are_not_as_expected_are_marked_one_by_one():
 
 def test_a_right_answer_has_no_mark_and_a_wrong_one_is_held_against_what_was_expected():
     example = read(expected="a b", base="a c", tuned="a b", base_right=False, tuned_right=True)
-    assert [marked(answer.text) for answer in example.answers] == [["c"], []]
+    assert [marked(answer["text"]) for answer in example["answers"]] == [["c"], []]
 
 
 def test_without_an_expected_answer_base_and_tuned_are_held_against_each_other():
     example = read(expected="", base="x = 1;", tuned="x <= 1;", base_right=False, tuned_right=True)
-    assert example.expected is None
-    assert [marked(answer.text) for answer in example.answers] == [[], ["<"]]
+    assert example["expected"] is None
+    assert [marked(answer["text"]) for answer in example["answers"]] == [[], ["<"]]
 
 
 def test_long_texts_are_cut_and_counted_and_many_examples_left_out():

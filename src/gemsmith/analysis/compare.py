@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from gemsmith.analysis.confounders import RULES, Kind, follows_from, needed_conditions, rule_of
+from gemsmith.analysis.confounders import RULES, Kind, follows_from, rule_of
 from gemsmith.analysis.cost import Curve, cost_curve
 from gemsmith.analysis.ratios import Ratio, find_ratios, is_inside, own_interval, refused_scores
 from gemsmith.analysis.sides import STALE, WAYS, LoadCell, Side
@@ -187,7 +187,7 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
     if not sides[1:]:
         return []
     names = dict.fromkeys(name for side in sides for name in side.conditions)
-    for name in needed_conditions():  # where all sides have a number that it bears on
+    for name in (rule.pattern for rule in RULES if rule.needed):  # where all sides have a number that it bears on
         stage = name.partition(":")[0]
         if all({"bench": side.cells, "eval": side.scores}.get(stage, side.real_tokens_per_s) for side in sides):
             names[name] = None

@@ -153,11 +153,6 @@ def rule_of(condition: str) -> Rule:
     return next((rule for rule in RULES if fnmatchcase(condition, rule.pattern)), _NO_RULE)
 
 
-def needed_conditions() -> tuple[str, ...]:
-    """Conditions that are a difference also where neither side says them."""
-    return tuple(rule.pattern for rule in RULES if rule.needed)
-
-
 def follows_from(condition: str, varying: tuple[str, ...]) -> str | None:
     """The one of `varying` that the condition is, or is a consequence of."""
     patterns = (condition, *rule_of(condition).follows)

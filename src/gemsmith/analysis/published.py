@@ -103,9 +103,9 @@ class Reanalysis(Part):
     verdicts: tuple[ClaimVerdict, ...]
 
 
-def read_published(file: Path = PAPER) -> Published:
+def read_published() -> Published:
     """The shipped record of a published comparison."""
-    return Published.model_validate(parse_yaml(file.read_text(encoding="utf-8"), str(file)))
+    return Published.model_validate(parse_yaml(PAPER.read_text(encoding="utf-8"), str(PAPER)))
 
 
 def reanalyze(
@@ -125,7 +125,6 @@ def reanalyze(
     theirs = [side.model_copy(update={"name": f"paper's {side.name}" if own else side.name}) for side in (first, other)]
     comparison = compare_sides((*theirs, *map(_with_best, own)), varying=varying or MACHINES, hours=hours, against=2)
     dear, dearer = (at_catalog(side, published.catalog, catalog) for side in (first, other))
-    curves = (cost_curve(dear, dearer, way) for way in WAYS)
     verdicts = [_judge(claim, published, judged, catalog) for claim in published.claims]
     return Reanalysis(
         title=published.title,
@@ -133,7 +132,7 @@ def reanalyze(
         comparison=comparison,
         figures={what: (*both, *(side.figures.get(what) for side in own)) for what, both in published.figures.items()},
         swept=tuple(_swept(comparison.sides)),
-        at_catalog=tuple(curve for curve in curves if curve is not None),
+        at_catalog=tuple(curve for way in WAYS if (curve := cost_curve(dear, dearer, way))),
         verdicts=tuple(sorted(verdicts, key=lambda verdict: verdict.holds)),
     )
 
@@ -201,7 +200,10 @@ def _price(catalog: Catalog, machine: str, region: str) -> Price:
 def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: Catalog) -> ClaimVerdict:
     first, other = comparison.sides
     if claim.alike:
-        said, found, holds = _judge_alike(claim, comparison)
+        names = (each.condition for each in comparison.differences)
+        unlike = [name for name in names if any(fnmatchcase(name, pattern) for pattern in claim.alike)]
+        found = f"differ, or are not said of one: {', '.join(unlike)}" if unlike else "all that is said is alike"
+        said, holds = f"the same {claim.what} on both", not unlike
     elif claim.machine is not None and claim.region is not None:
         said, found, holds = _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
     elif claim.within is not None:
@@ -261,16 +263,6 @@ def _judge_within(claim: Claim, first: Side, other: Side) -> Judged:
     widest = max(pairs, key=lambda load: abs(pairs[load] - 1))
     found = f"{len(beyond)} of {len(pairs)} loads are further apart, the widest {pairs[widest]:.3g} × ({widest})"
     return f"{claim.what} {claim.called} within {claim.within:.0%}", found, not beyond
-
-
-def _judge_alike(claim: Claim, comparison: Comparison) -> Judged:
-    unlike = [
-        each.condition
-        for each in comparison.differences
-        if any(fnmatchcase(each.condition, pattern) for pattern in claim.alike)
-    ]
-    found = f"differ, or are not said of one: {', '.join(unlike)}" if unlike else "all that is said is alike"
-    return f"the same {claim.what} on both", found, not unlike
 
 
 def _judge_price(claim: Claim, published: Published, price: Price) -> Judged:

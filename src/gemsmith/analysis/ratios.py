@@ -236,37 +236,29 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
     heaviest = max(loaded, key=lambda cell: (*_heaviness(cell), cell.input_tokens), default=None)
     for ours, theirs in pairs:
         lost = _request_notes(first, ours, other, theirs)
+        found: list[tuple[str, float, float, tuple[Range | None, str]]] = []
         if ours.output_tokens_per_s is not None and theirs.output_tokens_per_s is not None:
-            interval, of = throughput_interval(ours, theirs)
-            yield Ratio(
-                kind="serving speed",
-                what=ours.load,
-                unit="output tokens/s",
-                first=ours.output_tokens_per_s,
-                other=theirs.output_tokens_per_s,
-                value=_divided(theirs.output_tokens_per_s, ours.output_tokens_per_s),
-                better="higher",
-                interval=interval,
-                interval_of=of,
-                main=ours == heaviest,
-                notes=(*limited[ours.load], *lost),
-            )
+            speeds = ours.output_tokens_per_s, theirs.output_tokens_per_s
+            found.append(("output tokens/s", *speeds, throughput_interval(ours, theirs)))
         for name in LATENCIES:
             mine, yours = (getattr(cell, f"{name.lower()}_ms") for cell in (ours, theirs))
             if mine and yours:
-                interval, of = latency_interval(name, ours, theirs)
-                yield Ratio(
-                    kind="serving speed",
-                    what=ours.load,
-                    unit=f"ms {name}",
-                    first=mine,
-                    other=yours,
-                    value=yours / mine,
-                    better="lower",
-                    interval=interval,
-                    interval_of=of,
-                    notes=lost,
-                )
+                found.append((f"ms {name}", mine, yours, latency_interval(name, ours, theirs)))
+        for unit, mine, yours, (interval, of) in found:
+            is_latency = unit.startswith("ms ")
+            yield Ratio(
+                kind="serving speed",
+                what=ours.load,
+                unit=unit,
+                first=mine,
+                other=yours,
+                value=_divided(yours, mine),
+                better="lower" if is_latency else "higher",
+                interval=interval,
+                interval_of=of,
+                main=not is_latency and ours == heaviest,
+                notes=lost if is_latency else (*limited[ours.load], *lost),
+            )
 
 
 def throughput_interval(ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:

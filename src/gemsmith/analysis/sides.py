@@ -61,11 +61,9 @@ class LoadCell(Part):
         >>> LoadCell(input_tokens=512, output_tokens=256, request_rate=4, output_tokens_per_s=1).load
         '512 in, 256 out, 4 requests/s'
         """
-        if self.asked is not None:
-            return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {self.asked}"
         rate = None if self.request_rate is None else f"{self.request_rate:,g} requests/s"
         at_once = None if self.max_concurrency is None else f"{self.max_concurrency:,} at once"
-        asked = ", ".join(filter(None, (rate, at_once))) or "a burst"
+        asked = self.asked or ", ".join(filter(None, (rate, at_once))) or "a burst"
         return f"{self.input_tokens:,} in, {self.output_tokens:,} out, {asked}"
 
 

@@ -4,12 +4,13 @@ Shared by the page, the terminal's tables and comparisons, for which `read_sides
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.analysis.sides import Side, side_of_run
-from gemsmith.errors import InputError, RunError, VersionError, some
+from gemsmith.errors import InputError, RunError, some
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.recipe.serving import AT_ONCE
@@ -25,7 +26,7 @@ from gemsmith.runs.records import (
     VerifyRecord,
     read_record_file,
 )
-from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unproven_keys
+from gemsmith.runs.run import Run, find_run, is_stale, is_up_to_date, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
 from gemsmith.train.logging import trained_s
@@ -92,12 +93,7 @@ def read_findings(run: Run) -> RunRecords:
                 left_out[stage] = "Left out: data.eval names no held-out rows."
             else:
                 problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
-    stale = tuple(
-        stage
-        for stage, record in records.items()
-        if record
-        and any(record.provenance.inputs_sha256.get(name) != now for name, now in inputs_sha256(run, stage).items())
-    )
+    stale = tuple(stage for stage, record in records.items() if record and is_stale(run, record))
     lm_eval, file = None, run.record_file(LmEvalRecord.stage)
     if file.exists():
         try:
@@ -158,8 +154,7 @@ def _training_notices(findings: RunRecords) -> Iterator[Notice]:
     if train is None:
         return
     if not losses_are_finite(train):
-        text = "The training loss is not finite at some steps. The curves leave those out."
-        yield Notice(critical=True, text=text)
+        yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
     if train.skipped:
         yield Notice(
             text=f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite."
@@ -186,8 +181,7 @@ def middle_cell(bench: BenchRecord) -> BenchCell | None:
     cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
     if not cells:
         return None
-    lengths = sorted({cell.input_tokens for cell in cells})
-    length = lengths[(len(lengths) - 1) // 2]
+    length = statistics.median_low({cell.input_tokens for cell in cells})
     row = sorted(
         (cell for cell in cells if cell.input_tokens == length),
         key=lambda cell: (cell.request_rate, cell.output_tokens),
@@ -290,14 +284,8 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
 def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_on: str | None = None) -> Side:
     """One of them; what is missing or cannot be read is a line of it, never an error but of another version."""
     run = Run(path=folder, recipe=find_run(folder))
-    for stage in STAGES.values():
-        if run.record_file(stage.record.stage).exists():
-            try:
-                read_record(run, stage.record)
-            except VersionError:
-                raise
-            except InputError:
-                pass  # damaged, which a line of the side says
+    for stage in STAGES:
+        is_up_to_date(run, stage)  # for its VersionError; what is damaged, a line of the side says
     findings = read_findings(run)
     planned = [plan.name for plan in findings.plan.machines] if findings.plan else []
     for option, machine in (("trained-on", trained_on), ("served-on", served_on)):
@@ -345,20 +333,16 @@ def _figures(findings: RunRecords) -> Iterator[tuple[str, str]]:
             yield "problems with all answers right, with none", f"{shares.count(1.0)}, {shares.count(0.0)}"
     if serve is not None:
         yield "first start of the server", f"up after {duration(serve.start_s)}"
-    if findings.bench is not None:
-        yield from _served_figures(findings.bench)
-
-
-def _served_figures(bench: BenchRecord) -> Iterator[tuple[str, str]]:
-    for cell in bench.cells:
+    bench = findings.bench
+    for cell in bench.cells if bench else ():
         if cell.completed and (cell.input_tokens, cell.output_tokens, cell.request_rate) == (128, 256, AT_ONCE):
             yield "P99 ITL, 128 in, 256 out, 10,000 requests/s", f"{decimal(cell.itl_ms.p99)} ms"
-    for found in bench.saturations:
+    for found in bench.saturations if bench else ():
         if (found.input_tokens, found.output_tokens) == (1024, 512):
             yield "saturates at, 1,024 in, 512 out", f"{saturation_rate(found)} requests/s"
-    if bench.server is not None and bench.server.max_model_len is not None:
+    if bench and bench.server and bench.server.max_model_len is not None:
         yield "context of the server", count(bench.server.max_model_len)
-    if bench.server is not None and bench.server.kv_cache_dtype is not None:
+    if bench and bench.server and bench.server.kv_cache_dtype is not None:
         yield "KV cache", bench.server.kv_cache_dtype
 
 

@@ -24,14 +24,8 @@ _FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One look at a server; None is what it does not tell."""
-
-    running: float | None = None
-    waiting: float | None = None
-    kv_use: float | None = None
-    preemptions: float | None = None
+Sample = dict[str, float]
+"""One look at a server, by _FIELDS, without what it does not tell."""
 
 
 @dataclass
@@ -46,7 +40,7 @@ def read_sample(text: str) -> Sample | None:
     """What a page in Prometheus' format says, None where it has none of vLLM's numbers.
 
     >>> read_sample('vllm:num_requests_running{engine="0"} 3.0')
-    Sample(running=3.0, waiting=None, kv_use=None, preemptions=None)
+    {'running': 3.0}
     """
     values: dict[str, list[float]] = {}
     with contextlib.suppress(ValueError):  # of a page that is not in Prometheus' format
@@ -54,7 +48,7 @@ def read_sample(text: str) -> Sample | None:
             if math.isfinite(sample.value):
                 values.setdefault(sample.name, []).append(sample.value)
     told = {field: join(values[name]) for field, (name, join) in _FIELDS.items() if name in values}
-    return Sample(**told) if told else None
+    return told or None
 
 
 def read_prefix_caching(text: str) -> bool | None:
@@ -115,12 +109,12 @@ def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
     """Means and highest values between the first and the last sample that saw a request; None of no samples."""
     if not samples:
         return None
-    counted = [sample.preemptions for sample in samples if sample.preemptions is not None]
-    busy = [place for place, sample in enumerate(samples) if sample.running or sample.waiting]
+    counted = [sample["preemptions"] for sample in samples if "preemptions" in sample]
+    busy = [place for place, sample in enumerate(samples) if sample.get("running") or sample.get("waiting")]
     samples = samples[busy[0] : busy[-1] + 1] if busy else samples
     ends: dict[str, float] = {}
     for name in ("running", "waiting", "kv_use"):
-        if values := [value for sample in samples if (value := getattr(sample, name)) is not None]:
+        if values := [sample[name] for sample in samples if name in sample]:
             ends |= {f"{name}_mean": round(sum(values) / len(values), 4), f"{name}_max": round(max(values), 4)}
     preemptions = round(counted[-1] - counted[0]) if counted else None
     return ServerLoad(samples=len(samples), **ends, preemptions=preemptions)

@@ -139,14 +139,15 @@ class ImageRows:
                 lines.write(json.dumps({"content": message["content"]}) + "\n")
 
 
-def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
-    """Up to `most` rows of data.eval, drawn by the recipe's seed, with their images looked at.
+def read_image_rows(recipe: Recipe) -> ImageRows:
+    """As many rows of data.eval as the largest cell sends, drawn by the recipe's seed, with their images looked at.
 
     Raises DataError for a row that is no question with an image, or one whose prompt is longer than data.max_length.
     """
     documents = read_held_out(recipe).documents
     order = list(range(len(documents)))
     random.Random(recipe.seed).shuffle(order)
+    most = max(ask.requests for ask in plan_cells(recipe.bench, recipe.seed))  # warm-up counted
     chosen = [documents[number] for number in sorted(order[:most])]
     for document in chosen:
         # What vLLM's client cannot send, or what would be no request with an image.
@@ -173,8 +174,3 @@ def read_image_rows(recipe: Recipe, *, most: int) -> ImageRows:
                 f"{recipe.data.max_length}; take the row out, or raise data.max_length"
             )
     return ImageRows(documents=tuple(seen), lengths=lengths, patching=patching)
-
-
-def most_requests(recipe: Recipe) -> int:
-    """What the largest cell of the recipe's grid sends, warm-up counted."""
-    return max(ask.requests for ask in plan_cells(recipe.bench, recipe.seed))

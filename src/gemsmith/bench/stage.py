@@ -1,28 +1,26 @@
 """A grid of loads, measured by vLLM's own client: against a run's tuned model (the stage `bench`), or any server."""
 
-import platform
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gemsmith.bench.requests import ImageRows, most_requests, read_image_rows
+from gemsmith.bench.requests import ImageRows, read_image_rows
 from gemsmith.bench.sweep import CELLS, run_sweep
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchRecord
-from gemsmith.runs.provenance import host_info, start_clock
-from gemsmith.runs.records import ExportRecord, Provenance
-from gemsmith.runs.run import Run, read_record, write_record
+from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.records import ExportRecord
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import VllmEnvironment, find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import sha256_json, write_text
-from gemsmith.system.version import __version__
 
 TEXT_ALONE = (
     "The prompts of bench are text alone: what an image adds to the time of a request is not in these times; "
@@ -41,7 +39,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     fail, or no request is answered.
     """
     clock, recipe = start_clock(), run.recipe
-    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
+    rows = read_image_rows(recipe) if recipe.bench.images else None
     server = servers.tuned()
     export = read_record(run, ExportRecord)
     # All files that may be served.
@@ -91,21 +89,15 @@ def bench_url(
         recipe = build_recipe({"checkpoint": "none", "data": {"train": "none"}}, overrides, source="--set")
     engine = find_vllm(recipe.serve.python)
     endpoint = find_endpoint(url, model, tokenizer)
-    rows = read_image_rows(recipe, most=most_requests(recipe)) if recipe.bench.images else None
+    rows = read_image_rows(recipe) if recipe.bench.images else None
     _refuse_too_long(recipe.bench, endpoint, rows)
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
         found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=None)
-        provenance = Provenance(
-            started=clock.started,
-            duration_s=round(clock.elapsed_s(), 3),
-            gemsmith=__version__,
-            versions={"python": platform.python_version(), engine.package: engine.version},
-            machine=host_info(),
-            seed=recipe.seed,
-            inputs_sha256={},
-        )
+        provenance = make_provenance(ExportDir(path=folder), "bench", clock)
+        versions = provenance.versions | {engine.package: engine.version}
+        provenance = provenance.model_copy(update={"versions": versions, "seed": recipe.seed})
         notices = () if rows is None else (_MAY_BE_KEPT,)
         record = BenchRecord(provenance=provenance, **found | {"warnings": (*found["warnings"], *notices)})
         if out is not None:

@@ -171,7 +171,6 @@ def run_sweep(
         text = fetch_metrics(client)
     told = read_prefix_caching(text) if isinstance(text, str) else None
     caching = endpoint.prefix_caching if told is None else told
-    said = [describe_saturation(found) for found in saturations]
     return SweepResult(
         cells=tuple(sweep.cells),
         saturations=tuple(saturations),
@@ -179,7 +178,7 @@ def run_sweep(
         warnings=(
             *notices_of(sweep.cells),
             *_notices(sweep, caching),
-            *(f"{text[0].upper()}{text[1:]}." for text in said),
+            *(f"{said[0].upper()}{said[1:]}." for said in map(describe_saturation, saturations)),
         ),
         command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
         slo=sweep.slo,

@@ -163,9 +163,9 @@ def _plan(
     if args.as_json:
         args.print_record(record)
     elif serve:
-        lazy_import("report.plan_table").print_serving(record)
+        echo("\n".join(lazy_import("report.plan_table").serving_lines(record)))
     else:
-        lazy_import("report.plan_table").print_plan(record)
+        echo("\n".join(lazy_import("report.plan_table").plan_lines(record)))
 
 
 @cli.command(short_help="Say what would stop a run here.")

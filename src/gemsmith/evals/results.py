@@ -12,7 +12,7 @@ from gemsmith.evals.labels import label_scores, thumbnails
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
 from gemsmith.images.check import count_resized_again
-from gemsmith.runs.eval_records import EvalRecord, LabelsResult, ModelResult, ProblemScore, Score, Share, TaskResult
+from gemsmith.runs.eval_records import EvalRecord, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import text_of
@@ -239,18 +239,13 @@ def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:
             left = f"{len(result.left_out)} question{'s' * (len(result.left_out) != 1)}"
             console.print(f"{result.task}: {left} left out, since {result.judged_by} cannot judge them")
         console.print(f"{result.task}: {result.difference.summary}")
-        if result.labels is not None:
-            console.print(f"{result.task}: {describe_labels(result.labels)}")
-
-
-def describe_labels(found: LabelsResult) -> str:
-    """macro-F1 0.31 → 0.82 (+0.51, 95 % +0.40 to +0.60) over 10 labels; no label: 40.0% → 0.0% of answers."""
-    base, tuned, change = found.base, found.tuned, found.macro_f1_difference
-    return (
-        f"macro-F1 {base.macro_f1.value:.2f} → {tuned.macro_f1.value:.2f} ({change.value:+.2f}, 95 % {change.low:+.2f} "
-        f"to {change.high:+.2f}) over {len(found.labels)} labels; no label: {base.unknown.value:.1%} → "
-        f"{tuned.unknown.value:.1%} of the answers"
-    )
+        if found := result.labels:
+            base, tuned, change = found.base, found.tuned, found.macro_f1_difference
+            console.print(
+                f"{result.task}: macro-F1 {base.macro_f1.value:.2f} → {tuned.macro_f1.value:.2f} ({change.value:+.2f}, "
+                f"95 % {change.low:+.2f} to {change.high:+.2f}) over {len(found.labels)} labels; no label: "
+                f"{base.unknown.value:.1%} → {tuned.unknown.value:.1%} of the answers"
+            )
 
 
 def problem_table(result: TaskResult) -> Table:

@@ -157,9 +157,8 @@ def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Ca
         shares = read_shares(run.path, run.recipe, record, machine)
         model = recipe_variant(run.recipe).name
         vllm = (record.server and record.server.version) or record.endpoint.get("vllm", "of no known version")
-        source = f"{len(shares.decode)} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
-        reached = {"decode": shares.decode, "prefill": shares.prefill}
-        found.append(Calibration(machine=machine.name, shares=reached, source=source, date=date))
+        source = f"{len(shares['decode'])} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
+        found.append(Calibration(machine=machine.name, shares=shares, source=source, date=date))
     return found
 
 

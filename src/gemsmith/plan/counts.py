@@ -26,21 +26,19 @@ SAMPLE_BYTES, SAMPLE_ROWS = 1 << 22, 300
 """Of a file, that its documents are counted by; and of it or of made rows, that the tokenizer sees."""
 
 
-class StepCount(NamedTuple):
-    """The steps of the whole run, or None, and a sentence that says why."""
-
-    steps: int | None
-    reason: str
+StepCount = tuple[int | None, str]
 
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
-    """Steps from the recipe, else from the data stage's record, else estimated from the rows."""
+    """The steps of the whole run, or None, and a sentence that says why.
+
+    From the recipe, else from the data stage's record, else estimated from the rows.
+    """
     if recipe.train.max_steps is not None:
-        return StepCount(recipe.train.max_steps, f"{recipe.train.max_steps:,} steps: train.max_steps says so.")
+        return recipe.train.max_steps, f"{recipe.train.max_steps:,} steps: train.max_steps says so."
     if data is not None:
-        return StepCount(
-            data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
-        )
+        rows = f"{data.packed_rows:,} rows of tokens"
+        return data.steps, f"{data.steps:,} steps: counted by the data stage from {rows}."
     source = recipe.data.train
     if isinstance(source, GeneratedData):
         return _from_made(recipe, source)
@@ -117,13 +115,11 @@ def _packed(recipe: Recipe, lines: Sequence[bytes], size: float, documents: int,
 
 def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
     steps = math.ceil(recipe.train.epochs * rows / recipe.train.global_batch_size)
-    return StepCount(steps, f"{steps:,} steps, estimated: {how}; no document is counted as too long.")
+    return steps, f"{steps:,} steps, estimated: {how}; no document is counted as too long."
 
 
 def _unknown(why: str) -> StepCount:
-    return StepCount(
-        None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}."
-    )
+    return None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}."
 
 
 _COLUMNS = ("image", "images")

@@ -4,7 +4,7 @@ Load tests measured on the machine take the place of the assumed shares of the r
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,12 +184,8 @@ ALONE = 2.0
 """Requests under way, on average, up to which a TTFT is that of a prompt by itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """Those of one load test's cells."""
-
-    decode: tuple[float, ...]
-    prefill: tuple[float, ...]
+Shares = dict[str, tuple[float, ...]]
+"""Of the roofline, by decode and prefill: those of one load test's cells."""
 
 
 def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:
@@ -214,10 +210,8 @@ def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: 
         if step_s > 0:
             context = cell.input_tokens + cell.output_tokens / 2
             decodes.append(least_s(decode_step(served, requests=requests, context=context)) / step_s)
-    return Shares(
-        decode=tuple(decodes),
-        prefill=tuple(least_s(prefill(served, tokens)) / seconds for tokens, seconds in sorted(alone.items())),
-    )
+    prefills = (least_s(prefill(served, tokens)) / seconds for tokens, seconds in sorted(alone.items()))
+    return {"decode": tuple(decodes), "prefill": tuple(prefills)}
 
 
 def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machine) -> Shares:
@@ -233,12 +227,12 @@ def read_shares(folder: Path, recipe: Recipe, bench: BenchRecord, machine: Machi
         kv_dtype="fp8" if kv_dtype.startswith("fp8") else kv_dtype,
     )
     found = roofline_utilization(served, bench.cells, copies=facts.data_parallel or 1)
-    if not found.decode or not found.prefill:
+    if not all(found.values()):
         raise RunError(
             f"--calibrate {folder}: bench.json has no load with at most {ALONE:g} requests under way, which tells what "
             "a prompt takes alone; add a low rate to bench.request_rates and run: gemsmith bench --force"
         )
-    if machine.chip.kind != "cpu" and max(*found.decode, *found.prefill) > 1:
+    if machine.chip.kind != "cpu" and max(map(max, found.values())) > 1:
         raise RunError(
             f"--calibrate {folder}: bench.json has a step shorter than {machine.name} can make by its row in the "
             "catalog; give its chip a higher flops_per_s or hbm_bytes_per_s in hardware.catalog"

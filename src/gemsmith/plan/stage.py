@@ -159,7 +159,7 @@ def _plan(
     if limits is not None:
         check_compiles(recipe, machines)
     variant = recipe_variant(recipe)
-    steps, (tokens, told) = count_steps(recipe, data), count_real_tokens(recipe, data)
+    (steps, why), (tokens, told) = count_steps(recipe, data), count_real_tokens(recipe, data)
     counted = count_images(recipe, variant, data)
 
     @functools.cache
@@ -170,7 +170,7 @@ def _plan(
         recipe=recipe,
         variant=variant,
         work_in=work_in,
-        steps=steps.steps or PRICED_STEPS,
+        steps=steps or PRICED_STEPS,
         tokens=tokens,
         today=datetime.now(UTC).date(),
         limits=limits,
@@ -183,13 +183,13 @@ def _plan(
         model=variant.name,
         parameters=work.parameters,
         trained_parameters=work.trained_parameters,
-        steps=steps.steps,
+        steps=steps,
         priced_steps=asked.steps,
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens,
         machines=planned,
         serving=serving,
-        assumptions=(steps.reason, told, *counted.reasons, *assumptions_of(work, recipe)),
+        assumptions=(why, told, *counted.reasons, *assumptions_of(work, recipe)),
     )
     return record if sort is None else ranked(record, sort)
 
@@ -235,10 +235,7 @@ def read_axis(text: str) -> tuple[str, list[str]]:
     if key == "model" and given == "all":
         return key, [name for name in VARIANTS if not name.startswith("tiny-")]
     if dots and low.isdecimal() and high.isdecimal() and 0 < int(low) <= int(high):
-        doublings = itertools.takewhile(
-            lambda value: value <= int(high), (int(low) << each for each in itertools.count())
-        )
-        return key, list(map(str, doublings))
+        return key, [str(int(low) << doubled) for doubled in range((int(high) // int(low)).bit_length())]
     if not mark or not key or dots or not given:
         raise InputError(f"--sweep {text}: must be KEY=A,B, KEY=LOW..HIGH, which doubles LOW up to HIGH, or model=all")
     return key, [value.strip() for value in given.split(",")]

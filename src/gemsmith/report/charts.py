@@ -104,11 +104,7 @@ def _inline(svg: str) -> str:
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     for variable, color in COLORS.items():
         svg = svg.replace(color, f"var(--{variable})")
-
-    def shorten(tag: re.Match[str]) -> str:
-        return re.sub(r"-?\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", tag[0])
-
-    svg = re.sub(r"<[^>]*>", shorten, svg)
+    svg = re.sub(r"-?\d+\.\d{3,}(?=[^<>]*>)", lambda number: f"{float(number[0]):.2f}", svg)  # within tags
     svg = re.sub(r"<defs>\s*</defs>", "", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
 

@@ -6,7 +6,6 @@ The first screen: did it work, how good, how fast, what did it cost.
 import base64
 import hashlib
 import importlib.util
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,17 +209,12 @@ def open_environment() -> Any:
     return environment
 
 
+# Control characters as images, some of which HTML forbids; and as their names those that turn the order of letters, by
+# which a text would show itself, or what follows it, as something that it is not.
+_PRINTED = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
+_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_PRINTED |= {code: f"[U+{code:04X}]" for code in _TURNS}
+
+
 def _printable(value: Any) -> Any:
-    """Control characters as images, and those that turn the order of letters as their names.
-
-    HTML forbids some of the first; the others would let a text show itself, or what follows it, as something that it is
-    not.
-    """
-    if type(value) is not str:
-        return value
-
-    def symbol(found: re.Match[str]) -> str:
-        return "\u2421" if found[0] == "\x7f" else chr(0x2400 + ord(found[0]))
-
-    value = re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", symbol, value)
-    return re.sub(r"[\u200e\u200f\u202a-\u202e\u2066-\u2069]", lambda found: f"[U+{ord(found[0]):04X}]", value)
+    return value.translate(_PRINTED) if type(value) is str else value

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
 from gemsmith.plan.stage import SweptPlan
-from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, Point, line_chart, make_chart
 from gemsmith.report.page import Tile, open_environment, render
 from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
 from gemsmith.report.tables import sweep_table
@@ -78,27 +78,17 @@ def bar_of(machine: MachinePlan) -> tuple[list[tuple[str, str, float]], float]:
 
 def _tiles(record: PlanRecord) -> list[Tile]:
     fitting = [machine for machine in record.machines if machine.fits]
-    priced = [(machine.usd, machine) for machine in fitting if machine.usd and machine.usd[1] > 0]
-    timed = [(machine.hours, machine) for machine in fitting if machine.hours]
-    dollars, cheapest = min(priced, key=lambda each: each[0][1], default=(None, None))
-    hours, fastest = min(timed, key=lambda each: each[0][1], default=(None, None))
-    return [
-        Tile(
-            question="Cheapest",
-            answer=None if dollars is None else span(*map(usd, dollars)),
-            lines=(f"{record.priced} on {cheapest.name}" if cheapest else "no machine that fits has a price",),
-        ),
-        Tile(
-            question="Fastest",
-            answer=None if hours is None else span(*map(rough_hours, hours)),
-            lines=(f"{record.priced} on {fastest.name}" if fastest else "no machine fits",),
-        ),
-        Tile(
-            question="Machines that fit",
-            answer=f"{len(fitting)} of {len(record.machines)}",
-            lines=("the recipe as it is",),
-        ),
-    ]
+    tiles = []
+    for question, of, write, none in (
+        ("Cheapest", "usd", usd, "no machine that fits has a price"),
+        ("Fastest", "hours", rough_hours, "no machine fits"),
+    ):
+        known = [(ends, machine.name) for machine in fitting if (ends := getattr(machine, of)) and ends[1] > 0]
+        ends, name = min(known, key=lambda each: each[0][1], default=(None, None))
+        line = f"{record.priced} on {name}" if name else none
+        tiles.append(Tile(question=question, answer=ends and span(*map(write, ends)), lines=(line,)))
+    count = f"{len(fitting)} of {len(record.machines)}"
+    return [*tiles, Tile(question="Machines that fit", answer=count, lines=("the recipe as it is",))]
 
 
 def _range_chart(record: PlanRecord, of: Literal["usd", "hours"]) -> Chart | None:
@@ -160,44 +150,28 @@ def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]
 
 def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str, values: Sequence[str]) -> Chart:
     """The range at each value, and a line through their middles on the log scale."""
-    drawn = [
-        (line, points, SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)])
-        for place, (line, points) in enumerate(lines.items())
-        if points
-    ]
-    words = {
-        (line, at): f"{line}, {values[at]}: {span(price(low), price(high))}"
-        for line, points, *_ in drawn
-        for at, (low, high) in points
-    }
+    drawn: list[Line] = []
+    bars: list[Bars] = []
+    said: list[Point] = []
+    for place, (line, points) in enumerate(lines.items()):
+        if points:
+            color, style = SERIES[place % len(SERIES)], {"marker": MARKERS[place % len(MARKERS)], "markersize": 5}
+            at, low, high = zip(*((at, *ends) for at, ends in points), strict=True)
+            middle = [(one * other) ** 0.5 for one, other in zip(low, high, strict=True)]
+            drawn.append(Line(x=at, y=middle, color=color, style=style, words=line))
+            bars.append(Bars(x=at, low=low, high=high, color=color, style={"linewidth": 3, "alpha": 0.3}))
+            words = (f"{line}, {values[each]}: {span(*map(price, ends))}" for each, ends in points)
+            said += zip(at, middle, words, strict=True)
     return line_chart(
         f"sweep-{name}",
-        [
-            Line(
-                x=[at for at, _ in points],
-                y=[(low * high) ** 0.5 for _, (low, high) in points],
-                color=color,
-                style={"marker": marker, "markersize": 5},
-                words=line,
-            )
-            for line, points, color, marker in drawn
-        ],
-        bars=[
-            Bars(
-                x=[at for at, _ in points],
-                low=[low for _, (low, _) in points],
-                high=[high for _, (_, high) in points],
-                color=color,
-                style={"linewidth": 3, "alpha": 0.3},
-            )
-            for _, points, color, _ in drawn
-        ],
+        drawn,
+        bars=bars,
         x_label=key,
         x_names=values,
         x_range=(-0.5, len(values) - 0.5),
         log=True,
         title=name,
         unit="dollars per million tokens, log scale; low to high",
-        alt=f"Dollars per million tokens on {name}: {'; '.join(words.values())}",
-        points=[(at, (low * high) ** 0.5, words[line, at]) for line, points, *_ in drawn for at, (low, high) in points],
+        alt=f"Dollars per million tokens on {name}: {'; '.join(words for *_, words in said)}",
+        points=said,
     )

@@ -1,15 +1,12 @@
 """The plan as a table on the terminal, in plain text: importing a library for it would take a tenth of the start."""
 
-import sys
 from collections.abc import Iterator, Sequence
-from typing import TextIO
 
 from gemsmith.plan.fix import KEYS
 from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
-from gemsmith.system.characters import escape_control_chars
 
 GIB = 2**30
 HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
@@ -35,11 +32,6 @@ LEGEND = (
 DETAILED = 3
 """With more machines than this, notes are left to --json."""
 _WORDS = 4  # columns of words stand to the left, those of numbers to the right
-
-
-def print_plan(record: PlanRecord, file: TextIO | None = None) -> None:
-    """Prints the machines, then what the numbers rest on, to stdout or a file."""
-    print(escape_control_chars("\n".join(plan_lines(record))), file=file or sys.stdout)
 
 
 def plan_lines(record: PlanRecord) -> list[str]:
@@ -75,13 +67,8 @@ def plan_lines(record: PlanRecord) -> list[str]:
     return [*lines, "", *(f"- {assumption}" for assumption in record.assumptions)]
 
 
-def print_serving(record: PlanRecord, file: TextIO | None = None) -> None:
-    """Prints what serving comes to on each machine, by length of prompts; those that it does not fit come last."""
-    print(escape_control_chars("\n".join(serving_lines(record))), file=file or sys.stdout)
-
-
 def serving_lines(record: PlanRecord) -> list[str]:
-    """A table for each length, the cheapest first by the upper ends."""
+    """A table of what serving comes to for each length, the cheapest first by the upper ends."""
     lines = [f"{record.model} served by vLLM, with as many requests at once as fit; estimated"]
     for load in dict.fromkeys(row.load for row in record.serving):
         rows = [row for row in record.serving if row.load == load]

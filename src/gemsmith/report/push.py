@@ -41,7 +41,10 @@ def push(
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    name = repository(destination)
+    found = _DESTINATION.fullmatch(destination)
+    if found is None:
+        raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
+    name = found[1]
     issue = find_verification_issue(run, adapter=weights == "adapter")
     if issue is not None and not skip_verify_check:
         raise RunError(
@@ -63,14 +66,6 @@ def push(
             f"({first_line(error.__cause__ or error)}); set HF_TOKEN to one that may write there"
         ) from None
     return str(done.repo_url)
-
-
-def repository(destination: str) -> str:
-    """OWNER/NAME of hub:OWNER/NAME. Raises InputError for anything else."""
-    found = _DESTINATION.fullmatch(destination)
-    if found is None:
-        raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
-    return found[1]
 
 
 def model_card(run: Run, name: str, *, weights: Weights, license: str | None = None) -> str:  # noqa: A002

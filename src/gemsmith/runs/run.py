@@ -204,9 +204,14 @@ def is_up_to_date(run: Run, stage: str) -> bool:
         raise
     except RunError:
         return False
+    return getattr(record, "passed", True) and not is_stale(run, record)
+
+
+def is_stale(run: Run, record: Record) -> bool:
+    """Whether the record was made from other keys, files or records than those there now."""
     # Beside these a record has what the stage hashed as it ran.
-    now, then = inputs_sha256(run, stage), record.provenance.inputs_sha256
-    return getattr(record, "passed", True) and all(then.get(name) == value for name, value in now.items())
+    now, then = inputs_sha256(run, record.stage), record.provenance.inputs_sha256
+    return any(then.get(name) != value for name, value in now.items())
 
 
 def has_outputs(run: Run, stage: str) -> bool:

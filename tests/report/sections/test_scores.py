@@ -32,14 +32,14 @@ def test_every_task_has_its_scores_and_its_difference(large_run, words):
 def test_every_problem_is_paired_by_its_name(large_run, words, undrawn):
     record = read_record(large_run, EvalRecord).tasks[0]
     (task, *_) = scores.make_scores(read_findings(large_run))["tasks"]
-    assert len(task.problems) == 156
+    assert len(task["problems"]) == 156
     shuffled = record.model_copy(
         update={"base": record.base.model_copy(update={"problems": record.base.problems[::-1]})}
     )
-    assert scores._task(shuffled).problems == task.problems
-    better = sum(tuned.passed > base.passed for base, tuned in task.problems)
+    assert scores._task(shuffled)["problems"] == task["problems"]
+    better = sum(tuned.passed > base.passed for base, tuned in task["problems"])
     assert f"{better} pass more often than with the base" in words
-    for base, tuned in task.problems:
+    for base, tuned in task["problems"]:
         assert f"{tuned.name} {base.passed} of 5 {tuned.passed} of 5" in words
 
 

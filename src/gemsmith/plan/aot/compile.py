@@ -23,7 +23,7 @@ from typing import Any
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalog
-from gemsmith.hardware.model import ImageWork, StepCost, forward_attention_flops, images_of
+from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
@@ -176,19 +176,6 @@ def compile_for(
         compile_cpu_s=compile_cpu_s,
         peak_rss_bytes=peak_rss_bytes,
     )
-
-
-def model_flops(work: StepCost) -> float:
-    """FLOPs that one step needs whatever it recomputes, for MFU: nothing is spent on gradients of the frozen base.
-
-    A token and frozen weight 2 forward and 2 backward, an adapter's 2 more; a pair of query and key 4 forward and 8
-    backward for each of the head's dimensions. Rows are taken as one document each, their images embedded as often as
-    they are.
-    """
-    per_token = 4 * (work.layer_matmul_parameters + work.head_parameters) + 6 * work.text_adapters
-    attention = 3 * forward_attention_flops(work.variant, work.length)
-    embedding = work.images.row_flops if work.images else 0.0
-    return float(work.tokens * per_token + work.rows * (attention + embedding))
 
 
 def _cpu_s() -> float:

@@ -92,6 +92,9 @@ class Costs:
         """What a kind adds to the step, its exposed part."""
         return sum(each.exposed_s for each in self.operations if each.kind == kind)
 
+    def flops(self, kind: str) -> float:
+        return sum(each.flops for each in self.operations if each.kind == kind)
+
     @property
     def step_low_s(self) -> float:
         """Every collective hidden behind compute."""
@@ -110,17 +113,6 @@ class Costs:
     @property
     def collectives_busy_s(self) -> float:
         return sum(each.busy_s for each in self.operations if each.kind == "collective")
-
-    @property
-    def matmul_flops(self) -> float:
-        return sum(each.flops for each in self.operations if each.kind == "matmul")
-
-    @property
-    def kernel_flops(self) -> float:
-        return sum(each.flops for each in self.operations if each.kind == "kernel")
-
-    def most_expensive(self, count: int = 25) -> tuple[Operation, ...]:
-        return tuple(sorted(self.operations, key=lambda each: -each.exposed_s)[:count])
 
 
 def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = ()) -> Costs:

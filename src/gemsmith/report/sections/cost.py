@@ -86,13 +86,11 @@ def stage_spans(findings: RunRecords) -> list[StageSpan]:
     spans, at = [], 0.0
     for stage in STAGES:
         record = findings.records().get(stage)
-        if record is None:
-            spans.append(StageSpan(name=stage, start_s=at, seconds=0.0, missing=True))
-            continue
-        spans.append(StageSpan(name=stage, start_s=at, seconds=stage_s(record)))
+        seconds = 0.0 if record is None else stage_s(record)
+        spans.append(StageSpan(name=stage, start_s=at, seconds=seconds, missing=record is None))
         if isinstance(record, TrainRecord):
             spans += training_spans(record, at)
-        at += stage_s(record)
+        at += seconds
     return spans
 
 
@@ -106,9 +104,9 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
     if not steps:
         return []
     saves_s, saves_words = 0.0, ""
-    if train.saves:
-        saves_s, number = train.saves.s, train.saves.number
-        saves_words = f"{number:,} save{'s' if number != 1 else ''} of {size(train.saves.bytes)} in all, waited for"
+    if saves := train.saves:
+        saves_s = saves.s
+        saves_words = f"{saves.number:,} save{'s' * (saves.number != 1)} of {size(saves.bytes)} in all, waited for"
     steps_s = sum(step.step_s for step in steps)
     rest_s = max(0.0, train.provenance.duration_s - train.compile_s - steps_s - saves_s)
     earlier_s = sum(step.step_s for step in train.steps if step.step <= begun)

@@ -12,12 +12,10 @@ from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
 from gemsmith.runs.eval_records import (
     EvalRecord,
-    LabelScores,
     LabelsResult,
     LmEvalRecord,
     LmEvalScore,
     ModelResult,
-    ProblemScore,
     TaskResult,
 )
 from gemsmith.system.format import count, decimal, p_value, signed
@@ -37,32 +35,6 @@ class Text:
     omitted: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelAnswer:
-    """What one model wrote."""
-
-    name: str
-    right: bool | None
-    cut: bool
-    """Whether the model was stopped before it had ended."""
-    reason: str
-    """Why it is not right, where the scorer says."""
-    text: Text
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    number: int
-    prompt: Text
-    images: list[str]
-    """As small data: URLs."""
-    outcome: str
-    """What training did to it, in a word or two; empty where an answer was not judged."""
-    expected: Text | None
-    """None where a task has no one answer that is right."""
-    answers: list[ModelAnswer]
-
-
 _OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
     (False, True): "fixed",
     (False, False): "still wrong",
@@ -72,35 +44,30 @@ _OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
 """Whether base and tuned are right -> what training did."""
 
 
-def read_examples(scores: EvalRecord) -> list[Example]:
-    """The record's examples, at most MOST_EXAMPLES.
+def read_examples(scores: EvalRecord) -> list[dict[str, Any]]:
+    """The record's examples, at most MOST_EXAMPLES: what was asked and expected, and what each model wrote.
 
     A wrong answer is held against what was expected; where nothing is, base and tuned against each other.
     """
     examples = []
     for number, example in enumerate(scores.examples[:MOST_EXAMPLES], 1):
         expected, base, tuned = (str(example.get(name) or "") for name in ("expected", *MODELS))
-        answers = [
-            ModelAnswer(
-                name=name,
-                right=example.get(f"{name}_right"),
-                cut=example.get(f"{name}_cut") is True,
-                reason=str(example.get(f"{name}_reason") or ""),
-                text=plain_text(text)
-                if expected and example.get(f"{name}_right") is not False
-                else marked_text(text, expected or other),
-            )
-            for name, text, other in (("base", base, tuned), ("tuned", tuned, base))
-        ]
+        answers: list[dict[str, Any]] = []
+        for name, text, other in (("base", base, tuned), ("tuned", tuned, base)):
+            right = example.get(f"{name}_right")
+            answer = {"name": name, "right": right, "cut": example.get(f"{name}_cut") is True}
+            answer["reason"] = str(example.get(f"{name}_reason") or "")
+            marked = not expected or right is False
+            answers.append(answer | {"text": marked_text(text, expected or other) if marked else plain_text(text)})
         examples.append(
-            Example(
-                number=number,
-                prompt=plain_text(str(example.get("prompt") or "")),
-                images=list(map(str, example.get("thumbnails") or ())),
-                outcome=_OUTCOMES.get((answers[0].right, answers[1].right), ""),
-                expected=plain_text(expected) if expected else None,
-                answers=answers,
-            )
+            {
+                "number": number,
+                "prompt": plain_text(str(example.get("prompt") or "")),
+                "images": list(map(str, example.get("thumbnails") or ())),  # as small data: URLs
+                "outcome": _OUTCOMES.get((answers[0]["right"], answers[1]["right"]), ""),
+                "expected": plain_text(expected) if expected else None,
+                "answers": answers,
+            }
         )
     return examples
 
@@ -130,19 +97,6 @@ def marked_text(text: str, against: str) -> Text:
             if bare != part:
                 parts.append((True, part[len(bare) :]))
     return Text(parts=tuple(parts), omitted=max(0, len(text) - MOST_CHARACTERS))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskScores:
-    """A task of the evaluation with what the page makes of it."""
-
-    result: TaskResult
-    problems: list[tuple[ProblemScore, ProblemScore]]
-    """The base's and the tuned model's, by name."""
-    moved: str
-    """How many problems passed more and less often than with the base; empty without problems."""
-    answers: Table
-    """What is said of the answers, not of the scores."""
 
 
 _NUMBERS = ("questions", "difference", "95 % interval", "chance alone", "better", "worse")
@@ -203,7 +157,8 @@ def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
                 yield "", name, score_words(share), score_words(tuned.score.others[name])
 
 
-def _task(result: TaskResult) -> TaskScores:
+def _task(result: TaskResult) -> dict[str, Any]:
+    """Its problems by name, with the base and tuned; how many moved, in words; and what is said of the answers."""
     before = {problem.name: problem for problem in result.base.problems if problem.samples}
     problems = [(before[each.name], each) for each in result.tuned.problems if each.name in before and each.samples]
     changes = [tuned.passed * base.samples - base.passed * tuned.samples for base, tuned in problems]
@@ -214,7 +169,7 @@ def _task(result: TaskResult) -> TaskScores:
     said = [_answers(result.base), _answers(result.tuned)]
     rows = [(what, *(each[what] or "0" for each in said)) for what in said[0] if any(each[what] for each in said)]
     answers = Table(title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=rows, right=MODELS)
-    return TaskScores(result=result, problems=problems, moved=moved if problems else "", answers=answers)
+    return {"result": result, "problems": problems, "moved": moved if problems else "", "answers": answers}
 
 
 def _answers(model: ModelResult) -> dict[str, str]:
@@ -268,30 +223,28 @@ class Matrix:
 def make_labels(findings: RunRecords) -> dict[str, Any]:
     """The tasks that classify, each with its matrices."""
     results = findings.eval.tasks if findings.eval else ()
-    return {"tasks": [(result, label_matrices(result.labels)) for result in results if result.labels]}
+    return {
+        "tasks": [
+            (result, [label_matrix(result.labels, model) for model in MODELS]) for result in results if result.labels
+        ]
+    }
 
 
-def label_matrices(found: LabelsResult) -> tuple[Matrix, Matrix]:
-    """The base's and the tuned model's, of the labels with the most rows, in the order of the labels."""
+def label_matrix(found: LabelsResult, model: str) -> Matrix:
+    """That of a model, base or tuned, of the labels with the most rows, in the order of the labels."""
     largest = sorted(found.labels, key=lambda label: -found.rows.get(label, 0))[:MOST_LABELS]
     shown = tuple(label for label in found.labels if label in largest)
-    return _matrix("base", found.base, found, shown), _matrix("tuned", found.tuned, found, shown)
-
-
-def _matrix(model: str, scores: LabelScores, found: LabelsResult, shown: tuple[str, ...]) -> Matrix:
     names = (*shown, *((OTHERS,) if len(shown) < len(found.labels) else ()))
     cells, right = Counter[tuple[str, str]](), Counter[str]()
-    for each in scores.confusion:
+    for each in getattr(found, model).confusion:
         line = each.expected if each.expected in shown else OTHERS
         column = NO_LABEL if each.answered is None else each.answered if each.answered in shown else OTHERS
         cells[line, column] += each.rows
         right[line] += each.rows if each.expected == each.answered else 0
+    lines = []
     answered = (*names, NO_LABEL)
-
-    def cell(line: str, column: str, total: int) -> tuple[int, float, bool]:
-        rows = cells[line, column]
-        return rows, rows / total, line == column and right[line] == rows
-
-    totals = {line: sum(cells[line, column] for column in answered) for line in names}
-    lines = [(line, tuple(cell(line, column, total) for column in answered)) for line, total in totals.items() if total]
+    for line in names:
+        if total := sum(cells[line, column] for column in answered):
+            rows = [(cells[line, column], line == column and right[line] == cells[line, column]) for column in answered]
+            lines.append((line, tuple((number, number / total, is_right) for number, is_right in rows)))
     return Matrix(model=model, answered=answered, lines=tuple(lines))
