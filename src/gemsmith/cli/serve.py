@@ -128,8 +128,8 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 @option("--max-tokens", metavar="N", help="With --task; default: the recipe's eval.max_tokens.")
 @option(
     "--prompt",
-    type=click.Choice(["official", "fenced", "paper"]),
-    help="With --task verilog: how to ask; default: official.",
+    metavar="NAME|FILE",
+    help="With --task verilog: official (default), fenced, paper, or a .txt with {question} in it.",
 )
 @option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
 @option(
@@ -213,8 +213,10 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
         raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
     recipe = lazy_import("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    schema, dataset = lazy_import("recipe.schema"), lazy_import("system.files").expanduser(given["dataset"]).resolve()
-    tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | {"dataset": str(dataset)})]
+    schema, absolute = lazy_import("recipe.schema"), lazy_import("recipe.load").absolute_path
+    named = {name: absolute(f".{name}", str(given[name]), Path()) for name in ("dataset", "prompt") if name in given}
+    paths = {name: path for name, path in named.items() if path}
+    tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | paths)]
     dumped = [task.model_dump(exclude_none=True, exclude_defaults=True) for task in tasks]
     if dumped[-1] in dumped[:-1]:
         dumped.pop()

@@ -8,7 +8,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
 from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Train
 from gemsmith.recipe.serving import Bench
-from gemsmith.tasks import SOURCES, find_source
+from gemsmith.tasks import SOURCES, find_source, is_prompt_file
 
 SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 """A share of data.train as data.eval."""
@@ -186,9 +186,10 @@ def _check_eval_tasks(recipe: Recipe) -> None:
             if task.dataset is None:
                 raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
             prompts = find_source(task.task).PROMPTS
-            if task.prompt not in (None, *prompts):
+            if task.prompt not in (None, *prompts) and not is_prompt_file(task.prompt):
                 raise RecipeError(
-                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one"
+                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one, or name a "
+                    "file of your own, my.txt"
                 )
             continue
         if recipe.data.eval is None:
