@@ -45,11 +45,7 @@ def init(checkpoint: str, data: str, evaluated: str | None, out: Path, overrides
 @cli.command(name="import", short_help="Write a recipe to train on from an adapter.")
 @click.argument("adapter", type=FOLDER)
 @option(
-    "--base",
-    type=str,
-    metavar="FOLDER",
-    required=True,
-    help="The base it was trained on: a folder, a hub id, or gs://bucket/folder.",
+    "--base", type=str, metavar="FOLDER", required=True, help="Its base: a folder, a hub id, or gs://bucket/folder."
 )
 @option("--recipe", metavar="FILE", help="A recipe to take all other keys from.")
 @option("--out", metavar="FILE", help="Where the new recipe goes; default: stdout.")

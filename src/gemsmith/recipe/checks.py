@@ -197,9 +197,8 @@ def _check_eval_tasks(recipe: Recipe) -> None:
                 f"{key}.task: {task.task} scores held-out rows, but data.eval names none; set data.eval, or take "
                 "the task out"
             )
-        if given := sorted(task.model_fields_set - {"task", "max_tokens"}):
-            given = [name for name in given if getattr(task, name) not in (None, False)]
-        if given:
+        others = sorted(task.model_fields_set - {"task", "max_tokens"})
+        if given := [name for name in others if getattr(task, name) not in (None, False)]:
             raise RecipeError(
                 f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
                 f"out; allowed there: max_tokens"

@@ -117,10 +117,9 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
     file = _list(folder, split)
     try:
         lines = regular_file(file).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{file}: does not exist; {_WHERE}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); {_WHERE}") from None
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise DataError(f"{file}: {reason}; {_WHERE}") from None
     images = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
