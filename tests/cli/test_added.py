@@ -37,6 +37,17 @@ def test_a_task_that_is_there_is_not_added_again_and_one_with_other_settings_is(
     assert len(added(file, {"prompt": "fenced"}, tmp_path)[1]) == 2
 
 
+def test_a_prompt_file_is_seen_from_where_the_verb_is_run_and_a_name_is_none(recipe, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert added(recipe(), {"prompt": "my.txt"}, tmp_path)[1][-1].prompt == str(tmp_path / "here" / "my.txt")
+    assert added(recipe(), {"prompt": "paper"}, tmp_path)[1][-1].prompt == "paper"
+    with pytest.raises(
+        RecipeError, match=r"eval\.tasks\.1\.prompt: kind was given; verilog has official, fenced, paper"
+    ):
+        added(recipe(), {"prompt": "kind"}, tmp_path)
+
+
 def test_a_run_directory_has_its_recipe_in_it(recipe, tmp_path):
     recipe().rename(tmp_path / "recipe.yaml")
     override = add_task(tmp_path, [], {"task": "verilog", "dataset": tmp_path})

@@ -3,19 +3,22 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.dataset import read_dataset
+from gemsmith.data.dataset import read_dataset, source_sha256
+from gemsmith.data.prepare import codev, oxford_pets
 from gemsmith.data.reader import find_files
 from gemsmith.errors import DataError
 from gemsmith.runs.resolve import resolve_file
+from gemsmith.system.files import sha256_file
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 ROW = {"prompt": "a", "response": "b"}
@@ -23,7 +26,11 @@ ROW = {"prompt": "a", "response": "b"}
 
 @dataclass
 class Hub:
+    name: str = "me/rows"
     files: dict[str, bytes] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    """Files of which the first answer ends after half."""
+    ranges: list[str | None] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
 
@@ -39,9 +46,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             path = self.path.partition("?")[0]
             told.asked.append(path)
             told.tokens.add(self.headers.get("Authorization"))
-            api, files = "/api/datasets/me/rows", f"/datasets/me/rows/resolve/{COMMIT}/"
+            api, files = f"/api/datasets/{told.name}", f"/datasets/{told.name}/resolve/{COMMIT}/"
             content: bytes | None = None
-            if path == api:
+            if path in (api, f"{api}/revision/v1"):
                 content = json.dumps({"id": "me/rows", "sha": COMMIT}).encode()
             elif path == f"{api}/tree/{COMMIT}":
                 sizes = {name: len(data) for name, data in told.files.items()}
@@ -49,13 +56,22 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 content = json.dumps(entries).encode()
             elif path.startswith(files):
                 content = told.files[path.removeprefix(files)]
-            self.send_response(404 if content is None else 200)
+            begin = int((self.headers.get("Range") or "=0-").partition("=")[2].partition("-")[0])
+            self.send_response(404 if content is None else 206 if begin else 200)
+            if begin and content is not None:
+                self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
+                content = content[begin:]
             self.send_header("ETag", f'"{hashlib.sha256(path.encode()).hexdigest()}"')
             self.send_header("X-Repo-Commit", COMMIT)
             self.send_header("Content-Length", str(len(content or b"")))
             self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content or b"")
+            if self.command == "HEAD":
+                return
+            told.ranges += [self.headers.get("Range")] if path.startswith(files) else []
+            if path.removeprefix(files) in told.cut:
+                told.cut.remove(path.removeprefix(files))
+                content, self.close_connection = (content or b"")[: len(content or b"") // 2], True
+            self.wfile.write(content or b"")
 
         do_GET = do_HEAD = do  # noqa: N815 - as BaseHTTPRequestHandler looks them up
 
@@ -149,3 +165,73 @@ def test_a_recipe_keeps_the_name_as_it_is(tiny_checkpoint, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     recipe = resolve_file(Path("my.yaml"))[0]
     assert recipe.data.train == recipe.data.eval == data["train"] and recipe.data.held_out == 0.05
+
+
+def test_codev_is_fetched_by_name_resumed_and_its_commit_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gemsmith: Callable[..., tuple[int, str, str]]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 20)
+    row = {"prompt": "Give 1.", "response": "<think>a</think>module a; endmodule"}
+    hub.name, hub.files, hub.cut = codev.HUB_ID, {codev.FILE: (json.dumps(row) + "\n").encode() * 40}, {codev.FILE}
+    source, out = f"hub:{codev.HUB_ID}@{COMMIT}:{codev.FILE}", tmp_path / "rows.jsonl"
+    code, printed, err = gemsmith("prepare", "codev", "--out", out, "--json")
+    record = json.loads(printed)
+    assert (code, record["source"], record["rows_written"]) == (0, source, 40), err
+    assert record["source_sha256"] == source_sha256(source) and record["out_sha256"] == sha256_file(out)
+    assert hub.ranges == [None, f"bytes={len(hub.files[codev.FILE]) // 2}-"] and hub.tokens == {"Bearer hf_ours"}
+    # That commit is here now; which one main is cannot be known without the hub.
+    before = len(hub.asked)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, _, err = gemsmith("prepare", "codev", "--out", out, "--revision", COMMIT)
+    assert code == 0 and f"40 of 40 rows of {source} written to" in " ".join(err.split()) and len(hub.asked) == before
+    code, _, err = gemsmith("prepare", "codev", "--out", tmp_path / "other.jsonl")
+    assert code == 2 and err.startswith(f"error: hub:{codev.HUB_ID}: could not be fetched") and err.count("\n") == 1
+    code, _, err = gemsmith("prepare", "codev", out, "--revision", COMMIT, "--out", tmp_path / "other.jsonl")
+    assert code == 2 and "does not go with" in err and not (tmp_path / "other.jsonl").exists()
+
+
+def pets(tmp_path: Path, *, named: bool = True, label: int = 1) -> bytes:
+    """A table as `datasets` writes it, with two images."""
+    said = {"info": {"features": {"label": {"names": ["abyssinian", "beagle"], "_type": "ClassLabel"}}}}
+    rows = [
+        {"image": {"bytes": b"one", "path": "a"}, "label": 0},
+        {"image": {"bytes": b"two", "path": "b"}, "label": 1},
+    ]
+    table = pyarrow.Table.from_pylist([*rows[:1], rows[1] | {"label": label}])
+    if named:
+        table = table.replace_schema_metadata({"huggingface": json.dumps(said)})
+    pyarrow.parquet.write_table(table, tmp_path / "pets.parquet")
+    return (tmp_path / "pets.parquet").read_bytes()
+
+
+def test_oxford_pets_are_fetched_by_name_with_their_images_beside_the_rows(hub: Hub, tmp_path: Path) -> None:
+    hub.name, hub.files = oxford_pets.HUB_ID, {"data/train-00000-of-00001.parquet": pets(tmp_path)}
+    hub.files["data/test-00000-of-00001.parquet"] = hub.files["data/train-00000-of-00001.parquet"]
+    for split, called in (("trainval", "train"), ("test", "test")):
+        out = tmp_path / "pets" / f"{split}.jsonl"
+        record = oxford_pets.prepare_oxford_pets(None, out, split=split, revision="v1")
+        assert (record.source, record.rows_written) == (f"hub:{oxford_pets.HUB_ID}@{COMMIT}:{called}", 2)
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [((out.parent / row["image"]).read_bytes(), row["response"]) for row in rows] == [
+            (b"one", "abyssinian"),
+            (b"two", "beagle"),
+        ]
+        assert all("this list: abyssinian, beagle. Answer" in row["prompt"] for row in rows)
+        assert [row.get("labels") for row in rows] == [["abyssinian", "beagle"] if split == "test" else None] * 2
+    assert hub.asked.count(f"/api/datasets/{hub.name}/revision/v1") == 2
+    with pytest.raises(DataError, match=r"test_images: already exists, and is where the images go; delete it"):
+        oxford_pets.prepare_oxford_pets(None, out, split="test", revision=COMMIT)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [({"named": False}, "does not say which breed a label is"), ({"label": 2}, "row 2 has no image and label as")],
+)
+def test_pets_of_another_form_are_one_line_and_nothing_is_written(
+    hub: Hub, tmp_path: Path, table: dict[str, Any], said: str
+) -> None:
+    hub.name, hub.files = oxford_pets.HUB_ID, {"train.parquet": pets(tmp_path, **table)}
+    with pytest.raises(DataError, match=said) as error:
+        oxford_pets.prepare_oxford_pets(None, tmp_path / "new" / "rows.jsonl", split="trainval", revision=None)
+    assert "\n" not in str(error.value) and not list((tmp_path / "new").glob("*"))

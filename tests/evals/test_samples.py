@@ -3,18 +3,22 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gemsmith.errors import EngineError, MachineError
+from gemsmith.analysis.ratios import refused_scores
+from gemsmith.analysis.sides import side_of_run
+from gemsmith.errors import DataError, EngineError, MachineError
 from gemsmith.evals.cache import ANSWERS, AnswerCache
 from gemsmith.evals.generate import sample_seed
 from gemsmith.evals.stage import evaluate
+from gemsmith.evals.tasks import check_tasks, open_tasks
 from gemsmith.recipe.schema import EvalTask
 from gemsmith.runs.eval_records import EvalRecord
-from gemsmith.runs.run import Run, read_record
+from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.serve.stage import Servers
 from gemsmith.system.sandbox import find_sandbox
 from gemsmith.tasks.verilog.simulate import find_simulator
@@ -134,6 +138,50 @@ def test_a_task_that_is_added_later_leaves_the_answers_of_the_others(sampled: Ru
     hostile.forget()
     evaluated(sampled, hostile)  # with the first alone, which is there too
     assert hostile.asked == []
+
+
+def test_another_text_of_a_prompt_file_is_another_prompt_and_its_scores_are_not_compared(
+    sampled: Run, hostile: Any, tmp_path: Path
+) -> None:
+    file, (task,), runs = tmp_path / "mine.txt", sampled.recipe.eval.tasks, list[EvalRecord]()
+    settings = sampled.recipe.eval.model_copy(
+        update={"tasks": (task.model_copy(update={"prompt": str(file), "samples": 1}),)}
+    )
+    run = dataclasses.replace(sampled, recipe=sampled.recipe.model_copy(update={"eval": settings}))
+    for text in ("Mine: {question}", "Mine: {question}", "Other: {question}"):
+        file.write_text(text)
+        assert len(runs) < 2 or not is_up_to_date(run, "eval")
+        runs.append(evaluated(run, hostile))
+    first, again = runs[:2]
+    assert [asked["messages"][0]["content"][:5] for asked in hostile.asked] == ["Mine:"] * 12 + ["Other"] * 6
+    assert first.tasks[0].prompt == again.tasks[0].prompt == f"file {sha256(b'Mine: {question}').hexdigest()[:12]}"
+    assert first.provenance.inputs_sha256["eval.tasks.0.prompt"] == sha256(b"Mine: {question}").hexdigest()
+    ours, same, theirs = (side_of_run("a", "a", run.recipe, {"eval": each}) for each in runs)
+    assert not refused_scores(ours, same)
+    assert all("prompt file" in line and "not scored on the same" in line for line in refused_scores(ours, theirs))
+    assert len(refused_scores(ours, theirs)) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "No such file"),
+        (b"Write it.", "has no {question}; write it where"),
+        (b"\xff{question}", "cannot be read"),
+    ],
+)
+def test_a_prompt_file_that_cannot_be_asked_is_one_line_before_a_server_starts(
+    sampled: Run, tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    file, (task,) = tmp_path / "mine.txt", sampled.recipe.eval.tasks
+    if content is not None:
+        file.write_bytes(content)
+    settings = sampled.recipe.eval.model_copy(update={"tasks": (task.model_copy(update={"prompt": str(file)}),)})
+    run = dataclasses.replace(sampled, recipe=sampled.recipe.model_copy(update={"eval": settings}))
+    for check in (check_tasks, open_tasks):
+        with pytest.raises(DataError) as error:
+            check(run)
+        assert str(error.value).startswith(f"{file}: ") and said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_each_trouble_has_its_name_and_none_is_lost_or_counted_twice(sampled: Run, hostile: Any) -> None:

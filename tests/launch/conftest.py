@@ -70,6 +70,13 @@ PETS_ON_TPU = (
     "train.gradient_accumulation_steps=1",
     "hardware.machines=[v6e-8]",
 )
+FOUR_TASKS = {
+    "stages": "predict",
+    "rows": "pets/test.jsonl",
+    "tasks": 4,
+    "sampling": {"model": "tuned", "max_tokens": 128},
+}
+"""Options of a launch that answers rows with images, each task a part."""
 IN_BUCKET = ("checkpoint=gs://weights/gemma-4-31B-it",)
 
 

@@ -16,9 +16,11 @@ from gemsmith import __version__
 from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.submit import print_files
 
+from .conftest import FOUR_TASKS
+
 GOLDEN = Path(__file__).parent / "golden" / "bodies"
 RECIPES = ("demo", "demo_images", "own", "pets_31b", "verilog_31b", "options")
-CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in RECIPES]
+CASES = [(on, recipe) for on in ("cloud-run", "tpu-vm") for recipe in RECIPES] + [("cloud-run", "predict")]
 OPTIONS = {
     "cloud-run": {
         "network": "n",
@@ -44,9 +46,10 @@ def printed(launched, shipped, tmp_path):
     """Returns the folder with the rendered files of a case."""
 
     def make(on: str, recipe: str) -> Path:
-        request = (
-            launched(on, overrides=HUB, timeout_hours=12, **OPTIONS[on]) if recipe == "options" else shipped(on, recipe)
-        )
+        if recipe == "options":
+            request = launched(on, overrides=HUB, timeout_hours=12, **OPTIONS[on])
+        else:
+            request = shipped(on, "pets_31b", **FOUR_TASKS) if recipe == "predict" else shipped(on, recipe)
         print_files(request, TARGETS[on], tmp_path / "out")
         return tmp_path / "out"
 

@@ -9,6 +9,8 @@ from gemsmith import __version__
 from gemsmith.launch.providers import TARGETS
 from gemsmith.launch.upload import rendered_lists
 
+from .conftest import FOUR_TASKS
+
 GOLDEN = Path(__file__).parent / "golden"
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHIPPED = ("demo", "demo_images", "own", "pets_31b", "verilog_31b")
@@ -44,6 +46,10 @@ def test_two_slices_are_rendered_as_they_were(shipped):
 
 def test_uvs_python_is_rendered_as_it_was(shipped, wheel):
     compare(GOLDEN / "tpu-vm" / "uv_wheel", rendered(shipped, "tpu-vm", "verilog_31b", wheel=wheel))
+
+
+def test_four_tasks_of_predict_are_rendered_as_they_were(shipped):
+    compare(GOLDEN / "cloud-run" / "predict", rendered(shipped, "cloud-run", "pets_31b", **FOUR_TASKS))
 
 
 def compare(folder, files):

@@ -56,7 +56,10 @@ VERILOG = {"task": "verilog", "dataset": "d"}
     ("tasks", "expected"),
     [
         ([{"task": "verilog"}], "eval.tasks.0.dataset: is missing; verilog needs the folder"),
-        ([VERILOG | {"prompt": "kind"}], "eval.tasks.0.prompt: kind was given; verilog has official, fenced"),
+        (
+            [VERILOG | {"prompt": "kind"}],
+            "eval.tasks.0.prompt: kind was given; verilog has official, fenced, paper; set one, or name",
+        ),
         ([VERILOG, VERILOG], "eval.tasks.1: is the same as eval.tasks.0"),
         ([VERILOG | {"temprature": 1.0}], "unknown key eval.tasks.0.temprature (did you mean temperature?); allowed"),
         ([VERILOG | {"samples": 0}], "eval.tasks.0.samples: 0 was given, input should be greater than 0"),

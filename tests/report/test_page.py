@@ -265,7 +265,7 @@ def test_a_task_with_its_own_problems_has_them_side_by_side(make_run, undrawn):
     task |= {"prompt": "official", "questions_sha256": "0", "left_out": {"Prob9": "why"}, "judged_by": "Icarus 11"}
     rewrite(run, "eval", scorer="verilog", tasks=[task | {"base": model, "tuned": model, "difference": difference}])
     text = Outline(render_page(run)).text
-    assert "5 samples at temperature 0.8, top-p 0.95, official prompt" in text and "3 problems" in text
+    assert "5 samples at temperature 0.8, top-p 0.95, prompt official" in text and "3 problems" in text
     assert "Neither is better. Left out, since Icarus 11 cannot judge any answer to them: Prob9." in text
     assert "Prob2_<b>" in text and "2 of 5" in text and "3 timeout" in text
 

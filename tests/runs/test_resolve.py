@@ -218,7 +218,7 @@ def test_paths_of_a_recipe_count_from_its_folder_and_those_that_are_set_from_thi
         "checkpoint": "google/base",
         "data": {"train": "../a.jsonl", "eval": "5%", "max_length": 128},
         "train": {"checkpoint_folder": "saved"},
-        "eval": {"tasks": [{"task": "verilog", "dataset": "problems"}]},
+        "eval": {"tasks": [{"task": "verilog", "dataset": "problems", "prompt": "mine.txt"}]},
         "hardware": {"catalog": "~/c.yaml"},
     }
     file.write_text(json.dumps(values))
@@ -229,6 +229,7 @@ def test_paths_of_a_recipe_count_from_its_folder_and_those_that_are_set_from_thi
         assert recipe.checkpoint == str(inner / "google" / "base") and recipe.data.train == str(tmp_path / "a.jsonl")
         assert recipe.train.checkpoint_folder == str(inner / "saved") and recipe.hardware.catalog == "/home/me/c.yaml"
         assert recipe.eval.tasks[0].dataset == str(inner / "problems") and recipe.data.held_out == 0.05
+        assert recipe.eval.tasks[0].prompt == str(inner / "mine.txt")
     # The run's copy names the same from anywhere, also what is not there yet.
     run = open_run(tmp_path / "runs" / "my", recipe, derived)
     monkeypatch.chdir("/")

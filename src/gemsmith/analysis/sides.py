@@ -375,7 +375,7 @@ def _cells(bench: BenchRecord | None) -> tuple[LoadCell, ...]:
 def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     settings = f"{result.samples} samples, temperature {result.temperature:g}, top-p {result.top_p:g}"
     task = f"{result.task}, questions {result.questions_sha256[:12]}, {settings}, {result.max_tokens} tokens"
-    task += f", {result.prompt} prompt" if result.prompt else ""
+    task += f", prompt {result.prompt}" if result.prompt else ""
     for model, found in (("base", result.base), ("tuned", result.tuned)):
         judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
         by_question = {problem.name: problem.passed / problem.samples for problem in judged}

@@ -8,7 +8,17 @@ from typing import Any
 import click
 
 from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, echo, json_option, lazy_import, option, print_json, requires, set_option
+from gemsmith.cli.options import (
+    FOLDER,
+    conflicts,
+    echo,
+    json_option,
+    lazy_import,
+    option,
+    print_json,
+    requires,
+    set_option,
+)
 
 
 @cli.command(short_help="Write a recipe for your own rows.")
@@ -35,11 +45,7 @@ def init(checkpoint: str, data: str, evaluated: str | None, out: Path, overrides
 @cli.command(name="import", short_help="Write a recipe to train on from an adapter.")
 @click.argument("adapter", type=FOLDER)
 @option(
-    "--base",
-    type=str,
-    metavar="FOLDER",
-    required=True,
-    help="The base it was trained on: a folder, a hub id, or gs://bucket/folder.",
+    "--base", type=str, metavar="FOLDER", required=True, help="Its base: a folder, a hub id, or gs://bucket/folder."
 )
 @option("--recipe", metavar="FILE", help="A recipe to take all other keys from.")
 @option("--out", metavar="FILE", help="Where the new recipe goes; default: stdout.")
@@ -99,14 +105,17 @@ def completion(shell: str) -> None:
 
 
 _out = option("--out", metavar="FILE", required=True, help="The JSONL of prompts and responses.")
+_revision = option("--revision", metavar="COMMIT", help="Without SOURCE: of the hub's dataset; default: main's of now.")
 
 
 @cli.group(short_help="Make files of rows out of public datasets.")
 def prepare() -> None:
-    """Make files of rows to train on or to score, out of public datasets that you have fetched.
+    """Make files of rows to train on or to score, out of public datasets.
+
+    codev and oxford-pets fetch theirs from the Hugging Face hub where no SOURCE is named, once for each commit.
 
     \b
-    gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --rows 10000
+    gemsmith prepare codev --out codev_r1.jsonl --rows 10000
     gemsmith prepare verilog-eval verilog-eval/dataset_spec-to-rtl --out verilog_eval.jsonl
     gemsmith prepare oxford-pets pets --split trainval --out pets/trainval.jsonl
     gemsmith prepare fashion-mnist /usr/share/datasets/fashion-mnist --out fashion
@@ -114,20 +123,23 @@ def prepare() -> None:
 
 
 @prepare.command(short_help="Verilog of CodeV-R1.")
-@click.argument("source", type=FOLDER)
+@click.argument("source", type=FOLDER, required=False)
 @_out
+@_revision
 @option("--rows", metavar="N", help="Read the first N rows only.")
 @option("--verilog-eval", metavar="FOLDER", help="verilog-eval's dataset_spec-to-rtl: find rows that share with it.")
 @option("--drop-contaminated", is_flag=True, help="With --verilog-eval: leave such rows out.")
 @json_option
 @requires("verilog_eval", "drop_contaminated")
-def codev(source: Path, out: Path, as_json: bool, **options: Any) -> None:
+@conflicts("source", "revision")
+def codev(source: Path | None, out: Path, as_json: bool, **options: Any) -> None:
     """Strip CodeV-R1's reasoning and keep its Verilog: rows of {"prompt", "response"}.
 
-    SOURCE is codev_r1_sft.jsonl of the Hugging Face dataset zhuyaoyu/CodeV-R1-dataset, or a parquet file of its rows.
-    What is dropped is counted by reason.
+    SOURCE is codev_r1_sft.jsonl of the Hugging Face dataset zhuyaoyu/CodeV-R1-dataset, or a parquet file of its rows;
+    without it the former is fetched ($HF_TOKEN), and its commit told. What is dropped is counted by reason.
 
     \b
+    gemsmith prepare codev --revision COMMIT --out codev_r1.jsonl --rows 10000
     gemsmith prepare codev codev_r1_sft.jsonl --out codev_r1.jsonl --verilog-eval FOLDER --drop-contaminated
     """
     _show(lazy_import("data.prepare.codev").prepare_codev(source, out, **options), as_json=as_json)
@@ -149,19 +161,24 @@ def verilog_eval(folder: Path, out: Path, as_json: bool) -> None:
 
 
 @prepare.command(name="oxford-pets", short_help="Images of the Oxford-IIIT Pet data set.")
-@click.argument("folder", type=FOLDER)
+@click.argument("source", type=FOLDER, required=False)
 @_out
+@_revision
 @option("--split", type=click.Choice(["trainval", "test"]), required=True, help="Of the data set's two lists.")
 @json_option
-def oxford_pets(folder: Path, out: Path, split: str, as_json: bool) -> None:
+@conflicts("source", "revision")
+def oxford_pets(source: Path | None, out: Path, revision: str | None, split: str, as_json: bool) -> None:
     """Write a row for each image of the Oxford-IIIT Pet data set: the image, all breeds to choose from, its own.
 
-    FOLDER holds images/ and annotations/ as they were unpacked. Rows name the images, which stay where they are.
+    SOURCE holds images/ and annotations/ as they were unpacked. Rows name the images, which stay where they are.
+    Without it, timm/oxford-iiit-pet of the Hugging Face hub is fetched, its commit told; images go beside --out.
 
     \b
+    gemsmith prepare oxford-pets --revision COMMIT --split test --out pets/test.jsonl
     gemsmith prepare oxford-pets pets --split test --out pets/test.jsonl
     """
-    _show(lazy_import("data.prepare.oxford_pets").prepare_oxford_pets(folder, out, split=split), as_json=as_json)
+    found = lazy_import("data.prepare.oxford_pets").prepare_oxford_pets(source, out, split=split, revision=revision)
+    _show(found, as_json=as_json)
 
 
 @prepare.command(name="fashion-mnist", short_help="Images of Fashion-MNIST.")

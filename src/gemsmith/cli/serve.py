@@ -126,11 +126,7 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
 @option("--top-p", type=Number(min=0, max=1, min_open=True), metavar="P", help="With --task; default 0.95.")
 @option("--seed", type=click.IntRange(min=0), metavar="N", help="With --task; default: the recipe's seed.")
 @option("--max-tokens", metavar="N", help="With --task; default: the recipe's eval.max_tokens.")
-@option(
-    "--prompt",
-    type=click.Choice(["official", "fenced", "paper"]),
-    help="With --task verilog: how to ask; default: official.",
-)
+@option("--prompt", metavar="NAME|FILE", help="With --task verilog: official (default), fenced, paper, or a .txt file.")
 @option("--unsafe", is_flag=True, help="With --task: run generated code without a sandbox.")
 @option(
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
@@ -213,8 +209,10 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     if missing := [f"--{name}" for name in ("task", "dataset") if name not in given]:
         raise InputError(f"{missing[0]} is missing; {', '.join(f'--{name}' for name in given)} must come with it")
     recipe = lazy_import("recipe.load").load_recipe(source / "recipe.yaml" if source.is_dir() else source, overrides)
-    schema, dataset = lazy_import("recipe.schema"), lazy_import("system.files").expanduser(given["dataset"]).resolve()
-    tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | {"dataset": str(dataset)})]
+    schema, absolute = lazy_import("recipe.schema"), lazy_import("recipe.load").absolute_path
+    files = {name: str(given[name]) for name in ("dataset", "prompt") if name in given}
+    files = {name: absolute(f".{name}", file, Path()) or file for name, file in files.items()}
+    tasks = [*schema.eval_tasks(recipe), schema.EvalTask(**dict(given) | files)]
     dumped = [task.model_dump(exclude_none=True, exclude_defaults=True) for task in tasks]
     if dumped[-1] in dumped[:-1]:
         dumped.pop()

@@ -1,6 +1,8 @@
 """Rows of the Hugging Face hub, hub:user/name@commit:split, fetched once into the hub client's cache."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -11,6 +13,33 @@ _FORM = re.compile(r"hub:(?P<name>[\w-][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+
 _COMMIT = re.compile("[0-9a-f]{40}")
 
 
+def name_split(name: str, split: str, revision: str | None = None) -> str:
+    """The address of a dataset's split at the commit that a revision, by default main, is now; a commit is itself.
+
+    Raises DataError where the hub cannot be reached or has no such dataset.
+    """
+    import huggingface_hub
+
+    if not _COMMIT.fullmatch(revision or ""):
+        with _hub_errors(f"{PREFIX}{name}" + ("" if revision is None else f"@{revision}")):
+            revision = huggingface_hub.HfApi().dataset_info(name, revision=revision).sha
+    return f"{PREFIX}{name}@{revision}:{split}"
+
+
+@contextmanager
+def _hub_errors(source: str) -> Iterator[None]:
+    """Raises DataError for what goes wrong between here and the hub."""
+    import httpx
+
+    try:
+        yield
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{source}: could not be fetched from the Hugging Face hub ({first_line(error)}); check the name and the "
+            "commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
+        ) from None
+
+
 def fetch_split(source: str) -> tuple[Path, ...]:
     """All files of a split, `train` where none is named: train.jsonl, train-00000-of-00002.parquet, data/train/….
 
@@ -18,7 +47,6 @@ def fetch_split(source: str) -> tuple[Path, ...]:
 
     Raises DataError where the source is of another form, names no commit, or cannot be reached.
     """
-    import httpx
     import huggingface_hub
 
     found = _FORM.fullmatch(source)
@@ -26,22 +54,14 @@ def fetch_split(source: str) -> tuple[Path, ...]:
         raise DataError(f"{source}: is no dataset of the hub; write hub:user/name@commit:split, such as …:train")
     name, revision, split = found["name"], found["revision"], found["split"] or "train"
     patterns = [f"{folder}{split}{rest}" for folder in ("", "*/") for rest in ("", ".*", "-*", "/*")]
-    try:
-        if not _COMMIT.fullmatch(revision or ""):
-            commit = huggingface_hub.HfApi().dataset_info(name, revision=revision).sha
-            raise DataError(
-                f"{source}: names no commit, so its rows may change; write hub:{name}@{commit}:{split}, which is what "
-                f"{revision or 'main'} holds now"
-            )
+    if not _COMMIT.fullmatch(revision or ""):
+        raise DataError(
+            f"{source}: names no commit, so its rows may change; write {name_split(name, split, revision)}, which is "
+            f"what {revision or 'main'} holds now"
+        )
+    with _hub_errors(source):
         folder = Path(
             huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
         )
-    except (httpx.HTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"{source}: could not be fetched from the Hugging Face hub ({first_line(error)}); check the name and the "
-            "commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
-        ) from None
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
-    return tuple(
-        file for file in files if any(fnmatch(file.relative_to(folder).as_posix(), pattern) for pattern in patterns)
-    )
+    names = {file: file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()}
+    return tuple(file for file, name in names.items() if any(fnmatch(name, pattern) for pattern in patterns))

@@ -22,9 +22,12 @@ from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
+from gemsmith.system.files import regular_file
 from gemsmith.tasks import (
     GREEDY,
+    PLACE,
     SOURCES,
+    Benchmark,
     Judges,
     MultipleChoiceScorer,
     Question,
@@ -33,6 +36,7 @@ from gemsmith.tasks import (
     SupportsValidation,
     find_scorer,
     find_source,
+    is_prompt_file,
 )
 from gemsmith.tasks.messages import images_of, plain_messages, text_message, text_of
 
@@ -53,6 +57,7 @@ class OpenTask:
     seed: int
     max_tokens: int
     prompt: str | None = None
+    """One of the task's own by name, or a file by its SHA-256: what it is called says nothing of its text."""
     drawn_from: int | None = None
     """How many there are, where eval.limit draws some of them."""
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -142,7 +147,7 @@ def check_tasks(run: Run) -> None:
     for entry in entries:
         if entry.task in SOURCES:
             source = find_source(entry.task)
-            source.read_questions(Path(str(entry.dataset)), prompt=entry.prompt or source.PROMPTS[0])
+            source.read_questions(Path(str(entry.dataset)), prompt=_prompt_of(entry, source))
             source.open_judges((), unsafe=entry.unsafe)
 
 
@@ -166,7 +171,7 @@ def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question], t
 
 def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     source, recipe = find_source(entry.task), run.recipe
-    prompt = entry.prompt or source.PROMPTS[0]
+    prompt = _prompt_of(entry, source)
     found = source.read_questions(Path(str(entry.dataset)), prompt=prompt)
     questions = _draw(found.questions, recipe.eval)
     judges = source.open_judges(questions, unsafe=entry.unsafe)
@@ -194,12 +199,26 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         ),
         seed=recipe.seed if entry.seed is None else entry.seed,
         max_tokens=entry.max_tokens or recipe.eval.max_tokens,
-        prompt=prompt,
+        prompt=f"file {hashlib.sha256(prompt.encode()).hexdigest()[:12]}" if is_prompt_file(entry.prompt) else prompt,
         drawn_from=len(found.questions) if len(questions) < len(found.questions) else None,
         left_out=dict(judges.ungraded),
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
+
+
+def _prompt_of(entry: EvalTask, source: Benchmark) -> str:
+    """The name of the way to ask, or the text of a file. Raises DataError for one without a place for a question."""
+    if not is_prompt_file(entry.prompt):
+        return entry.prompt or source.PROMPTS[0]
+    try:
+        text = regular_file(Path(str(entry.prompt))).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{entry.prompt}: cannot be read ({reason}); name a text file in UTF-8") from None
+    if PLACE not in text:
+        raise DataError(f"{entry.prompt}: has no {PLACE}; write it where each question is to stand")
+    return text
 
 
 def _draw(found: Sequence[Item], settings: Eval) -> list[Item]:

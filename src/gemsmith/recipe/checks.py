@@ -8,7 +8,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
 from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Train
 from gemsmith.recipe.serving import Bench
-from gemsmith.tasks import SOURCES, find_source
+from gemsmith.tasks import SOURCES, find_source, is_prompt_file
 
 SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 """A share of data.train as data.eval."""
@@ -186,9 +186,10 @@ def _check_eval_tasks(recipe: Recipe) -> None:
             if task.dataset is None:
                 raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
             prompts = find_source(task.task).PROMPTS
-            if task.prompt not in (None, *prompts):
+            if task.prompt not in (None, *prompts) and not is_prompt_file(task.prompt):
                 raise RecipeError(
-                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one"
+                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one, or name a "
+                    "file of your own, my.txt"
                 )
             continue
         if recipe.data.eval is None:
@@ -196,9 +197,8 @@ def _check_eval_tasks(recipe: Recipe) -> None:
                 f"{key}.task: {task.task} scores held-out rows, but data.eval names none; set data.eval, or take "
                 "the task out"
             )
-        if given := sorted(task.model_fields_set - {"task", "max_tokens"}):
-            given = [name for name in given if getattr(task, name) not in (None, False)]
-        if given:
+        others = sorted(task.model_fields_set - {"task", "max_tokens"})
+        if given := [name for name in others if getattr(task, name) not in (None, False)]:
             raise RecipeError(
                 f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
                 f"out; allowed there: max_tokens"

@@ -33,6 +33,8 @@ PATHS = tuple(key.name for key in KEYS if key.path)
 """Keys that may name a file or folder of this machine which a run reads."""
 FILE_KEYS = (*PATHS, "train.checkpoint_folder", *TASK_KEYS)
 """Those that may name any, beside the entries of eval.tasks."""
+ENTRY_FILES = ("task", "dataset", "prompt")
+"""Those of an entry of eval.tasks that may, too."""
 
 
 def value_at(values: Any, key: str) -> Any:

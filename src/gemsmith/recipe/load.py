@@ -13,12 +13,12 @@ from pydantic import ValidationError
 from gemsmith.arch import HUB_ID
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import SHARE, check_recipe
-from gemsmith.recipe.keys import FILE_KEYS, KEYS, value_at
+from gemsmith.recipe.keys import ENTRY_FILES, FILE_KEYS, KEYS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser
 from gemsmith.system.yaml import parse_yaml, read_yaml
-from gemsmith.tasks import is_task_file
+from gemsmith.tasks import is_prompt_file, is_task_file
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -40,14 +40,15 @@ def plain_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def task_files(keys: Mapping[str, Any]) -> dict[str, str]:
-    """Those of the dotted keys that name a Python file as a task, with the file.
+    """Those of the dotted keys that name a Python file as a task, or a text file as its prompt, with the file.
 
     >>> task_files({"eval.scorer": "exact", "eval.tasks": [{"task": "regex"}, {"task": "/a/mine.py"}]})
     {'eval.tasks.1.task': '/a/mine.py'}
     """
-    entries = enumerate(keys.get("eval.tasks") or ())
-    named = {key: keys.get(key) for key in TASK_KEYS} | {f"eval.tasks.{n}.task": entry["task"] for n, entry in entries}
-    return {key: str(file) for key, file in named.items() if is_task_file(file)}
+    named = {key: keys.get(key) for key in TASK_KEYS}
+    for number, entry in enumerate(keys.get("eval.tasks") or ()):
+        named |= {f"eval.tasks.{number}.{name}": entry.get(name) for name in ("task", "prompt")}
+    return {key: str(file) for key, file in named.items() if is_task_file(file) or is_prompt_file(file)}
 
 
 def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
@@ -113,13 +114,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
 def absolute_path(key: str, value: Any, folder: Path) -> str | None:
     """The file or folder that a key's value names, relative ones as seen from a folder.
 
-    None where it names none: rows to make, a share of them, a task of Gemsmith's own, an address, or a hub id of which
-    no folder is there.
+    None where it names none: rows to make, a share of them, a task or prompt of Gemsmith's own, an address, or a hub
+    id of which no folder is there.
     """
     if not isinstance(value, str) or not value or "://" in value or value.startswith("hub:"):
         return None
     path = folder / expanduser(value)
     task = key.endswith((".task", ".scorer")) and not is_task_file(value)
+    task |= key.endswith(".prompt") and not is_prompt_file(value)
     hub_id = key == "checkpoint" and HUB_ID.fullmatch(value) and not os.path.exists(path)
     return None if task or hub_id or (key == "data.eval" and SHARE.fullmatch(value)) else os.path.abspath(path)
 
@@ -128,7 +130,7 @@ def _named_files(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any
     """Keys of a recipe's file that may name a file or folder, the mapping that each stands in, and its name there."""
     entries = value_at(values, "eval.tasks")
     numbers = range(len(entries)) if isinstance(entries, list) else ()
-    for key in (*FILE_KEYS, *(f"eval.tasks.{number}.{name}" for number in numbers for name in ("task", "dataset"))):
+    for key in (*FILE_KEYS, *(f"eval.tasks.{number}.{name}" for number in numbers for name in ENTRY_FILES)):
         parent, _, name = key.rpartition(".")
         place = value_at(values, parent)
         if isinstance(place, dict) and name in place:

@@ -261,7 +261,8 @@ class EvalTask(Section):
     dataset: str | None = Field(None, description="The folder with the questions of such a task.")
     prompt: str | None = Field(
         None,
-        description="How such a task asks. verilog: `official` (default), as verilog-eval does, `fenced` or `paper`.",
+        description="How such a task asks. verilog: `official` (default), as verilog-eval does, `fenced` or `paper`; "
+        "or a .txt file of your own, with {question} where a question stands.",
     )
     samples: Positive | None = Field(None, description="Answers to each question; default: the task's, verilog's is 5.")
     temperature: Annotated[float, Field(ge=0)] | None = Field(

@@ -13,7 +13,7 @@ from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share
-from gemsmith.recipe.keys import FILE_KEYS, value_at
+from gemsmith.recipe.keys import ENTRY_FILES, FILE_KEYS, value_at
 from gemsmith.recipe.load import absolute_path, default_values, load_recipe, plain_values, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
@@ -262,7 +262,7 @@ def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
         entry.model_copy(
             update={
                 name: path
-                for name in ("task", "dataset")
+                for name in ENTRY_FILES
                 if (path := absolute_path(f"eval.tasks.{name}", getattr(entry, name), Path()))
             }
         )

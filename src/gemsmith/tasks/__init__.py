@@ -2,6 +2,7 @@
 
 from gemsmith.tasks.base import (
     GREEDY,
+    PLACE,
     Benchmark,
     Classifier,
     DataGenerator,
@@ -22,11 +23,12 @@ from gemsmith.tasks.registry import (
     find_generator,
     find_scorer,
     find_source,
+    is_prompt_file,
     is_task_file,
 )
 
 __all__ = [
-    "GENERATORS", "GREEDY", "SCORERS", "SOURCES", "Benchmark", "Classifier", "DataGenerator", "Judges",
+    "GENERATORS", "GREEDY", "PLACE", "SCORERS", "SOURCES", "Benchmark", "Classifier", "DataGenerator", "Judges",
     "MultipleChoiceScorer", "Question", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
-    "Verdict", "describe_tasks", "find_generator", "find_scorer", "find_source", "is_task_file",
+    "Verdict", "describe_tasks", "find_generator", "find_scorer", "find_source", "is_prompt_file", "is_task_file",
 ]  # fmt: skip

@@ -146,6 +146,10 @@ class Judges(Protocol):
         """See Scorer."""
 
 
+PLACE = "{question}"
+"""Of what is asked, in the text of a prompt of the user's own."""
+
+
 class Benchmark(Protocol):
     """A task that `eval.tasks` can name with a `dataset`: it brings its own questions."""
 
@@ -155,7 +159,7 @@ class Benchmark(Protocol):
     """The ways to ask that `prompt` can name; the first is the default."""
 
     def read_questions(self, folder: Path, *, prompt: str) -> QuestionSet:
-        """The questions in a folder. Raises DataError."""
+        """The questions in a folder, asked in one of PROMPTS, or in a text with PLACE in it. Raises DataError."""
 
     def open_judges(self, questions: Sequence[Question], *, unsafe: bool = False) -> Judges:
         """What judges answers to these questions. Raises MachineError where something is not installed.

@@ -41,6 +41,11 @@ def is_task_file(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".py")
 
 
+def is_prompt_file(name: object) -> bool:
+    """Whether a way to ask is a text file of the user's own."""
+    return isinstance(name, str) and name.endswith(".txt")
+
+
 def find_generator(name: str) -> DataGenerator:
     """The task that makes the rows of this name, one of GENERATORS or the user's own file."""
     if is_task_file(name):

@@ -11,7 +11,7 @@ import pytest
 
 from gemsmith.recipe.serving import GRIDS, Load
 from gemsmith.report.page import render_page
-from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles, Saturation, ServerLoad, Slo
+from gemsmith.runs.bench_records import BenchCell, BenchRecord, DeviceLoad, Percentiles, Saturation, ServerLoad, Slo
 from gemsmith.runs.eval_records import (
     Difference,
     EvalRecord,
@@ -94,6 +94,17 @@ def paper_cell(load: Load, *, probe: bool = False) -> BenchCell:
             kv_use_mean=min(1.0, busy / 3),
             kv_use_max=min(1.0, busy / 2),
             preemptions=int(max(0, busy - 3)),
+        ),
+        devices=tuple(
+            DeviceLoad(
+                name="NVIDIA H100 80GB HBM3",
+                samples=60,
+                memory_bytes_max=(70 + number) * 2**30,
+                busy_mean=min(1.0, busy / (2 + number)),
+                busy_max=1.0,
+                power_w_mean=120 + 90 * busy,
+            )
+            for number in range(2)
         ),
     )
 

@@ -6,9 +6,9 @@ import math
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.page import render_page, report
 from gemsmith.report.sections import serving as bench
-from gemsmith.runs.bench_records import BenchImages, BenchRecord, Saturation, ServerLoad, Slo
+from gemsmith.runs.bench_records import BenchImages, BenchRecord, DeviceLoad, Saturation, ServerLoad, Slo
 from gemsmith.runs.run import read_record, write_record
-from gemsmith.system.format import decimal
+from gemsmith.system.format import decimal, memory, percent
 
 
 def test_goodput_saturation_and_loads_without_a_rate_are_shown(make_run, undrawn):
@@ -82,6 +82,34 @@ def test_a_dash_says_why_there_is_no_number(make_run, undrawn):
         text = render_page(run)
         assert [other in text for other in why] == [other == words for other in why]
         assert '<abbr title="no SLO was set">–</abbr>' in text
+
+
+def test_what_the_accelerators_did_in_each_cell_is_in_a_table(large_run, section_words):
+    words = section_words(large_run, "bench")
+    for cell in read_record(large_run, BenchRecord).cells:
+        one, other = cell.devices
+        in_use, watts = percent((one.busy_mean + other.busy_mean) / 2), decimal(2 * one.power_w_mean)
+        row = f"{memory(71 * 2**30)} {in_use} {watts} W"
+        assert f" {' '.join(row.split())} " in words, row
+    assert "2 × NVIDIA H100 80GB HBM3. Memory is the fullest one’s" in words
+
+
+def test_what_is_not_known_of_the_accelerators_says_why(make_run, undrawn):
+    run = make_run(steps=2, lengths=(512,), rates=(4.0,))
+    record = read_record(run, BenchRecord)
+    tpu = DeviceLoad(name="v6e", samples=1, memory_bytes_max=2**30, busy_mean=0.5, busy_max=1.0)
+    for update, said in (
+        ({"no_devices": "watch_gpus: <none>"}, ['title="watch_gpus: &lt;none&gt;">–'] * 3),
+        ({}, ['title="no look at them is recorded">–'] * 3),
+        (
+            {"devices": (tpu,)},
+            ["<td>1.00\u00a0GiB</td><td>50.0\u00a0%</td>", 'title="its library gives no power">–'],
+        ),
+    ):
+        write_record(run, record.model_copy(update={"cells": (record.cells[0].model_copy(update=update),)}))
+        page = render_page(run)
+        assert all(page.count(words) == said.count(words) for words in said), said
+        assert ("1 × v6e. Memory" in page) is ("devices" in update)
 
 
 def test_a_large_run_stays_small_enough_to_send(large_run):

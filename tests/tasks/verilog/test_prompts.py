@@ -23,5 +23,11 @@ def test_our_own_asks_in_one_message_for_one_block():
     assert user["role"] == "user" and user["content"].startswith("Make a module.\n\nAnswer with one block of Verilog")
 
 
+def test_a_prompt_of_the_users_own_is_one_message_with_the_question_in_its_place():
+    (user,) = plain_messages(ask("\n{clk} in, {q} out.\n", "You know {this}.\n{question}\nNow: {question}\n"))
+    assert user["content"] == "You know {this}.\n{clk} in, {q} out.\nNow: {clk} in, {q} out.\n"
+    assert user["role"] == "user"
+
+
 def test_the_official_prompt_is_the_default():
     assert PROMPTS[0] == "official"

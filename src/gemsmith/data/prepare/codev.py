@@ -15,6 +15,8 @@ from typing import Any
 
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.dedup import NEAR, Index, N, build_index, find_match
+from gemsmith.data.hub import PREFIX, name_split
+from gemsmith.data.prepare import write_prepared
 from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError
 from gemsmith.runs.records import PreparedRecord, SharedRow
@@ -70,20 +72,22 @@ class _Tally:
 
 
 def prepare_codev(
-    source: Path,
+    source: Path | None,
     out: Path,
     *,
+    revision: str | None = None,
     rows: int | None = None,
     verilog_eval: Path | None = None,
     drop_contaminated: bool = False,
 ) -> PreparedRecord:
     """Writes the first `rows` rows of CodeV-R1 as {"prompt", "response"}, and returns what was dropped and shared.
 
-    Raises DataError for what cannot be read; `out` is written whole or not at all.
+    Without a source they are the hub's. Raises DataError for what cannot be read; `out` is written whole or not at all.
     """
-    if not source.exists():
-        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}")
-    if out.exists() and out.resolve() == source.resolve():
+    address = str(source or name_split(HUB_ID, FILE, revision))
+    if not address.startswith(PREFIX) and not Path(address).exists():
+        raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}, or no file")
+    if out.exists() and out.resolve() == Path(address).resolve():
         raise DataError(f"--out {out}: is what the rows are read from; name another file")
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
     texts = {
@@ -93,16 +97,16 @@ def prepare_codev(
     indices = tuple(build_index(kind, named) for kind, named in texts.items() if problems)
     tally, written = _Tally(indices=indices, drop_contaminated=drop_contaminated), 0
     with atomic_write(out) as file:
-        for origin, row in islice(_stored(source), rows):
+        for origin, row in islice(_stored(address), rows):
             if made := tally.take(origin, row):
                 written += 1
                 file.write(json.dumps(made, ensure_ascii=False) + "\n")
         if not written:
             why = _counted(tally.dropped) or "it has none"
-            raise DataError(f"{source}: none of its {tally.read} rows can be kept ({why})")
+            raise DataError(f"{address}: none of its {tally.read} rows can be kept ({why})")
     return PreparedRecord(
-        source=str(source),
-        source_sha256=source_sha256(str(source)),
+        source=address,
+        source_sha256=source_sha256(address),
         out=str(out),
         out_sha256=sha256_file(out),
         rows_read=tally.read,
@@ -122,18 +126,11 @@ def prepare_codev(
 def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
     """Writes verilog-eval's specifications with their reference modules, as TopModule, in the same form."""
     problems = read_problems(folder)
-    with atomic_write(out) as file:
-        for problem in problems:
-            row = {"prompt": problem.prompt.strip(), "response": _REFERENCE.sub(_TOP, problem.reference).strip()}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return PreparedRecord(
-        source=str(folder),
-        source_sha256=problems_sha256(problems),
-        out=str(out),
-        out_sha256=sha256_file(out),
-        rows_read=len(problems),
-        rows_written=len(problems),
-    )
+    rows = [
+        {"prompt": problem.prompt.strip(), "response": _REFERENCE.sub(_TOP, problem.reference).strip()}
+        for problem in problems
+    ]
+    return write_prepared(rows, out, source=str(folder), source_sha256=problems_sha256(problems))
 
 
 def make_row(row: Mapping[str, Any]) -> dict[str, str] | str:
@@ -169,7 +166,8 @@ def print_prepared(record: PreparedRecord) -> None:
     """Prints what was written, dropped and shared."""
     console = open_console()
     dropped = f"; dropped {sum(record.dropped.values()):,} ({_counted(record.dropped)})" if record.dropped else ""
-    console.print(f"{record.rows_written:,} of {record.rows_read:,} rows written to {record.out}{dropped}")
+    of = f" of {record.source}" if record.source.startswith(PREFIX) else ""
+    console.print(f"{record.rows_written:,} of {record.rows_read:,} rows{of} written to {record.out}{dropped}")
     if record.ignored_columns:
         console.print(f"left out the columns {', '.join(record.ignored_columns)}")
     if record.contaminated is None:
@@ -189,8 +187,8 @@ def print_prepared(record: PreparedRecord) -> None:
         console.print("they were written all the same; --drop-contaminated leaves them out")
 
 
-def _stored(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for origin, row in stored_rows(str(source), lambda name: name in _READ):
+def _stored(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for origin, row in stored_rows(source, lambda name: name in _READ):
         if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
             columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
             raise DataError(

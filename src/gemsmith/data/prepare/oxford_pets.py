@@ -12,13 +12,19 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gemsmith.data.dataset import source_sha256
+from gemsmith.data.hub import name_split
+from gemsmith.data.prepare import write_prepared
+from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, some
 from gemsmith.runs.records import PreparedRecord
-from gemsmith.system.files import atomic_write, regular_file, sha256_file
+from gemsmith.system.files import atomic_replace_dir, regular_file
 
-SPLITS = ("trainval", "test")
+HUB_ID = "timm/oxford-iiit-pet"
+SPLITS = {"trainval": "train", "test": "test"}
+"""What each is called in the data set, and on the hub."""
 UNKNOWN = "Unknown"
 PROMPT = (
     f"Choose one breed of this list: {{labels}}. Answer with its name and nothing else; if none fits, answer {UNKNOWN}."
@@ -45,13 +51,26 @@ class ImageFile(NamedTuple):
         return self.name.rpartition("_")[0].lower()
 
 
-def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecord:
+def prepare_oxford_pets(source: Path | None, out: Path, *, split: str, revision: str | None = None) -> PreparedRecord:
     """Writes a row for each image of the split, {"image", "prompt", "response"}, and returns what was written.
 
     Rows of the test split have all breeds as `labels`, too, which the scorer of that name reads. Paths of images are
-    those seen from the folder of `out`. Raises DataError for lists that cannot be read or contradict each other, and
-    images that do not exist; `out` is written whole or not at all.
+    those seen from the folder of `out`. Without a source they are the hub's at `revision`, put into a new folder there.
+    Raises DataError for what cannot be read, contradicts itself or is not there; `out` is written whole or not at all.
     """
+    if source is None:
+        address = name_split(HUB_ID, SPLITS[split], revision)
+        images, breeds, sha256 = *fetch_images(address, out.with_name(f"{out.stem}_images")), source_sha256(address)
+    else:
+        address, (images, breeds) = str(source), find_images(source, split, seen_from=out.parent)
+        sha256 = hashlib.sha256(b"".join(_list(source, each).read_bytes() for each in SPLITS)).hexdigest()
+    prompt, labels = PROMPT.replace("{labels}", ", ".join(breeds)), {"labels": breeds} if split == "test" else {}
+    rows = [{"image": image, "prompt": prompt, "response": breed} | labels for image, breed in images]
+    return write_prepared(rows, out, source=address, source_sha256=sha256)
+
+
+def find_images(folder: Path, split: str, *, seen_from: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """The split's images by path, each with its breed, and all breeds."""
     images = {each: read_split(folder, each) for each in SPLITS}
     names: dict[int, ImageFile] = {}
     for image in (image for part in images.values() for image in part):
@@ -60,28 +79,37 @@ def prepare_oxford_pets(folder: Path, out: Path, *, split: str) -> PreparedRecor
                 f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
                 f"are two breeds; {_WHERE}"
             )
-    breeds = sorted({image.breed for image in names.values()})
     there = folder / "images"
     missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
     if missing:
         of_all = f"{len(missing):,} of {len(images[split]):,}"
         raise DataError(f"{there}: {of_all} images do not exist ({some(missing, _NAMED)}); {_WHERE}")
-    prompt = PROMPT.replace("{labels}", ", ".join(breeds))
-    seen_from = os.path.relpath(there, out.parent)
-    with atomic_write(out) as file:
-        for image in images[split]:
-            row: dict[str, Any] = {"image": f"{seen_from}/{image.name}.jpg", "prompt": prompt, "response": image.breed}
-            row |= {"labels": breeds} if split == "test" else {}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    lists = b"".join(_list(folder, each).read_bytes() for each in SPLITS)
-    return PreparedRecord(
-        source=str(folder),
-        source_sha256=hashlib.sha256(lists).hexdigest(),
-        out=str(out),
-        out_sha256=sha256_file(out),
-        rows_read=len(images[split]),
-        rows_written=len(images[split]),
-    )
+    path = os.path.relpath(there, seen_from)
+    found = [(f"{path}/{image.name}.jpg", image.breed) for image in images[split]]
+    return found, sorted({image.breed for image in names.values()})
+
+
+def fetch_images(address: str, folder: Path) -> tuple[list[tuple[str, str]], list[str]]:
+    """The same of a split of the hub, whose images are written into the new folder, by their places."""
+    import pyarrow.parquet
+
+    if folder.exists():
+        raise DataError(f"{folder}: already exists, and is where the images go; delete it, or name another --out")
+    try:  # as Hugging Face's datasets writes it into the schema of a table; what pyarrow raises is a ValueError
+        said = (pyarrow.parquet.read_schema(find_files(address)[0]).metadata or {})[b"huggingface"]
+        breeds = [str(name) for name in json.loads(said)["info"]["features"]["label"]["names"]]
+    except (KeyError, TypeError, ValueError):
+        raise DataError(f"{address}: does not say which breed a label is; {_WHERE}") from None
+    found = []
+    with atomic_replace_dir(folder) as beside:
+        for number, (origin, row) in enumerate(stored_rows(address, {"image", "label"}.__contains__)):
+            match row:
+                case {"image": {"bytes": bytes(content)}, "label": int(label)} if 0 <= label < len(breeds):
+                    (beside / f"{number:05d}.jpg").write_bytes(content)
+                    found.append((f"{folder.name}/{number:05d}.jpg", breeds[label]))
+                case _:
+                    raise DataError(f"{address}: {origin} has no image and label as {HUB_ID} had; {_WHERE}")
+    return found, sorted(breeds)
 
 
 def read_split(folder: Path, split: str) -> list[ImageFile]:
@@ -89,10 +117,9 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
     file = _list(folder, split)
     try:
         lines = regular_file(file).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{file}: does not exist; {_WHERE}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error}); {_WHERE}") from None
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise DataError(f"{file}: {reason}; {_WHERE}") from None
     images = []
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):

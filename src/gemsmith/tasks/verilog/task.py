@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemsmith.system.sandbox import Sandbox, find_sandbox
-from gemsmith.tasks.base import Question, QuestionSet, Sampling, Verdict
+from gemsmith.tasks.base import PLACE, Question, QuestionSet, Sampling, Verdict
 from gemsmith.tasks.messages import Message, text_message
 from gemsmith.tasks.verilog.simulate import (
     Failed,
@@ -41,13 +41,15 @@ PROMPTS = ("official", "fenced", "paper")
 
 
 def ask(specification: str, prompt: str) -> tuple[Message, ...]:
-    """The messages of one of PROMPTS.
+    """The messages of one of PROMPTS, or of a text with {question} in it.
 
     `official`: a system message, and the specification between `Question:` and `Answer:` with the rule on [BEGIN] and
     [DONE]. `fenced`: with one sentence on the form of the answer, as a chat model's user would write. `paper`: with the
     four hints that arXiv 2605.25645 gave, in our words and without a system turn.
     """
     specification = specification.strip()
+    if PLACE in prompt:
+        return (text_message("user", prompt.replace(PLACE, specification)),)
     if prompt == "official":
         asked = f"\nQuestion:\n{specification}\n{OFFICIAL_RULE}\nAnswer:\n"
         return text_message("system", OFFICIAL_SYSTEM), text_message("user", asked)
@@ -71,7 +73,7 @@ class VerilogJudges:
 
 
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
-    """Every problem of the folder, asked as `prompt` says, one of PROMPTS. Raises DataError."""
+    """Every problem of the folder, asked as `prompt` says, as in `ask`. Raises DataError."""
     problems = read_problems(folder)
     questions = tuple(
         Question(
