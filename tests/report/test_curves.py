@@ -61,6 +61,11 @@ def test_the_held_out_loss_is_drawn_on_the_loss_alone_and_its_least_named(make_r
     lines = [line[:2] for line in tables._lines(train)]
     assert ("held-out loss", "1.75, the least 1.50 at step 8") in lines
     assert ("held-out token accuracy", "50.0\xa0%") in lines
+    kept = tables._lines(train.model_copy(update={"kept": "best", "early_stop": "ended early"}))
+    shown = dict(line[:2] for line in kept)
+    assert (
+        shown["held-out loss"].endswith(" at step 8, which export takes") and "12 steps, ended early" in shown["loss"]
+    )
 
 
 def test_a_loss_that_is_flat_after_its_fall_is_drawn_on_a_log_scale(make_run, undrawn):

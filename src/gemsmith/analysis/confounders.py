@@ -64,6 +64,8 @@ RULES = (
     Rule("train.spike_factor", _Q, "which updates are left out"),
     Rule("train.checkpoint_folder", (), "where steps are saved"),
     Rule("train.eval_steps", ("cost",), "held-out rows take time while it trains; not in the steps' times"),
+    Rule("train.keep", _Q, "weights of another step"),
+    Rule("train.early_*", ("quality", "cost"), "when training ends", settled_by="train:steps"),
     Rule("train.save_*", (), "how often steps are saved and how many stay; not in the steps' times"),
     Rule("train.mesh*", _T, "devices share a step otherwise", settled_by="train:mesh"),
     Rule("train.attention", _T, "another kernel", settled_by="train:attention"),

@@ -29,6 +29,7 @@ from gemsmith.runs.run import Run, find_run, inputs_sha256, read_record, unprove
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
 from gemsmith.train.logging import trained_s
+from gemsmith.train.loss_checks import best_evaluation
 
 _NAMED_STEPS = 5
 
@@ -249,8 +250,9 @@ def held_out_words(train: TrainRecord) -> str:
     """The last loss on held-out rows while it trained, and the least; empty without one."""
     if not train.evaluations:
         return ""
-    final, best = train.evaluations[-1], min(train.evaluations, key=lambda one: one.loss)
-    return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}"
+    final, best = train.evaluations[-1], best_evaluation(train.evaluations)
+    kept = ", which export takes" if train.kept == "best" else ""
+    return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}{kept}"
 
 
 def total_s(findings: RunRecords) -> float:

@@ -226,8 +226,16 @@ class Train(Section):
     eval_steps: NotCompiled[OfRows[Positive | None]] = Field(
         None, description="Steps from one loss on the rows of data.eval to the next; the last has one, too. null: none."
     )
+    keep: NotCompiled[Literal["last", "best"]] = Field(
+        "last", description="The step that export takes; best: of the lowest of the losses of eval_steps, always saved."
+    )
+    early_stopping_patience: NotCompiled[Positive | None] = Field(
+        None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
+    )
     save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
-    save_total_limit: NotCompiled[Positive] = Field(3, description="How many saved steps stay: the newest.")
+    save_total_limit: NotCompiled[Positive] = Field(
+        3, description="How many saved steps stay: the newest, and beside them the best, where that is to keep."
+    )
     checkpoint_folder: NotCompiled[str | None] = Field(
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
@@ -245,7 +253,7 @@ class Train(Section):
 class Export(Section):
     stages = "export"
 
-    step: Positive | None = Field(None, description="The saved step to export; default: the last.")
+    step: Positive | None = Field(None, description="The saved step to export; default: by train.keep.")
     merge_into: Literal["trained", "original"] = Field(
         "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
     )

@@ -227,6 +227,8 @@ class TrainRecord(Record):
     backend: str
     model: str
     steps: tuple[TrainStep, ...]
+    early_stop: str | None = None
+    """Why training ended before its planned steps; None where it did not."""
     evaluations: tuple[Evaluation, ...] = ()
     """After every train.eval_steps and the last step."""
     warmup_steps: int | None = None
@@ -257,6 +259,9 @@ class TrainRecord(Record):
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
+    """What export takes."""
+    kept: Literal["last", "best"] = "last"
+    """Which step that is."""
     saves: TrainSaves | None = None
     images: TrainImages | None = None
     """None where the rows are text alone."""

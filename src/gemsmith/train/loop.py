@@ -30,7 +30,13 @@ from gemsmith.train.logging import (
     machine_of,
     timed_steps,
 )
-from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
+from gemsmith.train.loss_checks import (
+    best_evaluation,
+    loss_increase_warnings,
+    loss_plateau_warnings,
+    reason_to_end_early,
+    spike_limit,
+)
 from gemsmith.train.resume import (
     Stop,
     checkpoint_metadata,
@@ -199,7 +205,7 @@ class TrainSession:
     def train(self) -> None:
         """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
         try:
-            if self.done < self.steps:
+            if not self.is_complete:
                 if self._backend.writes:
                     machine = machine_of(self.run, self._backend.facts().accelerators)
                     open_console().print(describe_first_step(self.run, machine))
@@ -207,12 +213,21 @@ class TrainSession:
                     self._backend.run()
         except KeyboardInterrupt:
             raise self.stopped(signal.SIGINT) from None
-        if len(self.log.steps) < self.steps:
+        if not self.is_complete:
             raise self.stopped(self.stopping.number)
+        if self._backend.writes and self.early_stop:
+            open_console().print(f"train  {self.early_stop}")
+        if self._backend.writes and self.best_step:
+            open_console().print(f"train  step {self.best_step:,} has the lowest held-out loss: export takes that one")
 
     def stopped(self, number: int) -> BaseException:
         """What to raise where a signal has ended the attempt."""
         return stopped(self.run, number, None if self.restart else self._last_saved())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is no step left to train; asked where none is under way."""
+        return len(self.log.steps) == self.steps or self.early_stop is not None
 
     # What a backend asks.
 
@@ -281,6 +296,17 @@ class TrainSession:
         )
         self.start_clock()
 
+    @property
+    def early_stop(self) -> str | None:
+        """Why training ends before its last step, by the evaluations so far; None where it does not."""
+        return reason_to_end_early(self.log.evaluations, self.run.recipe.train, steps=self.steps)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the lowest held-out loss so far, to be saved and kept; None where train.keep is last."""
+        is_kept = self.log.evaluations and self.run.recipe.train.keep == "best"
+        return best_evaluation(self.log.evaluations).step if is_kept else None
+
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.checkpoints.delete_all()
@@ -329,6 +355,7 @@ class TrainSession:
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
+            early_stop=self.early_stop,
             evaluations=tuple(self.log.evaluations),
             warmup_steps=run.recipe.optimizer.warmup(self.steps),
             base_dtype=run.recipe.train.dtype,
@@ -339,7 +366,8 @@ class TrainSession:
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
             images=self._images(facts),
             against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
-            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
+            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self.best_step or self._last_saved()}",
+            kept=run.recipe.train.keep,
             saves=self._saves,
             warnings=(
                 *self._warnings,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemsmith.recipe.schema import Recipe, Train
-from gemsmith.runs.records import TrainStep
+from gemsmith.runs.records import Evaluation, TrainStep
 
 WINDOW_STEPS = 50
 _FEWEST_STEPS = 10
@@ -42,6 +42,25 @@ def reason_to_stop(steps: Sequence[TrainStep], train: Train) -> str | None:
     if len(recent) == _MOST_SKIPPED_IN_A_ROW and all(step.skipped for step in recent):
         return f"the last {len(recent)} steps were all skipped, step {last.step} with loss {last.loss:.4g}"
     return None
+
+
+def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The one of the lowest loss, of several the first; NaN is above all others."""
+    return min(evaluations, key=lambda one: (math.isnan(one.loss), one.loss))
+
+
+def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, steps: int) -> str | None:
+    """Why training ends before the last of its steps with the last of these; None where it does not."""
+    patience = train.early_stopping_patience
+    if patience is None or not evaluations or evaluations[-1].step == steps:
+        return None
+    best = best_evaluation(evaluations)
+    if len(evaluations) - evaluations.index(best) <= patience:
+        return None
+    return (
+        f"ended after step {evaluations[-1].step:,} of {steps:,}: no held-out loss below {best.loss:.4f}, that of step "
+        f"{best.step:,}, in {patience:,} evaluation{'s' * (patience > 1)} (train.early_stopping_patience)"
+    )
 
 
 # A fall by a smaller share of the loss is hardly one; one by a larger share than the second is, whatever the noise.

@@ -59,6 +59,12 @@ def check_export_step(run: Run, steps: int, *, restart: bool = False) -> None:
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return
+    if train.keep == "best" or train.early_stopping_patience:
+        raise RecipeError(
+            f"export.step: {wanted} was given, and with train.keep best or train.early_stopping_patience only training "
+            "tells which steps stay; set null, and once it has ended export that step with: gemsmith export "
+            f"{run.path} --set export.step={wanted}"
+        )
     there: list[int] = []
     if not restart and run.checkpoints.is_dir():
         there = [int(entry.name) for entry in run.checkpoints.iterdir() if entry.name.isdecimal()]

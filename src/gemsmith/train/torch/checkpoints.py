@@ -51,8 +51,19 @@ class PeftCheckpoints:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
-    def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
-        """Writes a step, and deletes those that are too many. `matrices`: module -> {"a": (R, in), "b": (out, R)}."""
+    def save(
+        self,
+        step: int,
+        matrices: Mapping[str, Arrays],
+        moments: Arrays,
+        metadata: Mapping[str, Any],
+        *,
+        best: int | None = None,
+    ) -> None:
+        """Writes a step, and deletes those that are too many, but for the best.
+
+        `matrices`: module -> {"a": (R, in), "b": (out, R)}.
+        """
         if not self._writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +89,8 @@ class PeftCheckpoints:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
-            shutil.rmtree(self.folder / str(old))
+            if old != best:
+                shutil.rmtree(self.folder / str(old))
 
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""
