@@ -189,6 +189,14 @@ class Evaluation(Part):
     """In no step's step_s."""
 
 
+class Extension(Part):
+    """A training was given other steps in all: those up to `after` have the learning rates of `planned_steps`."""
+
+    after: int
+    planned_steps: int
+    steps: int
+
+
 class TrainImages(Part):
     seen: int
     """Images of the rows of all steps; those of a row that was trained on twice count twice."""
@@ -244,6 +252,7 @@ class TrainRecord(Record):
     """What train.remat came to on these devices."""
     resumed_at: tuple[int, ...] = ()
     """Steps after which the run was continued from a checkpoint."""
+    extensions: tuple[Extension, ...] = ()
     spikes: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
     """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
-from gemsmith.runs.records import Evaluation, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.train.inputs import start_adapter_hash
@@ -41,12 +41,13 @@ from gemsmith.train.resume import (
     Stop,
     checkpoint_metadata,
     earlier_evaluations,
+    earlier_extensions,
     earlier_steps,
     refuse_to_go_on,
     stop_on_signals,
     stopped,
 )
-from gemsmith.train.schedule import learning_rate, schedule_notices
+from gemsmith.train.schedule import describe_extension, learning_rate, schedule_notices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +161,15 @@ class TrainSession:
         self._warnings: list[str] = []
         if backend.writes:
             open_console().print(f"train  loading {run.recipe.checkpoint}")
+        self.extensions: list[Extension] = []
         self.done, earlier, evaluations, self._resumed_at = (0, [], [], []) if restart else self._resume()
         backend.prepare(self)
         if self.done:
             backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
+                for extension in (each for each in self.extensions if each.after == self.done):
+                    open_console().print(f"train  {describe_extension(run.recipe.optimizer, extension)}")
         sinks: tuple[Sink, ...] = ()
         if backend.writes:
             display = Display(steps=steps, done=self.done, compare=self._compare)
@@ -189,6 +193,7 @@ class TrainSession:
                 metadata = backend.checkpoints.read_metadata(step)
                 earlier = earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
                 found = step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
+                self.extensions = earlier_extensions(run, metadata)
                 backend.check_saved(step)
             except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
                 damaged[step] = f"{run.checkpoints}/{step}: is damaged ({last_line(error)})"
@@ -299,7 +304,8 @@ class TrainSession:
     @property
     def early_stop(self) -> str | None:
         """Why training ends before its last step, by the evaluations so far; None where it does not."""
-        return reason_to_end_early(self.log.evaluations, self.run.recipe.train, steps=self.steps)
+        after = self.extensions[-1].after if self.extensions else 0
+        return reason_to_end_early(self.log.evaluations, self.run.recipe.train, after=after, steps=self.steps)
 
     @property
     def best_step(self) -> int | None:
@@ -319,7 +325,12 @@ class TrainSession:
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
         return checkpoint_metadata(
-            self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256, self.log.evaluations
+            self.run,
+            self.log.steps,
+            self.resumed_at,
+            self._start_adapter_sha256,
+            self.log.evaluations,
+            self.extensions,
         )
 
     def saved(self, seconds: float, size_bytes: int) -> None:
@@ -357,9 +368,12 @@ class TrainSession:
             steps=tuple(steps),
             early_stop=self.early_stop,
             evaluations=tuple(self.log.evaluations),
-            warmup_steps=run.recipe.optimizer.warmup(self.steps),
+            warmup_steps=run.recipe.optimizer.warmup(
+                self.extensions[0].planned_steps if self.extensions else self.steps
+            ),
             base_dtype=run.recipe.train.dtype,
             resumed_at=tuple(self.resumed_at),
+            extensions=tuple(self.extensions),
             spikes=tuple(step.step for step in steps if step.spike),
             skipped=tuple(step.step for step in steps if step.skipped),
             machine=machine,

@@ -49,13 +49,16 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
     return min(evaluations, key=lambda one: (math.isnan(one.loss), one.loss))
 
 
-def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, steps: int) -> str | None:
-    """Why training ends before the last of its steps with the last of these; None where it does not."""
+def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, after: int, steps: int) -> str | None:
+    """Why training ends before the last of its steps with the last of these; None where it does not.
+
+    `after`: the step from which on patience counts.
+    """
     patience = train.early_stopping_patience
     if patience is None or not evaluations or evaluations[-1].step == steps:
         return None
     best = best_evaluation(evaluations)
-    if len(evaluations) - evaluations.index(best) <= patience:
+    if sum(one.step > max(best.step, after) for one in evaluations) < patience:
         return None
     return (
         f"ended after step {evaluations[-1].step:,} of {steps:,}: no held-out loss below {best.loss:.4f}, that of step "

@@ -17,7 +17,7 @@ from gemsmith.checkpoints.folder import refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train
-from gemsmith.runs.records import DataRecord, Evaluation, TrainStep
+from gemsmith.runs.records import DataRecord, Evaluation, Extension, TrainStep
 from gemsmith.runs.run import Run, incompatible_changes, read_record, stage_keys
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave, listening
@@ -54,11 +54,15 @@ def checkpoint_metadata(
     resumed_at: Sequence[int],
     start_adapter_sha256: str | None,
     evaluations: Sequence[Evaluation] = (),
+    extensions: Sequence[Extension] = (),
 ) -> dict[str, Any]:
     """What a checkpoint says about itself beside its arrays; JSON can hold it."""
+    data = read_record(run, DataRecord)
     return {
         "recipe": stage_keys(run.recipe, "train"),
-        "rows_sha256": read_record(run, DataRecord).rows_sha256,
+        "rows_sha256": data.rows_sha256,
+        "planned_steps": data.steps,
+        "extensions": [extension.model_dump() for extension in extensions],
         "start_adapter_sha256": start_adapter_sha256,
         "resumed_at": list(resumed_at),
         "steps": [step.model_dump_json() for step in steps],
@@ -77,6 +81,15 @@ def earlier_evaluations(metadata: Mapping[str, Any]) -> list[Evaluation]:
     return [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
 
 
+def earlier_extensions(run: Run, metadata: Mapping[str, Any]) -> list[Extension]:
+    """Those up to a checkpoint, and with its last step one more where the run has other steps planned by now."""
+    steps = read_record(run, DataRecord).steps
+    found = [Extension.model_validate(each) for each in metadata.get("extensions", ())]
+    if (planned := metadata.get("planned_steps", steps)) != steps:
+        found.append(Extension(after=len(metadata["steps"]), planned_steps=planned, steps=steps))
+    return found
+
+
 def earlier_steps(
     run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None
 ) -> list[TrainStep]:
@@ -89,6 +102,12 @@ def earlier_steps(
         raise RunError(
             f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
             f"set it back, or start again with: gemsmith train {run.path} --force"
+        )
+    done, updates = len(metadata["steps"]), read_record(run, DataRecord).steps
+    if done > updates:
+        raise RunError(
+            f"{place}: is step {done:,}, and the recipe now asks for {updates:,}; set back train.max_steps or "
+            f"train.epochs, or start again with: gemsmith train {run.path} --force"
         )
     if metadata["rows_sha256"] != read_record(run, DataRecord).rows_sha256:
         raise RunError(
@@ -106,9 +125,10 @@ def earlier_steps(
             f"start again with: gemsmith train {run.path} --force"
         )
     steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
-    optimizer, updates = run.recipe.optimizer, read_record(run, DataRecord).steps
+    optimizer, extensions = run.recipe.optimizer, earlier_extensions(run, metadata)
     for step in steps:
-        rate = learning_rate(optimizer, update=step.step - 1, updates=updates)
+        planned = (each.planned_steps for each in extensions if step.step <= each.after)
+        rate = learning_rate(optimizer, update=step.step - 1, updates=next(planned, updates))
         if not math.isclose(step.learning_rate, rate, rel_tol=1e-6):
             raise RunError(
                 f"{place}: was trained with another schedule: step {step.step} had the learning rate "

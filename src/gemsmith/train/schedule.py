@@ -7,6 +7,7 @@ import math
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.schema import Optimizer, Recipe
+from gemsmith.runs.records import Extension
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
 
@@ -51,6 +52,17 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
         f"Training has {steps:,} step{'s' * (steps != 1)} and warm-up takes {warmup:,}, so no step gets "
         f"optimizer.learning_rate, {optimizer.learning_rate:g}: the last one gets {highest:.2g}. Set "
         "optimizer.warmup_steps lower.",
+    )
+
+
+def describe_extension(optimizer: Optimizer, extension: Extension) -> str:
+    """What becomes of the learning rates."""
+    done, steps = extension.after, extension.steps
+    first, last = (learning_rate(optimizer, update=update, updates=steps) for update in (done, steps - 1))
+    return (
+        f"{steps:,} steps instead of {extension.planned_steps:,}: the {done:,} done keep their learning rates; from "
+        f"step {done + 1:,} on they are those of a {optimizer.schedule} schedule over {steps:,} steps, {first:.3g} to "
+        f"{last:.3g}"
     )
 
 

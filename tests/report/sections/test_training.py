@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections import training
-from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.records import Extension, TrainRecord
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import count, decimal, duration
 
@@ -36,7 +36,10 @@ def test_the_step_that_is_kept_and_an_early_end_are_told(make_run, section_words
     write_record(
         run, train.model_copy(update={"kept": "best", "last_checkpoint": "checkpoints/8", "early_stop": early})
     )
+    more = Extension(after=4, planned_steps=4, steps=20)
+    write_record(run, read_record(run, TrainRecord).model_copy(update={"extensions": (more,)}))
     words = section_words(run, "training")
+    assert "After step 4 it was given 20 steps instead of 4: from there on" in words
     assert "Checkpoint for export checkpoints/8, of the lowest held-out loss" in words and f"Training {early}." in words
 
 
