@@ -61,7 +61,7 @@ RULES = (
     Rule("train.double_quant", _TQ, "other precision"),
     Rule("train.backend", _TQ, "another implementation"),
     Rule("train.on_*", _Q, "which updates are left out"),
-    Rule("train.spike_factor", _Q, "which updates are left out"),
+    Rule("train.*spike_factor", _Q, "which updates are left out"),
     Rule("train.checkpoint_folder", (), "where steps are saved"),
     Rule("train.eval_steps", ("cost",), "held-out rows take time while it trains; not in the steps' times"),
     Rule("train.keep", _Q, "weights of another step"),

@@ -162,9 +162,8 @@ def _training_notices(findings: RunRecords) -> Iterator[Notice]:
         text = "The training loss is not finite at some steps. The curves leave those out."
         yield Notice(critical=True, text=text)
     if train.skipped:
-        yield Notice(
-            text=f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite."
-        )
+        why = "the loss or the gradient norm was a spike, or NaN or infinite"
+        yield Notice(text=f"The updates of {_steps(train.skipped)} were left out: {why}.")
     if spikes := sorted(set(train.spikes) - set(train.skipped)):
         yield Notice(text=f"The loss had a spike at {_steps(spikes)}.")
 

@@ -245,8 +245,11 @@ class Train(Section):
     spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
+    grad_norm_spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
+        10.0, description="The same of a gradient norm before clipping."
+    )
     on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
-        "report", description="What a step does whose loss is a spike."
+        "report", description="What a step does whose loss or gradient norm is a spike."
     )
 
 

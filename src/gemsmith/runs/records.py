@@ -167,6 +167,8 @@ class TrainStep(Part):
     step_s: float
     spike: bool = False
     """The loss was more than train.spike_factor times the median of the steps before."""
+    grad_norm_spike: bool = False
+    """The gradient norm was more than train.grad_norm_spike_factor times the median of the steps before."""
     skipped: bool = False
     """The step's update was left out."""
     images: int = 0
@@ -254,8 +256,9 @@ class TrainRecord(Record):
     """Steps after which the run was continued from a checkpoint."""
     extensions: tuple[Extension, ...] = ()
     spikes: tuple[int, ...] = ()
+    grad_norm_spikes: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
-    """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
+    """Steps whose update was left out, since loss or gradient norm was a spike, or NaN or infinite."""
     hosts: int = 1
     machine: str | None = None
     """The catalog's that has these accelerators, of several the one that the recipe plans for; None: not just one."""

@@ -142,8 +142,9 @@ class Display(Sink):
         if step.step == self._done + 1 + _WINDOW_STEPS and (compared := self._compare(self._recent)):
             self._console.print(f"train  {compared}", soft_wrap=True)
         line = f"loss {step.loss:.4f}"
-        if step.spike or step.skipped:
-            what = "a spike" if step.spike else "NaN or infinite"
+        if step.spike or step.grad_norm_spike or step.skipped:
+            what = f"gradient norm {step.grad_norm:.4g}, a spike" if step.grad_norm_spike else "NaN or infinite"
+            what = "a spike" if step.spike else what
             left_out = ", its update is left out" if step.skipped else ""
             told = f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}"
             self._console.print(told, soft_wrap=True)

@@ -32,6 +32,7 @@ from gemsmith.train.logging import (
 )
 from gemsmith.train.loss_checks import (
     best_evaluation,
+    grad_norm_warnings,
     loss_increase_warnings,
     loss_plateau_warnings,
     reason_to_end_early,
@@ -52,12 +53,15 @@ from gemsmith.train.schedule import describe_extension, learning_rate, schedule_
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is known of a step before it runs. `skip_above`: the loss above which its update is left out."""
+    """What is known of a step before it runs; of limits the first is the loss's, the second the gradient norm's.
+
+    `skip_above`: where its update is left out.
+    """
 
     step: int
     learning_rate: float
-    spike_limit: float
-    skip_above: float
+    spike_limits: tuple[float, float]
+    skip_above: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,14 +241,17 @@ class TrainSession:
     # What a backend asks.
 
     def plan(self, step: int) -> Plan:
-        """What a step is run with; it depends on no loss but those up to the last but one before it."""
-        recipe = self.run.recipe
-        limit = spike_limit([done.loss for done in self.log.steps], step, recipe.train.spike_factor)
+        """What a step is run with; it depends on no step but those up to the last but one before it."""
+        recipe, train = self.run.recipe, self.run.recipe.train
+        limits = (
+            spike_limit([done.loss for done in self.log.steps], step, train.spike_factor),
+            spike_limit([done.grad_norm for done in self.log.steps], step, train.grad_norm_spike_factor),
+        )
         return Plan(
             step=step,
             learning_rate=learning_rate(recipe.optimizer, update=step - 1, updates=self.steps),
-            spike_limit=limit,
-            skip_above=limit if recipe.train.on_spike == "skip" else math.inf,
+            spike_limits=limits,
+            skip_above=limits if train.on_spike == "skip" else (math.inf, math.inf),
         )
 
     def finish(self, outcome: StepOutcome) -> None:
@@ -273,7 +280,8 @@ class TrainSession:
             images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
-            spike=plan.spike_limit < outcome.loss < math.inf,
+            spike=plan.spike_limits[0] < outcome.loss < math.inf,
+            grad_norm_spike=plan.spike_limits[1] < outcome.grad_norm < math.inf,
             skipped=outcome.skipped,
         )
         refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
@@ -375,6 +383,7 @@ class TrainSession:
             resumed_at=tuple(self.resumed_at),
             extensions=tuple(self.extensions),
             spikes=tuple(step.step for step in steps if step.spike),
+            grad_norm_spikes=tuple(step.step for step in steps if step.grad_norm_spike),
             skipped=tuple(step.step for step in steps if step.skipped),
             machine=machine,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
@@ -387,6 +396,7 @@ class TrainSession:
                 *self._warnings,
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *loss_plateau_warnings(steps, run.recipe),
+                *grad_norm_warnings(steps, run.recipe),
             ),
             critical_warnings=loss_increase_warnings(steps, run.recipe),
             **{name: value for name, value in vars(facts).items() if name in TrainRecord.model_fields},

@@ -1,4 +1,4 @@
-"""What losses say: which steps should not count, which resuming does not change, and whether training lowered them."""
+"""What losses and gradient norms say: which steps should not count, the same after resuming, and how training went."""
 
 import itertools
 import math
@@ -16,14 +16,14 @@ _FEWEST_STEPS = 10
 _MOST_SKIPPED_IN_A_ROW = 10
 
 
-def spike_limit(losses: Sequence[float], step: int, factor: float) -> float:
-    """The highest loss that is no spike at this step, a float32.
+def spike_limit(values: Sequence[float], step: int, factor: float) -> float:
+    """The highest loss, or gradient norm, that is no spike at this step, a float32.
 
-    It is factor × the median of 50 steps, up to the last but one before it. `losses`: of steps 1, 2, … The step just
+    It is factor × the median of 50 steps, up to the last but one before it. `values`: of steps 1, 2, … The step just
     before this one may still be under way when it is needed. Spikes count too, so that a loss that stays high is none
-    any more after half a window. Infinite until 10 losses are known.
+    any more after half a window. Infinite until 10 values are known.
     """
-    known = [loss for loss in losses[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(loss)]
+    known = [value for value in values[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(value)]
     return float(np.float32(factor * statistics.median(known))) if len(known) >= _FEWEST_STEPS else math.inf
 
 
@@ -37,6 +37,11 @@ def reason_to_stop(steps: Sequence[TrainStep], train: Train) -> str | None:
         return (
             f"step {last.step} has loss {last.loss:.4g}, over {train.spike_factor:g} × the median before it "
             "(train.on_spike is stop)"
+        )
+    if last.grad_norm_spike and train.on_spike == "stop":
+        return (
+            f"step {last.step} has gradient norm {last.grad_norm:.4g}, over {train.grad_norm_spike_factor:g} × the "
+            "median before it (train.on_spike is stop)"
         )
     recent = steps[-_MOST_SKIPPED_IN_A_ROW:]
     if len(recent) == _MOST_SKIPPED_IN_A_ROW and all(step.skipped for step in recent):
@@ -128,6 +133,20 @@ def loss_increase_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[
     return (
         f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this "
         "adapter.",
+    )
+
+
+def grad_norm_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+    """That the gradient norm had spikes, and what others lower for them; empty where it had none."""
+    spikes, optimizer = [step for step in steps if step.grad_norm_spike], recipe.optimizer
+    if not spikes:
+        return ()
+    worst, factor = max(spikes, key=lambda step: step.grad_norm), recipe.train.grad_norm_spike_factor
+    return (
+        f"The gradient norm was over {factor:g} × the median before it in {len(spikes):,} of {len(steps):,} steps, "
+        f"{worst.grad_norm:.4g} in step {worst.step:,}. If the loss suffers, lower optimizer.learning_rate and "
+        f"optimizer.max_grad_norm, which are {optimizer.learning_rate:g} and {optimizer.max_grad_norm or 'null'}: for "
+        "the 31B others take 5e-05 and 0.1, with optimizer.beta2 at 0.995.",
     )
 
 

@@ -261,7 +261,7 @@ class TunixBackend:
         numbers = {
             "learning_rate": plan.learning_rate,
             "step": step,
-            "loss_limit": plan.skip_above,
+            "skip_above": plan.skip_above,
             "stop": self._session.stopping.is_set() or bool(self._feed and self._feed.fault),
         }
         bucket = self._bucket(step)
