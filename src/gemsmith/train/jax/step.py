@@ -122,9 +122,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
             keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)
             sums, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         (loss, correct), grad_norm = sums, optax.tree.norm(nnx.as_pure(grads))
-        keep = (
-            jnp.isfinite(loss) & jnp.isfinite(grad_norm) & jnp.all(jnp.stack([loss, grad_norm]) <= inputs["skip_above"])
-        )
+        both = jnp.stack([loss, grad_norm])
+        keep = jnp.all(jnp.isfinite(both) & (both <= inputs["skip_above"]))
         # Copied first: merging shares the variables, and the update writes into them.
         before = jax.tree.map(lambda leaf: leaf, (trained, moments))
         model, optimizer = nnx.merge(model_def, trained, frozen), nnx.merge(optimizer_def, moments)
