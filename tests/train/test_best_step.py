@@ -117,6 +117,9 @@ def test_settings_that_need_held_out_losses_are_refused_without(small_recipe):
 
 def test_a_step_to_export_is_chosen_after_training_where_that_says_which_stay(prepared_run):
     run = prepared_run(data=EVAL, train=KEEPS, export={"step": 6})
-    with pytest.raises(RecipeError, match=r"^export\.step: 6 was given, and with train\.keep best or .*set null"):
+    with pytest.raises(
+        RecipeError,
+        match=r"^export\.step: 6 was given, and training decides which steps stay \(train\.keep, .*; set null",
+    ):
         train(run)
     assert not run.record_file(TrainRecord.stage).exists()

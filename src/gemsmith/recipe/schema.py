@@ -232,6 +232,13 @@ class Train(Section):
     early_stopping_patience: NotCompiled[Positive | None] = Field(
         None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
     )
+    report_to: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
+        Says("trackers", compiled=False),
+        Field(strict=False),
+    ] = Field(
+        ("tensorboard",), description="Where the numbers of steps and evaluations go, too; may change on the way."
+    )
     save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
     save_total_limit: NotCompiled[Positive] = Field(
         3, description="How many saved steps stay: the newest, and beside them the best, where that is to keep."

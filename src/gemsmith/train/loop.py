@@ -20,7 +20,6 @@ from gemsmith.system.console import open_console, print_warnings
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
     Display,
-    Events,
     Sink,
     StepLog,
     StepsFile,
@@ -28,6 +27,7 @@ from gemsmith.train.logging import (
     describe,
     describe_first_step,
     machine_of,
+    report_sinks,
     timed_steps,
 )
 from gemsmith.train.loss_checks import (
@@ -41,7 +41,6 @@ from gemsmith.train.loss_checks import (
 from gemsmith.train.resume import (
     Stop,
     checkpoint_metadata,
-    earlier_evaluations,
     earlier_extensions,
     earlier_steps,
     refuse_to_go_on,
@@ -177,7 +176,7 @@ class TrainSession:
         sinks: tuple[Sink, ...] = ()
         if backend.writes:
             display = Display(steps=steps, done=self.done, compare=self._compare)
-            sinks = (StepsFile(run, earlier), Events(run, done=self.done), display)
+            sinks = (StepsFile(run, earlier), *report_sinks(run, self._warnings, done=self.done), display)
         self.log = StepLog(earlier, sinks, evaluations)
 
     def _compare(self, steps: Sequence[TrainStep]) -> str | None:
@@ -196,7 +195,8 @@ class TrainSession:
             try:
                 metadata = backend.checkpoints.read_metadata(step)
                 earlier = earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
-                found = step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
+                evaluations = [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
+                found = step, earlier, evaluations, list(metadata["resumed_at"])
                 self.extensions = earlier_extensions(run, metadata)
                 backend.check_saved(step)
             except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
@@ -332,14 +332,9 @@ class TrainSession:
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
-        return checkpoint_metadata(
-            self.run,
-            self.log.steps,
-            self.resumed_at,
-            self._start_adapter_sha256,
-            self.log.evaluations,
-            self.extensions,
-        )
+        log, start = self.log, self._start_adapter_sha256
+        found = checkpoint_metadata(self.run, log.steps, self.resumed_at, start, log.evaluations, self.extensions)
+        return found | {"best_step": self.best_step}
 
     def saved(self, seconds: float, size_bytes: int) -> None:
         """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""

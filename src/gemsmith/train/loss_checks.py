@@ -33,16 +33,13 @@ def reason_to_stop(steps: Sequence[TrainStep], train: Train) -> str | None:
     is_number = math.isfinite(last.loss) and math.isfinite(last.grad_norm)
     if not is_number and train.on_nonfinite == "stop":
         return f"step {last.step} has loss {last.loss} and gradient norm {last.grad_norm} (train.on_nonfinite is stop)"
-    if last.spike and train.on_spike == "stop":
-        return (
-            f"step {last.step} has loss {last.loss:.4g}, over {train.spike_factor:g} × the median before it "
-            "(train.on_spike is stop)"
-        )
-    if last.grad_norm_spike and train.on_spike == "stop":
-        return (
-            f"step {last.step} has gradient norm {last.grad_norm:.4g}, over {train.grad_norm_spike_factor:g} × the "
-            "median before it (train.on_spike is stop)"
-        )
+    for name, value, spike, factor in (
+        ("loss", last.loss, last.spike, train.spike_factor),
+        ("gradient norm", last.grad_norm, last.grad_norm_spike, train.grad_norm_spike_factor),
+    ):
+        if spike and train.on_spike == "stop":
+            over = f"over {factor:g} × the median before it (train.on_spike is stop)"
+            return f"step {last.step} has {name} {value:.4g}, {over}"
     recent = steps[-_MOST_SKIPPED_IN_A_ROW:]
     if len(recent) == _MOST_SKIPPED_IN_A_ROW and all(step.skipped for step in recent):
         return f"the last {len(recent)} steps were all skipped, step {last.step} with loss {last.loss:.4g}"

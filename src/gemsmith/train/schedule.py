@@ -73,9 +73,8 @@ def check_export_step(run: Run, steps: int, *, restart: bool = False) -> None:
         return
     if train.keep == "best" or train.early_stopping_patience:
         raise RecipeError(
-            f"export.step: {wanted} was given, and with train.keep best or train.early_stopping_patience only training "
-            "tells which steps stay; set null, and once it has ended export that step with: gemsmith export "
-            f"{run.path} --set export.step={wanted}"
+            f"export.step: {wanted} was given, and training decides which steps stay (train.keep, "
+            "train.early_stopping_patience); set null, and give it to gemsmith export once training has ended"
         )
     there: list[int] = []
     if not restart and run.checkpoints.is_dir():

@@ -44,8 +44,9 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
     done = len(record.steps)
     if steps and not re.fullmatch(r"\+?\d{1,9}", steps):
         raise InputError(f"{option}: must be a number of steps in all, such as {2 * done}, or of more, such as +{done}")
-    values = {"max_steps": int(steps) + done * steps.startswith("+") if steps else None, "epochs": epochs}
-    values = {key: value for key, value in values.items() if not steps or value}
+    values = (
+        {"max_steps": int(steps) + done * steps.startswith("+")} if steps else {"epochs": epochs, "max_steps": None}
+    )
     total = count_steps(run.recipe.train.model_copy(update=values), data.packed_rows)
     settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in values.items())
     in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
@@ -62,10 +63,11 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
     return settings
 
 
-# Of each backend, the extra that installs it, and what it imports.
+# Of each backend, the extra that installs it, and what it imports; that of a tracker is called as it is.
 _PACKAGES = {
     "tunix": ("jax", ("jax", "flax", "qwix", "tunix", "optax", "orbax")),
     "trl": ("trl", ("torch", "transformers", "peft", "accelerate", "trl")),
+    "tensorboard": ("jax", ("tensorboardX",)),
 }
 
 
@@ -109,11 +111,12 @@ def check_training(run: Run) -> None:
     from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
-    extra, packages = _PACKAGES[backend]
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise MachineError(
-            f"train.backend: {backend} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
-        )
+    for key, name in (("backend", backend), *(("report_to", name) for name in recipe.train.report_to)):
+        extra, packages = _PACKAGES.get(name, (name, (name,)))
+        if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+            raise MachineError(
+                f"train.{key}: {name} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
+            )
     if run.callbacks and backend == "trl":
         from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
 

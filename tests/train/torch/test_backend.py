@@ -160,7 +160,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(prepared_run, monkeypatch):
     """Also where it is one of several processes that finds out."""
     run = prepared_run(train=BACKEND)
 
-    def refused(*_, **__):
+    def refused(*_):
         raise PermissionError(13, "Permission denied", "there")
 
     monkeypatch.setattr(PeftCheckpoints, "save", refused)

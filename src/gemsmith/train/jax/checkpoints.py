@@ -5,7 +5,6 @@ Checksums are computed on the arrays' devices: only eight bytes of each tensor l
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,16 +62,6 @@ def _sums(array: jax.Array) -> jax.Array:
     return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weigh(mixed, place), dtype=jnp.uint32)])
 
 
-@dataclass(frozen=True)
-class _NewestAndBest(ocp.checkpoint_managers.PreservationPolicy):
-    count: int
-    best_step: Callable[[], int | None]
-
-    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
-        best, newest = self.best_step(), len(checkpoints) - self.count
-        return [place >= newest or one.step == best for place, one in enumerate(checkpoints)]
-
-
 class OrbaxCheckpoints(CheckpointManager):
     """Tunix's checkpoints, saved with what `before_save` returns once it has agreed.
 
@@ -94,13 +83,18 @@ class OrbaxCheckpoints(CheckpointManager):
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
             save_interval_steps=every,
-            preservation_policy=_NewestAndBest(keep, best_step),
+            preservation_policy=self,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
-        self._best_step, self._before_save, self._after_save = best_step, before_save, after_save
+        self._keep, self._best_step, self._before_save, self._after_save = keep, best_step, before_save, after_save
+
+    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
+        """Which steps stay, as Orbax asks its policy."""
+        newest, best = len(checkpoints) - self._keep, self._best_step()
+        return [place >= newest or each.step == best for place, each in enumerate(checkpoints)]
 
     def save(
         self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any

@@ -204,7 +204,7 @@ class TrlBackend:
             for module, side, weight in lora_state_dict(self._model):
                 matrices.setdefault(module, {})[side] = whole_array(weight)
             moments = whole_moments(self._trainer.adamw, self._model)
-            self.checkpoints.save(step, matrices, moments, session.metadata(), best=session.best_step)
+            self.checkpoints.save(step, matrices, moments, session.metadata())
             arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
             session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
         return goes_on

@@ -51,16 +51,8 @@ class PeftCheckpoints:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
-    def save(
-        self,
-        step: int,
-        matrices: Mapping[str, Arrays],
-        moments: Arrays,
-        metadata: Mapping[str, Any],
-        *,
-        best: int | None = None,
-    ) -> None:
-        """Writes a step, and deletes those that are too many, but for the best.
+    def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
+        """Writes a step, and deletes those that are too many, but for metadata's `best_step`.
 
         `matrices`: module -> {"a": (R, in), "b": (out, R)}.
         """
@@ -89,7 +81,7 @@ class PeftCheckpoints:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
-            if old != best:
+            if old != metadata.get("best_step"):
                 shutil.rmtree(self.folder / str(old))
 
     def read_metadata(self, step: int) -> dict[str, Any]:
