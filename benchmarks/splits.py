@@ -141,7 +141,7 @@ def gradients_of_step(checkpoint: Path, variant: str, micro_batches: int, mesh: 
         "loss_mask": mask,
         "learning_rate": 1e-3,
         "step": 1,
-        "loss_limit": np.inf,
+        "skip_above": np.inf,
         "stop": False,
     }
     inputs = {

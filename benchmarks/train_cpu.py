@@ -126,7 +126,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
         nonlocal compiled, trained, moments
         compiled = compiled or compile_step(step, shapes, Stop(), recipe.train)
         assert compiled is not None, "nothing stops it"
-        values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "loss_limit": np.inf, "stop": 0}
+        values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "skip_above": np.inf, "stop": 0}
         inputs = {
             name: jax.device_put(np.full(like.shape, values[name], like.dtype), like.sharding)
             for name, like in shapes.items()

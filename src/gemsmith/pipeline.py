@@ -167,7 +167,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
                 f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
             )
     if not force and is_up_to_date(run, stage):
-        open_console().print(f"{stage} is complete in {run.path}; --force does it again")
+        trains_on = ", --steps +N trains on" if stage == "train" else ""
+        open_console().print(f"{stage} is complete in {run.path}; --force does it again{trains_on}")
         return read_record(run, STAGES[stage].record)
     check_stages(run, [stage])
     with contextlib.ExitStack() as stack:

@@ -114,6 +114,10 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
         ({"machine": "v5q-8"}, "'v5q-8' is not in the catalog"),
         ({"machine": "cloud-run-20"}, "--machine cloud-run-20: 80 GiB of memory do not hold 103 GB: merged weights 63"),
         ({"overrides": ("train.backend=tunix",)}, r"train\.backend: tunix was given.*trains with trl"),
+        (
+            {"overrides": ("train.report_to=[wandb]",)},
+            r"train\.report_to: wandb was given, which Gemsmith's images do not",
+        ),
         ({"overrides": ("train.dtype=float32",)}, r"does not fit by the plan: needs .* GiB a chip"),
         ({"region": "us-east1"}, "--region us-east1: the catalog has no on-demand price of cloud-run"),
         ({"spot": True}, "no spot price"),

@@ -113,6 +113,9 @@ def test_merged_weights_and_saved_steps_are_what_a_large_model_holds(launched):
     assert 61 < held["merged weights"] / GB < 66 and 20 < held["saved steps"] / GB < 25
     assert "merged weights" not in disk_bytes(launched(stages="plan,data,train"))
     assert "merged weights 63" in format_footprint(held)
+    held_out = "data.eval={task: verilog, rows: 9, split: held-out}"
+    best = launched(overrides=("train.keep=best", "train.eval_steps=50", held_out), stages="plan,data,train")
+    assert disk_bytes(best)["saved steps"] == held["saved steps"] * 5 / 4
 
 
 def test_a_base_in_a_mounted_bucket_is_not_copied(launched):

@@ -37,7 +37,7 @@ def test_a_loss_that_is_not_finite_is_told():
     values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
     losses = (2.0, math.nan, math.inf, 1.0)
     steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
-    train = STAGES["train"].record.model_construct(steps=steps, resumed_at=(), spikes=())
+    train = STAGES["train"].record.model_construct(steps=steps, resumed_at=(), spikes=(), grad_norm_spikes=())
     assert not losses_are_finite(train)
     loss = curves.training_charts(train, 1.0)[0]
     assert "2.00 at step 1, 1.00 at step 4" in loss.alt
@@ -48,6 +48,9 @@ def test_a_spike_is_marked_on_the_loss_alone(make_run, undrawn):
     train = read_record(make_run(steps=12), TrainRecord).model_copy(update={"spikes": (7,)})
     marked = [("s2", "cross", "spike") in chart.legend for chart in curves.training_charts(train, None)]
     assert marked == [True, False, False, False]
+    train = train.model_copy(update={"spikes": (), "grad_norm_spikes": (7,)})
+    marked = [("s2", "cross", "spike") in chart.legend for chart in curves.training_charts(train, None)]
+    assert marked == [False, True, False, False]
 
 
 def test_the_held_out_loss_is_drawn_on_the_loss_alone_and_its_least_named(make_run, undrawn):
@@ -61,6 +64,11 @@ def test_the_held_out_loss_is_drawn_on_the_loss_alone_and_its_least_named(make_r
     lines = [line[:2] for line in tables._lines(train)]
     assert ("held-out loss", "1.75, the least 1.50 at step 8") in lines
     assert ("held-out token accuracy", "50.0\xa0%") in lines
+    kept = tables._lines(train.model_copy(update={"kept": "best", "early_stop": "ended early"}))
+    shown = dict(line[:2] for line in kept)
+    assert (
+        shown["held-out loss"].endswith(" at step 8, which export takes") and "12 steps, ended early" in shown["loss"]
+    )
 
 
 def test_a_loss_that_is_flat_after_its_fall_is_drawn_on_a_log_scale(make_run, undrawn):

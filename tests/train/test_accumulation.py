@@ -90,7 +90,7 @@ def make_inputs(mesh, targets=None):
         "loss_mask": mask,
         "learning_rate": 1e-3,
         "step": 1,
-        "loss_limit": np.inf,
+        "skip_above": np.inf,
         "stop": False,
     }
     return {name: place(values[name], shape) for name, shape in input_shapes(mesh, rows=ROWS, length=LENGTH).items()}

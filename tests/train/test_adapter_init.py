@@ -142,7 +142,7 @@ def make_inputs(mesh):
         "loss_mask": mask,
         "learning_rate": RATE,
         "step": 1,
-        "loss_limit": np.inf,
+        "skip_above": np.inf,
         "stop": False,
     }
     shapes = input_shapes(mesh, rows=ROWS, length=LENGTH)

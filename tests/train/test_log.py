@@ -43,7 +43,7 @@ def test_a_continued_log_drops_the_steps_that_are_done_again(run):
     again = log_steps(run, 4, 6, kept=steps[:3], loss=9.0)
     assert [step.loss for step in read_lines(run)] == [step.loss for step in again] == [1.5, 1.5, 1.5, 9.0, 9.0, 9.0]
     keys = {"step", "loss", "grad_norm", "learning_rate", "real_tokens", "step_s", "spike", "skipped"}
-    keys |= {"images", "soft_tokens", "loss_tokens", "token_accuracy"}
+    keys |= {"images", "soft_tokens", "loss_tokens", "token_accuracy", "grad_norm_spike"}
     for line in (run.logs / "train_steps.jsonl").read_text().splitlines():
         assert json.loads(line).keys() == keys
 
@@ -73,11 +73,13 @@ def test_spikes_and_skipped_steps_are_told(run, capsys):
     log_steps(run, 1, 1, loss=7.0, spike=True)
     log_steps(run, 1, 1, loss=7.0, spike=True, skipped=True)
     log_steps(run, 1, 1, loss=math.nan, skipped=True)
+    log_steps(run, 1, 1, loss=1.0, grad_norm=523.0, grad_norm_spike=True)
     told = [line for line in capsys.readouterr().err.splitlines() if line.count(":")]
     assert told == [
         "train  step 1/6  loss 7.0000: a spike",
         "train  step 1/6  loss 7.0000: a spike, its update is left out",
         "train  step 1/6  loss nan: NaN or infinite, its update is left out",
+        "train  step 1/6  loss 1.0000: gradient norm 523, a spike",
     ]
 
 

@@ -135,7 +135,7 @@ class Pair:
             "loss_mask": mask,
             "learning_rate": learning_rate(self.recipe.optimizer, update=number, updates=UPDATES),
             "step": number + 1,
-            "loss_limit": np.inf,
+            "skip_above": np.inf,
             "stop": np.zeros(self.mesh.size),
         }
         shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH)

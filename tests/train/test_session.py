@@ -149,10 +149,20 @@ def test_what_was_saved_before_is_deleted_once_a_step_has_shown_that_training_wo
 
 
 def test_a_loss_is_skipped_above_its_limit_only_where_the_recipe_says_so(session_of, monkeypatch):
-    monkeypatch.setattr(session, "spike_limit", lambda *_: 2.0)
+    monkeypatch.setattr(session, "spike_limit", lambda _, __, factor: factor)
     plans = [session_of(on_spike=what).plan(3) for what in ("report", "skip")]
-    assert [plan.skip_above for plan in plans] == [math.inf, 2.0]
-    assert [plan.spike_limit for plan in plans] == [2.0, 2.0]
+    assert [plan.skip_above for plan in plans] == [(math.inf, math.inf), (3.0, 10.0)]
+    assert [plan.spike_limits for plan in plans] == [(3.0, 10.0), (3.0, 10.0)]
+
+
+def test_a_gradient_norm_far_above_the_others_is_a_spike_of_its_own(session_of):
+    outcomes = [{"grad_norm": norm} for norm in (*[1.0] * 11, 10.5, 9.5)]
+    attempt = session_of(*outcomes)
+    attempt.steps = len(outcomes)
+    attempt.train()
+    record = attempt.record(start_clock(), "tiny")
+    assert (record.grad_norm_spikes, record.spikes) == ((12,), ())
+    assert any("10.5 in step 12" in warning for warning in record.warnings)
 
 
 def test_the_speed_leaves_out_the_first_step_of_each_attempt():

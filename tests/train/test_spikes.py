@@ -4,13 +4,15 @@ import re
 import numpy as np
 import pytest
 
+from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import TrainStep
-from gemsmith.train.loss_checks import reason_to_stop, spike_limit
+from gemsmith.train.loss_checks import grad_norm_warnings, reason_to_stop, spike_limit
 
 
-def make_step(number, loss=1.0, **values):
-    return TrainStep(step=number, loss=loss, grad_norm=1.0, learning_rate=0.1, real_tokens=3, step_s=1.0, **values)
+def make_step(number, loss=1.0, grad_norm=1.0, **values):
+    numbers = {"learning_rate": 0.1, "real_tokens": 3, "step_s": 1.0}
+    return TrainStep(step=number, loss=loss, grad_norm=grad_norm, **numbers, **values)
 
 
 def test_the_limit_is_a_multiple_of_the_median_of_the_losses_known_by_then():
@@ -53,6 +55,12 @@ def test_a_loss_that_stays_high_is_no_spike_any_more():
             {"on_spike": "stop"},
             r"step 1 has loss 9, over 3 × the median .*train.on_spike is stop",
         ),
+        ({"grad_norm": 11140.0, "grad_norm_spike": True}, {}, None),
+        (
+            {"grad_norm": 11140.0, "grad_norm_spike": True},
+            {"on_spike": "stop"},
+            r"step 1 has gradient norm 1.114e\+04, over 10 × the median .*train.on_spike is stop",
+        ),
     ],
 )
 def test_the_recipe_says_what_training_stops_at(step, train, reason):
@@ -65,3 +73,17 @@ def test_training_that_only_skips_ends():
     train = Train(on_nonfinite="skip")
     assert [reason_to_stop(steps[:count], train) is None for count in (10, 11)] == [True, False]
     assert "the last 10 steps were all skipped, step 11" in reason_to_stop(steps, train)
+
+
+def test_spikes_of_the_gradient_norm_are_a_warning_that_says_what_to_lower():
+    norms = {3: 12.0, 5: 11140.0}
+    steps = [
+        make_step(number, grad_norm=norms.get(number, 1.0), grad_norm_spike=number in norms) for number in range(6)
+    ]
+    recipe = build_recipe({"checkpoint": "x", "data": {"train": "x"}, "optimizer": {"max_grad_norm": None}})
+    assert grad_norm_warnings(steps, recipe) == (
+        "The gradient norm was over 10 × the median before it in 2 of 6 steps, 1.114e+04 in step 5. If the loss "
+        "suffers, lower optimizer.learning_rate and optimizer.max_grad_norm, which are 0.0001 and null: for the "
+        "31B others take 5e-05 and 0.1, with optimizer.beta2 at 0.995.",
+    )
+    assert grad_norm_warnings(steps[:3], recipe) == ()

@@ -122,7 +122,7 @@ class Pair:
             "places": batch.places,
             "learning_rate": learning_rate(self.recipe.optimizer, update=number, updates=UPDATES),
             "step": number + 1,
-            "loss_limit": np.inf,
+            "skip_above": np.inf,
             "stop": np.zeros(self.mesh.size),
         }
         shapes = input_shapes(self.mesh, rows=ROWS, length=LENGTH, images=shape)

@@ -30,6 +30,7 @@ from gemsmith.runs.run import Run, find_run, is_stale, is_up_to_date, read_recor
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
 from gemsmith.train.logging import trained_s
+from gemsmith.train.loss_checks import best_evaluation
 
 _NAMED_STEPS = 5
 
@@ -156,9 +157,8 @@ def _training_notices(findings: RunRecords) -> Iterator[Notice]:
     if not losses_are_finite(train):
         yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
     if train.skipped:
-        yield Notice(
-            text=f"The updates of {_steps(train.skipped)} were left out: the loss was a spike, or NaN or infinite."
-        )
+        why = "the loss or the gradient norm was a spike, or NaN or infinite"
+        yield Notice(text=f"The updates of {_steps(train.skipped)} were left out: {why}.")
     if spikes := sorted(set(train.spikes) - set(train.skipped)):
         yield Notice(text=f"The loss had a spike at {_steps(spikes)}.")
 
@@ -243,8 +243,9 @@ def held_out_words(train: TrainRecord) -> str:
     """The last loss on held-out rows while it trained, and the least; empty without one."""
     if not train.evaluations:
         return ""
-    final, best = train.evaluations[-1], min(train.evaluations, key=lambda one: one.loss)
-    return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}"
+    final, best = train.evaluations[-1], best_evaluation(train.evaluations)
+    kept = ", which export takes" if train.kept == "best" else ""
+    return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}{kept}"
 
 
 def total_s(findings: RunRecords) -> float:

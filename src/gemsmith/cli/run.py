@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,24 +63,41 @@ def data(args: RunArgs, show: int | None) -> None:
     lazy_import("data.preview").show(args.run_stage("data")[0], show)
 
 
+_OF_HOSTS = ("coordinator", "processes", "process_id")
+
+
 @cli.command(short_help="Train the adapter, or resume it.")
 @run_args(force=True)
+@option("--steps", type=str, metavar="[+]N", help="Train a finished run on: so many steps in all, or with + more.")
+@option("--epochs", metavar="N", help="Train a finished run on: so many epochs in all.")
 @option("--coordinator", metavar="HOST:PORT", help="Of several hosts: where the first is reached; a free port.")
 @option("--processes", metavar="N", help="Of several hosts: how many.")
 @option("--process-id", type=click.IntRange(min=0), metavar="I", help="Of several hosts: which one this is, from 0.")
-def train(args: RunArgs, **hosts: str | int | None) -> None:
+@conflicts("steps", "epochs", "force", "overrides", *_OF_HOSTS)
+@conflicts("epochs", "force", "overrides", *_OF_HOSTS)
+def train(args: RunArgs, steps: str | None, epochs: int | None, **hosts: str | int | None) -> None:
     """Train the adapter; a run that was stopped resumes from its last checkpoint.
 
     SOURCE is a recipe (YAML) or a run directory. --force starts again from step 0; what is there is deleted once the
-    first step has run. Several hosts train together when each runs this command; those of a TPU slice find each other.
+    first step has run. --steps and --epochs train a finished run on from its last step: the steps that are done keep
+    their learning rates, the others have those of the longer schedule, without another warm-up. Several hosts train
+    together when each runs this command; those of a TPU slice find each other.
 
     \b
     gemsmith train my.yaml --run runs/a --set optimizer.learning_rate=2e-4
+    gemsmith train runs/a --steps +200
     gemsmith train runs/a --coordinator 10.0.0.1:8476 --processes 2 --process-id 0
     """
     names = {"coordinator": "JAX_COORDINATOR_ADDRESS", "processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     os.environ.update({names[option]: str(value) for option, value in hosts.items() if value is not None})
-    args.print_record(args.run_stage("train")[1])
+    if steps or epochs:
+        args = replace(args, overrides=lazy_import("train.stage").longer(args.source, steps, epochs))
+        opened, pipeline = args.open_run(force=("data",)), lazy_import("pipeline")
+        pipeline.run_stage(opened, "data")
+        lazy_import("runs.run").commit_recipe(opened)
+        args.print_record(pipeline.run_stage(opened, "train"))
+    else:
+        args.print_record(args.run_stage("train")[1])
 
 
 _OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")

@@ -38,13 +38,13 @@ MODEL = "model_params"
 
 
 def find_step(run: Run, step: int | None = None) -> int:
-    """The saved step asked for, or that train.json ends with, else the last. Raises RunError naming those there."""
+    """The saved step asked for, or that train.json names, else the last. Raises RunError naming those there."""
     steps, record = checkpoint_steps(run.checkpoints), run.record_file("train")
     if step is None and steps and record.exists():
         step = int(read_record(run, TrainRecord).last_checkpoint.rpartition("/")[2])
         if step not in steps:
             raise RunError(
-                f"{run.checkpoints}: holds {', '.join(map(str, steps))}, and training ended at step {step}, says "
+                f"{run.checkpoints}: holds {', '.join(map(str, steps))}, and step {step} is what training kept, says "
                 f"{record}; put that step back, or delete that file and resume from step {steps[-1]} with: gemsmith "
                 f"train {run.path}"
             )
@@ -53,7 +53,7 @@ def find_step(run: Run, step: int | None = None) -> int:
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in steps:
         there = ", ".join(map(str, steps))
-        remedy = "allowed: one of those, or null for the last"
+        remedy = "allowed: one of those, or null for that of train.keep"
         raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; {remedy}")
     return steps[-1] if step is None else step
 

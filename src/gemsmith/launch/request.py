@@ -268,6 +268,11 @@ def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> No
             "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
             "train.backend=trl, or name an image of your own with --image"
         )
+    if "train" in stages and (trackers := [name for name in recipe.train.report_to if name != "tensorboard"]):
+        raise RecipeError(
+            f"train.report_to: {trackers[0]} was given, which Gemsmith's images do not have; add --set "
+            "train.report_to=[tensorboard], or name an image of your own with --image"
+        )
 
 
 def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:

@@ -127,8 +127,10 @@ def disk_bytes(request: LaunchRequest) -> dict[str, int]:
     if is_hub_id(checkpoint) or checkpoint.startswith("gs://"):
         held["the base"] = weights
     if "train" in stages:
-        # One more is being written while those to keep are there.
-        held["saved steps"] = (train.save_total_limit + 1) * SAVED_BYTES * request.plan.trained_parameters
+        # One more is being written while those to keep are there; the best may be beside them.
+        held["saved steps"] = (
+            (train.save_total_limit + 1 + (train.keep == "best")) * SAVED_BYTES * request.plan.trained_parameters
+        )
     if "export" in stages or not READERS_OF_MERGED.isdisjoint(stages):
         held["merged weights"] = weights + ADAPTER_BYTES * request.plan.trained_parameters
     return held

@@ -160,6 +160,8 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Machine) -> Iterator[str]:
     """What training does there that the recipe does not say."""
+    if recipe.train.early_stopping_patience:
+        yield "time and dollars are of all steps; train.early_stopping_patience may end it earlier"
     if recipe.train.eval_steps:
         yield "the time of train.eval_steps is not in it: each evaluation runs all rows of data.eval forward"
     if work.one_by_one and work.rows > 1:

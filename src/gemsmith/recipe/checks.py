@@ -37,6 +37,12 @@ def check_recipe(recipe: Recipe) -> None:
             f"train.eval_steps: {recipe.train.eval_steps} was given, and data.eval names no held-out rows; set "
             "data.eval, such as to 5%, or leave train.eval_steps out"
         )
+    for key, without in (("keep", "last"), ("early_stopping_patience", None)):
+        if not recipe.train.eval_steps and (value := getattr(recipe.train, key)) != without:
+            raise RecipeError(
+                f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; set that, "
+                f"such as to 50, or leave train.{key} out"
+            )
     _check_backend(recipe)
     _check_eval_tasks(recipe)
     if recipe.model not in (None, "custom"):

@@ -226,8 +226,23 @@ class Train(Section):
     eval_steps: NotCompiled[OfRows[Positive | None]] = Field(
         None, description="Steps from one loss on the rows of data.eval to the next; the last has one, too. null: none."
     )
+    keep: NotCompiled[Literal["last", "best"]] = Field(
+        "last", description="The step that export takes; best: of the lowest of the losses of eval_steps, always saved."
+    )
+    early_stopping_patience: NotCompiled[Positive | None] = Field(
+        None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
+    )
+    report_to: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
+        Says("trackers", compiled=False),
+        Field(strict=False),
+    ] = Field(
+        ("tensorboard",), description="Where the numbers of steps and evaluations go, too; may change on the way."
+    )
     save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
-    save_total_limit: NotCompiled[Positive] = Field(3, description="How many saved steps stay: the newest.")
+    save_total_limit: NotCompiled[Positive] = Field(
+        3, description="How many saved steps stay: the newest, and beside them the best, where that is to keep."
+    )
     checkpoint_folder: NotCompiled[str | None] = Field(
         None, description="A folder or gs://bucket/folder for the checkpoints; null: in the run directory."
     )
@@ -237,15 +252,18 @@ class Train(Section):
     spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
+    grad_norm_spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
+        10.0, description="The same of a gradient norm before clipping."
+    )
     on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
-        "report", description="What a step does whose loss is a spike."
+        "report", description="What a step does whose loss or gradient norm is a spike."
     )
 
 
 class Export(Section):
     stages = "export"
 
-    step: Positive | None = Field(None, description="The saved step to export; default: the last.")
+    step: Positive | None = Field(None, description="The saved step to export; default: by train.keep.")
     merge_into: Literal["trained", "original"] = Field(
         "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
     )

@@ -11,7 +11,8 @@ class Says:
     """What a key says of itself, beside its section's stages."""
 
     stages: str = ""
-    """Those that read it; `questions` are eval, and bench with bench.images; `held_out`: data with eval_steps."""
+    """Those that read it; `questions` are eval, and bench with bench.images; `held_out`: data with eval_steps;
+    `trackers`: train, which comes to the same without."""
     path: bool = False
     """Whether it may name a file or folder of this machine that a run reads."""
     compiled: bool = True

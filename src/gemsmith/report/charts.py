@@ -271,7 +271,15 @@ def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Cha
     losses, norms, rates = zip(*((step.loss, step.grad_norm, step.learning_rate) for step in steps), strict=True)
     return [
         _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", losses, marked=train.spikes),
-        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", norms, limit=max_grad_norm),
+        _step_chart(
+            train,
+            "grad-norm",
+            "Gradient norm",
+            "before clipping",
+            norms,
+            marked=train.grad_norm_spikes,
+            limit=max_grad_norm,
+        ),
         _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", rates, smooth=False),
         _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
     ]

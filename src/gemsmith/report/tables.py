@@ -124,7 +124,8 @@ def _lines(record: Any) -> _Lines:
         case TrainRecord():
             if record.steps:
                 first, last = record.steps[0], record.steps[-1]
-                yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps"
+                early = ", ended early" if record.early_stop else ""
+                yield "loss", f"{decimal(first.loss)} → {decimal(last.loss)} in {count(last.step)} steps{early}"
             if record.evaluations:
                 yield "held-out loss", summary.held_out_words(record)
                 yield "held-out token accuracy", percent(record.evaluations[-1].token_accuracy)

@@ -167,6 +167,8 @@ class TrainStep(Part):
     step_s: float
     spike: bool = False
     """The loss was more than train.spike_factor times the median of the steps before."""
+    grad_norm_spike: bool = False
+    """The gradient norm was more than train.grad_norm_spike_factor times the median of the steps before."""
     skipped: bool = False
     """The step's update was left out."""
     images: int = 0
@@ -187,6 +189,14 @@ class Evaluation(Part):
     loss_tokens: int
     s: float
     """In no step's step_s."""
+
+
+class Extension(Part):
+    """A training was given other steps in all: those up to `after` have the learning rates of `planned_steps`."""
+
+    after: int
+    planned_steps: int
+    steps: int
 
 
 class TrainImages(Part):
@@ -227,6 +237,8 @@ class TrainRecord(Record):
     backend: str
     model: str
     steps: tuple[TrainStep, ...]
+    early_stop: str | None = None
+    """Why training ended before its planned steps; None where it did not."""
     evaluations: tuple[Evaluation, ...] = ()
     """After every train.eval_steps and the last step."""
     warmup_steps: int | None = None
@@ -242,9 +254,11 @@ class TrainRecord(Record):
     """What train.remat came to on these devices."""
     resumed_at: tuple[int, ...] = ()
     """Steps after which the run was continued from a checkpoint."""
+    extensions: tuple[Extension, ...] = ()
     spikes: tuple[int, ...] = ()
+    grad_norm_spikes: tuple[int, ...] = ()
     skipped: tuple[int, ...] = ()
-    """Steps whose update was left out, since the loss was a spike, or NaN or infinite."""
+    """Steps whose update was left out, since loss or gradient norm was a spike, or NaN or infinite."""
     hosts: int = 1
     machine: str | None = None
     """The catalog's that has these accelerators, of several the one that the recipe plans for; None: not just one."""
@@ -257,6 +271,9 @@ class TrainRecord(Record):
     """None where there was no plan of this recipe, or it did not have this machine."""
     peak_memory_bytes: int
     last_checkpoint: str
+    """What export takes."""
+    kept: Literal["last", "best"] = "last"
+    """Which step that is."""
     saves: TrainSaves | None = None
     images: TrainImages | None = None
     """None where the rows are text alone."""

@@ -37,6 +37,7 @@ from gemsmith.system.version import __version__
 
 _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
+_LENGTH = ("train.max_steps", "train.epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,12 +291,12 @@ def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict
     """Dotted keys that training cannot resume with, with both values.
 
     What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
-    steps say.
+    steps say; and how many steps there were to be, it says itself.
     """
     return {
         key: values
         for key, values in differing_values(old, new).items()
-        if not _is_open(key, values[0]) and key != "train.checkpoint_folder"
+        if not _is_open(key, values[0]) and key not in ("train.checkpoint_folder", *_LENGTH)
     }
 
 
@@ -341,7 +342,13 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> N
         if _is_open(key, old) and not run.record_file("train").exists():
             continue
         if readers := _readers(run, key, force):
+            value, stage = json.dumps(new), readers[0]
+            remedy = f"do that again with: gemsmith {stage} {run.path} --set {key}={value} --force"
+            if key in _LENGTH and new:
+                remedy = (
+                    f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
+                )
             raise RunError(
-                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
-                f"{json.dumps(new)} here, and {readers[0]} has used it; name another directory with --run"
+                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and {value} "
+                f"here, and {stage} has used it; {remedy}; or name another directory with --run"
             )

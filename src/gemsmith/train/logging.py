@@ -1,6 +1,11 @@
 """What training says of its steps: JSON lines, TensorBoard events, a progress bar; and their time against the plan."""
 
+import contextlib
+import importlib
+import os
+import secrets
 import statistics
+import sys
 import time
 from abc import abstractmethod
 from collections import deque
@@ -10,12 +15,13 @@ from typing import IO, Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from gemsmith.errors import GemsmithError
+from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalog, machines_with
+from gemsmith.recipe.load import plain_values
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import AgainstPlan, Evaluation, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
-from gemsmith.system.console import LiteralColumn, open_console, open_progress
+from gemsmith.system.console import LiteralColumn, open_console, open_progress, print_warnings
 from gemsmith.system.files import write_text
 
 _WINDOW_STEPS = 20
@@ -79,35 +85,108 @@ class StepsFile(Sink):
             self._file.close()
 
 
-class Events(Sink):
-    """tensorboard/: the scalars of each step; those of an earlier attempt that are done again are purged."""
+class Scalars(Sink):
+    """Sends the numbers of each step and evaluation somewhere, under names such as train/loss."""
 
-    def __init__(self, run: Run, *, done: int) -> None:
-        self._folder, self._done = run.tensorboard, done
-        self._writer: Any = None
+    @abstractmethod
+    def send(self, values: Mapping[str, float], step: int) -> None: ...
 
     def add(self, step: TrainStep) -> None:
         values = {"loss": step.loss, "grad_norm": step.grad_norm, "learning_rate": step.learning_rate}
         values |= {"real_tokens_per_s": step.real_tokens / step.step_s}
         values |= {} if step.token_accuracy is None else {"token_accuracy": step.token_accuracy}
-        self._write("train", values, step.step)
+        self.send({f"train/{name}": value for name, value in values.items()}, step.step)
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        values = {"loss": evaluation.loss, "token_accuracy": evaluation.token_accuracy}
-        self._write("eval", values, evaluation.step)
+        self.send({"eval/loss": evaluation.loss, "eval/token_accuracy": evaluation.token_accuracy}, evaluation.step)
 
-    def _write(self, prefix: str, values: Mapping[str, float], step: int) -> None:
+
+class Events(Scalars):
+    """tensorboard/: those of an earlier attempt that are done again are purged."""
+
+    def __init__(self, run: Run, *, done: int) -> None:
+        self._folder, self._done = run.tensorboard, done
+        self._writer: Any = None
+
+    def send(self, values: Mapping[str, float], step: int) -> None:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
             suffix = f".{self._done:09}"  # a file is named by its second: what goes on within one may not overwrite it
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
         for name, value in values.items():
-            self._writer.add_scalar(f"{prefix}/{name}", value, step)
+            self._writer.add_scalar(name, value, step)
 
     def __exit__(self, *_: object) -> None:
         if self._writer:
             self._writer.close()
+
+
+class Tracker(Scalars):
+    """A run of Weights & Biases, MLflow or Trackio; an attempt that resumes goes on with it, by logs/<tracker>.txt.
+
+    Where it fails once training is under way, that goes on without it, and `warnings` has one more.
+    """
+
+    def __init__(self, tracker: str, run: Run, warnings: list[str], *, done: int) -> None:
+        self._tracker, self._run, self._file, self._warnings = tracker, run, run.logs / f"{tracker}.txt", warnings
+        self._earlier = self._file.read_text(encoding="utf-8").strip() if done and self._file.exists() else None
+        self._module: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                self._module = importlib.import_module(self._tracker)
+                self._id = self._open(plain_values(self._run.recipe))
+        except Exception as error:  # noqa: BLE001 - a tracker can raise anything
+            raise MachineError(
+                f"train.report_to: {self._tracker} does not start ({first_line(error)}); mend it, or train without: "
+                f"gemsmith train {self._run.path} --set train.report_to=[tensorboard]"
+            ) from None
+        return self
+
+    def _open(self, config: dict[str, Any]) -> str:
+        """What the tracker calls the run that it opens."""
+        name = f"{self._run.path.resolve().name}-{secrets.token_hex(3)}"
+        if self._tracker == "mlflow":
+            self._module.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "gemsmith"))
+            started = self._module.start_run(run_id=self._earlier, run_name=None if self._earlier else name)
+            if not self._earlier:
+                self._module.log_params(config)
+            return str(started.info.run_id)
+        project, name = os.environ.get(f"{self._tracker.upper()}_PROJECT", "gemsmith"), self._earlier or name
+        more = {"id": name, "dir": str(self._run.logs)} if self._tracker == "wandb" else {}
+        self._module.init(project=project, name=name, config=config, resume="allow", **more)
+        return name
+
+    def send(self, values: Mapping[str, float], step: int) -> None:
+        if self._earlier != self._id:
+            write_text(self._file, f"{self._id}\n")
+            self._earlier = self._id
+        self._call("log_metrics" if self._tracker == "mlflow" else "log", dict(values), step=step)
+
+    def __exit__(self, *_: object) -> None:
+        self._call("end_run" if self._tracker == "mlflow" else "finish")
+
+    def _call(self, function: str, *values: Mapping[str, float], **step: int) -> None:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                if self._module:
+                    getattr(self._module, function)(*values, **step)
+        except Exception as error:  # noqa: BLE001 - the training is worth more
+            place = f"step {step['step']}" if step else "its end"
+            told = f"train.report_to: {self._tracker} has nothing from {place} on: {first_line(error)}"
+            self._module = None
+            self._warnings.append(told)
+            print_warnings("train", [told])
+
+
+def report_sinks(run: Run, warnings: list[str], *, done: int) -> list[Sink]:
+    """Where train.report_to sends the numbers; a tracker that fails adds to `warnings`."""
+    names = dict.fromkeys(run.recipe.train.report_to)
+    return [
+        Events(run, done=done) if name == "tensorboard" else Tracker(name, run, warnings, done=done) for name in names
+    ]
 
 
 class Display(Sink):
@@ -142,11 +221,11 @@ class Display(Sink):
         if step.step == self._done + 1 + _WINDOW_STEPS and (compared := self._compare(self._recent)):
             self._console.print(f"train  {compared}", soft_wrap=True)
         line = f"loss {step.loss:.4f}"
-        if step.spike or step.skipped:
-            what = "a spike" if step.spike else "NaN or infinite"
+        if step.spike or step.grad_norm_spike or step.skipped:
+            what = f"gradient norm {step.grad_norm:.4g}, a spike" if step.grad_norm_spike else "NaN or infinite"
+            what = "a spike" if step.spike else what
             left_out = ", its update is left out" if step.skipped else ""
-            told = f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}"
-            self._console.print(told, soft_wrap=True)
+            self._console.print(f"train  step {step.step}/{self._steps}  {line}: {what}{left_out}", soft_wrap=True)
         if self._recent:
             seconds = sum(recent.step_s for recent in self._recent)
             minutes, left_s = divmod(round((self._steps - step.step) * seconds / len(self._recent)), 60)

@@ -14,13 +14,12 @@ from typing import Any, Literal, Protocol
 
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
-from gemsmith.runs.records import Evaluation, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
+from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.train.inputs import start_adapter_hash
 from gemsmith.train.logging import (
     Display,
-    Events,
     Sink,
     StepLog,
     StepsFile,
@@ -28,29 +27,40 @@ from gemsmith.train.logging import (
     describe,
     describe_first_step,
     machine_of,
+    report_sinks,
     timed_steps,
 )
-from gemsmith.train.loss_checks import loss_increase_warnings, loss_plateau_warnings, spike_limit
+from gemsmith.train.loss_checks import (
+    best_evaluation,
+    grad_norm_warnings,
+    loss_increase_warnings,
+    loss_plateau_warnings,
+    reason_to_end_early,
+    spike_limit,
+)
 from gemsmith.train.resume import (
     Stop,
     checkpoint_metadata,
-    earlier_evaluations,
+    earlier_extensions,
     earlier_steps,
     refuse_to_go_on,
     stop_on_signals,
     stopped,
 )
-from gemsmith.train.schedule import learning_rate, schedule_notices
+from gemsmith.train.schedule import describe_extension, learning_rate, schedule_notices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is known of a step before it runs. `skip_above`: the loss above which its update is left out."""
+    """What is known of a step before it runs; of limits the first is the loss's, the second the gradient norm's.
+
+    `skip_above`: where its update is left out.
+    """
 
     step: int
     learning_rate: float
-    spike_limit: float
-    skip_above: float
+    spike_limits: tuple[float, float]
+    skip_above: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,16 +164,19 @@ class TrainSession:
         self._warnings: list[str] = []
         if backend.writes:
             open_console().print(f"train  loading {run.recipe.checkpoint}")
+        self.extensions: list[Extension] = []
         self.done, earlier, evaluations, self._resumed_at = (0, [], [], []) if restart else self._resume()
         backend.prepare(self)
         if self.done:
             backend.restore(self.done)
             if backend.writes:
                 open_console().print(f"train  resuming from step {self.done} of {steps}")
+                for extension in (each for each in self.extensions if each.after == self.done):
+                    open_console().print(f"train  {describe_extension(run.recipe.optimizer, extension)}")
         sinks: tuple[Sink, ...] = ()
         if backend.writes:
             display = Display(steps=steps, done=self.done, compare=self._compare)
-            sinks = (StepsFile(run, earlier), Events(run, done=self.done), display)
+            sinks = (StepsFile(run, earlier), *report_sinks(run, self._warnings, done=self.done), display)
         self.log = StepLog(earlier, sinks, evaluations)
 
     def _compare(self, steps: Sequence[TrainStep]) -> str | None:
@@ -182,7 +195,9 @@ class TrainSession:
             try:
                 metadata = backend.checkpoints.read_metadata(step)
                 earlier = earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
-                found = step, earlier, earlier_evaluations(metadata), list(metadata["resumed_at"])
+                evaluations = [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
+                found = step, earlier, evaluations, list(metadata["resumed_at"])
+                self.extensions = earlier_extensions(run, metadata)
                 backend.check_saved(step)
             except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
                 damaged[step] = f"{run.checkpoints}/{step}: is damaged ({last_line(error)})"
@@ -199,7 +214,7 @@ class TrainSession:
     def train(self) -> None:
         """Trains what is left. Raises Terminated, or after Ctrl-C KeyboardInterrupt, where it ends before the end."""
         try:
-            if self.done < self.steps:
+            if not self.is_complete:
                 if self._backend.writes:
                     machine = machine_of(self.run, self._backend.facts().accelerators)
                     open_console().print(describe_first_step(self.run, machine))
@@ -207,24 +222,36 @@ class TrainSession:
                     self._backend.run()
         except KeyboardInterrupt:
             raise self.stopped(signal.SIGINT) from None
-        if len(self.log.steps) < self.steps:
+        if not self.is_complete:
             raise self.stopped(self.stopping.number)
+        if self._backend.writes and self.early_stop:
+            open_console().print(f"train  {self.early_stop}")
+        if self._backend.writes and self.best_step:
+            open_console().print(f"train  step {self.best_step:,} has the lowest held-out loss: export takes that one")
 
     def stopped(self, number: int) -> BaseException:
         """What to raise where a signal has ended the attempt."""
         return stopped(self.run, number, None if self.restart else self._last_saved())
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is no step left to train; asked where none is under way."""
+        return len(self.log.steps) == self.steps or self.early_stop is not None
+
     # What a backend asks.
 
     def plan(self, step: int) -> Plan:
-        """What a step is run with; it depends on no loss but those up to the last but one before it."""
-        recipe = self.run.recipe
-        limit = spike_limit([done.loss for done in self.log.steps], step, recipe.train.spike_factor)
+        """What a step is run with; it depends on no step but those up to the last but one before it."""
+        recipe, train = self.run.recipe, self.run.recipe.train
+        limits = (
+            spike_limit([done.loss for done in self.log.steps], step, train.spike_factor),
+            spike_limit([done.grad_norm for done in self.log.steps], step, train.grad_norm_spike_factor),
+        )
         return Plan(
             step=step,
             learning_rate=learning_rate(recipe.optimizer, update=step - 1, updates=self.steps),
-            spike_limit=limit,
-            skip_above=limit if recipe.train.on_spike == "skip" else math.inf,
+            spike_limits=limits,
+            skip_above=limits if train.on_spike == "skip" else (math.inf, math.inf),
         )
 
     def finish(self, outcome: StepOutcome) -> None:
@@ -253,7 +280,8 @@ class TrainSession:
             images=outcome.images,
             soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
-            spike=plan.spike_limit < outcome.loss < math.inf,
+            spike=plan.spike_limits[0] < outcome.loss < math.inf,
+            grad_norm_spike=plan.spike_limits[1] < outcome.grad_norm < math.inf,
             skipped=outcome.skipped,
         )
         refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
@@ -281,6 +309,18 @@ class TrainSession:
         )
         self.start_clock()
 
+    @property
+    def early_stop(self) -> str | None:
+        """Why training ends before its last step, by the evaluations so far; None where it does not."""
+        after = self.extensions[-1].after if self.extensions else 0
+        return reason_to_end_early(self.log.evaluations, self.run.recipe.train, after=after, steps=self.steps)
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the lowest held-out loss so far, to be saved and kept; None where train.keep is last."""
+        is_kept = self.log.evaluations and self.run.recipe.train.keep == "best"
+        return best_evaluation(self.log.evaluations).step if is_kept else None
+
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
         self._backend.checkpoints.delete_all()
@@ -292,9 +332,9 @@ class TrainSession:
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
-        return checkpoint_metadata(
-            self.run, self.log.steps, self.resumed_at, self._start_adapter_sha256, self.log.evaluations
-        )
+        log, start = self.log, self._start_adapter_sha256
+        found = checkpoint_metadata(self.run, log.steps, self.resumed_at, start, log.evaluations, self.extensions)
+        return found | {"best_step": self.best_step}
 
     def saved(self, seconds: float, size_bytes: int) -> None:
         """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""
@@ -329,22 +369,29 @@ class TrainSession:
             backend=self._backend.name,
             model=model,
             steps=tuple(steps),
+            early_stop=self.early_stop,
             evaluations=tuple(self.log.evaluations),
-            warmup_steps=run.recipe.optimizer.warmup(self.steps),
+            warmup_steps=run.recipe.optimizer.warmup(
+                self.extensions[0].planned_steps if self.extensions else self.steps
+            ),
             base_dtype=run.recipe.train.dtype,
             resumed_at=tuple(self.resumed_at),
+            extensions=tuple(self.extensions),
             spikes=tuple(step.step for step in steps if step.spike),
+            grad_norm_spikes=tuple(step.step for step in steps if step.grad_norm_spike),
             skipped=tuple(step.step for step in steps if step.skipped),
             machine=machine,
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
             images=self._images(facts),
             against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
-            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self._last_saved()}",
+            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self.best_step or self._last_saved()}",
+            kept=run.recipe.train.keep,
             saves=self._saves,
             warnings=(
                 *self._warnings,
                 *schedule_notices(run.recipe.optimizer, self.steps),
                 *loss_plateau_warnings(steps, run.recipe),
+                *grad_norm_warnings(steps, run.recipe),
             ),
             critical_warnings=loss_increase_warnings(steps, run.recipe),
             **{name: value for name, value in vars(facts).items() if name in TrainRecord.model_fields},

@@ -1,4 +1,4 @@
-"""What losses say: which steps should not count, which resuming does not change, and whether training lowered them."""
+"""What losses and gradient norms say: which steps should not count, the same after resuming, and how training went."""
 
 import itertools
 import math
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemsmith.recipe.schema import Recipe, Train
-from gemsmith.runs.records import TrainStep
+from gemsmith.runs.records import Evaluation, TrainStep
 
 WINDOW_STEPS = 50
 _FEWEST_STEPS = 10
 _MOST_SKIPPED_IN_A_ROW = 10
 
 
-def spike_limit(losses: Sequence[float], step: int, factor: float) -> float:
-    """The highest loss that is no spike at this step, a float32.
+def spike_limit(values: Sequence[float], step: int, factor: float) -> float:
+    """The highest loss, or gradient norm, that is no spike at this step, a float32.
 
-    It is factor × the median of 50 steps, up to the last but one before it. `losses`: of steps 1, 2, … The step just
+    It is factor × the median of 50 steps, up to the last but one before it. `values`: of steps 1, 2, … The step just
     before this one may still be under way when it is needed. Spikes count too, so that a loss that stays high is none
-    any more after half a window. Infinite until 10 losses are known.
+    any more after half a window. Infinite until 10 values are known.
     """
-    known = [loss for loss in losses[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(loss)]
+    known = [value for value in values[: max(0, step - 2)][-WINDOW_STEPS:] if math.isfinite(value)]
     return float(np.float32(factor * statistics.median(known))) if len(known) >= _FEWEST_STEPS else math.inf
 
 
@@ -33,15 +33,39 @@ def reason_to_stop(steps: Sequence[TrainStep], train: Train) -> str | None:
     is_number = math.isfinite(last.loss) and math.isfinite(last.grad_norm)
     if not is_number and train.on_nonfinite == "stop":
         return f"step {last.step} has loss {last.loss} and gradient norm {last.grad_norm} (train.on_nonfinite is stop)"
-    if last.spike and train.on_spike == "stop":
-        return (
-            f"step {last.step} has loss {last.loss:.4g}, over {train.spike_factor:g} × the median before it "
-            "(train.on_spike is stop)"
-        )
+    for name, value, spike, factor in (
+        ("loss", last.loss, last.spike, train.spike_factor),
+        ("gradient norm", last.grad_norm, last.grad_norm_spike, train.grad_norm_spike_factor),
+    ):
+        if spike and train.on_spike == "stop":
+            over = f"over {factor:g} × the median before it (train.on_spike is stop)"
+            return f"step {last.step} has {name} {value:.4g}, {over}"
     recent = steps[-_MOST_SKIPPED_IN_A_ROW:]
     if len(recent) == _MOST_SKIPPED_IN_A_ROW and all(step.skipped for step in recent):
         return f"the last {len(recent)} steps were all skipped, step {last.step} with loss {last.loss:.4g}"
     return None
+
+
+def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The one of the lowest loss, of several the first; NaN is above all others."""
+    return min(evaluations, key=lambda one: (math.isnan(one.loss), one.loss))
+
+
+def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, after: int, steps: int) -> str | None:
+    """Why training ends before the last of its steps with the last of these; None where it does not.
+
+    `after`: the step from which on patience counts.
+    """
+    patience = train.early_stopping_patience
+    if patience is None or not evaluations or evaluations[-1].step == steps:
+        return None
+    best = best_evaluation(evaluations)
+    if sum(one.step > max(best.step, after) for one in evaluations) < patience:
+        return None
+    return (
+        f"ended after step {evaluations[-1].step:,} of {steps:,}: no held-out loss below {best.loss:.4f}, that of step "
+        f"{best.step:,}, in {patience:,} evaluation{'s' * (patience > 1)} (train.early_stopping_patience)"
+    )
 
 
 # A fall by a smaller share of the loss is hardly one; one by a larger share than the second is, whatever the noise.
@@ -106,6 +130,20 @@ def loss_increase_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[
     return (
         f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this "
         "adapter.",
+    )
+
+
+def grad_norm_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
+    """That the gradient norm had spikes, and what others lower for them; empty where it had none."""
+    spikes, optimizer = [step for step in steps if step.grad_norm_spike], recipe.optimizer
+    if not spikes:
+        return ()
+    worst, factor = max(spikes, key=lambda step: step.grad_norm), recipe.train.grad_norm_spike_factor
+    return (
+        f"The gradient norm was over {factor:g} × the median before it in {len(spikes):,} of {len(steps):,} steps, "
+        f"{worst.grad_norm:.4g} in step {worst.step:,}. If the loss suffers, lower optimizer.learning_rate and "
+        f"optimizer.max_grad_norm, which are {optimizer.learning_rate:g} and {optimizer.max_grad_norm or 'null'}: for "
+        "the 31B others take 5e-05 and 0.1, with optimizer.beta2 at 0.995.",
     )
 
 

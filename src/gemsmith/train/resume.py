@@ -17,7 +17,7 @@ from gemsmith.checkpoints.folder import refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train
-from gemsmith.runs.records import DataRecord, Evaluation, TrainStep
+from gemsmith.runs.records import DataRecord, Evaluation, Extension, TrainStep
 from gemsmith.runs.run import Run, incompatible_changes, read_record, stage_keys
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import STOPS, handling, leave, listening
@@ -54,11 +54,15 @@ def checkpoint_metadata(
     resumed_at: Sequence[int],
     start_adapter_sha256: str | None,
     evaluations: Sequence[Evaluation] = (),
+    extensions: Sequence[Extension] = (),
 ) -> dict[str, Any]:
     """What a checkpoint says about itself beside its arrays; JSON can hold it."""
+    data = read_record(run, DataRecord)
     return {
         "recipe": stage_keys(run.recipe, "train"),
-        "rows_sha256": read_record(run, DataRecord).rows_sha256,
+        "rows_sha256": data.rows_sha256,
+        "planned_steps": data.steps,
+        "extensions": [extension.model_dump() for extension in extensions],
         "start_adapter_sha256": start_adapter_sha256,
         "resumed_at": list(resumed_at),
         "steps": [step.model_dump_json() for step in steps],
@@ -72,9 +76,13 @@ def _eval_rows_sha256(run: Run) -> str | None:
     return rows.rows_sha256 if rows else None
 
 
-def earlier_evaluations(metadata: Mapping[str, Any]) -> list[Evaluation]:
-    """Those up to a checkpoint."""
-    return [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
+def earlier_extensions(run: Run, metadata: Mapping[str, Any]) -> list[Extension]:
+    """Those up to a checkpoint, and with its last step one more where the run has other steps planned by now."""
+    steps = read_record(run, DataRecord).steps
+    found = [Extension.model_validate(each) for each in metadata.get("extensions", ())]
+    if (planned := metadata.get("planned_steps", steps)) != steps:
+        found.append(Extension(after=len(metadata["steps"]), planned_steps=planned, steps=steps))
+    return found
 
 
 def earlier_steps(
@@ -90,29 +98,28 @@ def earlier_steps(
             f"{place}: was trained with another recipe: {key} was {json.dumps(old)} and is {json.dumps(new)}; "
             f"set it back, or start again with: gemsmith train {run.path} --force"
         )
-    if metadata["rows_sha256"] != read_record(run, DataRecord).rows_sha256:
-        raise RunError(
-            f"{place}: was trained on other rows than {run.data} holds; put those of data.train back and run: gemsmith "
-            f"data {run.path} --force; or start again with: gemsmith train {run.path} --force"
-        )
-    if metadata.get("eval_rows_sha256") != _eval_rows_sha256(run):
-        raise RunError(
-            f"{place}: was evaluated on other rows of data.eval than {run.data} holds; put those back and run: "
-            f"gemsmith data {run.path} --force; or start again with: gemsmith train {run.path} --force"
-        )
-    if metadata["start_adapter_sha256"] != start_adapter_sha256:
-        raise RunError(
-            f"{place}: was trained from another adapter than train.init_adapter holds now; put that one back, or "
-            f"start again with: gemsmith train {run.path} --force"
-        )
+    data = read_record(run, DataRecord)
+    again, than = f"back and run: gemsmith data {run.path} --force;", f"than {run.data} holds; put those"
+    another = "was trained from another adapter than train.init_adapter holds now; put that one back,"
+    checked = {
+        "rows_sha256": (data.rows_sha256, f"was trained on other rows {than} of data.train {again}"),
+        "eval_rows_sha256": (_eval_rows_sha256(run), f"was evaluated on other rows of data.eval {than} {again}"),
+        "start_adapter_sha256": (start_adapter_sha256, another),
+    }
+    wrong = [what for name, (now, what) in checked.items() if metadata.get(name) != now]
+    if (done := len(metadata["steps"])) > data.steps:
+        wrong.append(f"is step {done:,} of what is now {data.steps:,}; set train.max_steps or train.epochs back,")
+    if wrong:
+        raise RunError(f"{place}: {wrong[0]} or start again with: gemsmith train {run.path} --force")
     steps = [TrainStep.model_validate_json(line) for line in metadata["steps"]]
-    optimizer, updates = run.recipe.optimizer, read_record(run, DataRecord).steps
+    optimizer, extensions = run.recipe.optimizer, earlier_extensions(run, metadata)
     for step in steps:
-        rate = learning_rate(optimizer, update=step.step - 1, updates=updates)
+        planned = (each.planned_steps for each in extensions if step.step <= each.after)
+        rate = learning_rate(optimizer, update=step.step - 1, updates=next(planned, data.steps))
         if not math.isclose(step.learning_rate, rate, rel_tol=1e-6):
             raise RunError(
                 f"{place}: was trained with another schedule: step {step.step} had the learning rate "
-                f"{step.learning_rate:g}, with a warm-up of {optimizer.warmup(updates)} steps it has {rate:g}; set "
+                f"{step.learning_rate:g}, with a warm-up of {optimizer.warmup(data.steps)} steps it has {rate:g}; set "
                 f"warm-up back, or start again with: gemsmith train {run.path} --force"
             )
     return steps

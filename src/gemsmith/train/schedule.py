@@ -7,6 +7,7 @@ import math
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.schema import Optimizer, Recipe
+from gemsmith.runs.records import Extension
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
 
@@ -54,11 +55,27 @@ def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:
     )
 
 
+def describe_extension(optimizer: Optimizer, extension: Extension) -> str:
+    """What becomes of the learning rates."""
+    done, steps = extension.after, extension.steps
+    first, last = (learning_rate(optimizer, update=update, updates=steps) for update in (done, steps - 1))
+    return (
+        f"{steps:,} steps instead of {extension.planned_steps:,}: the {done:,} done keep their learning rates; from "
+        f"step {done + 1:,} on they are those of a {optimizer.schedule} schedule over {steps:,} steps, {first:.3g} to "
+        f"{last:.3g}"
+    )
+
+
 def check_export_step(run: Run, steps: int, *, restart: bool = False) -> None:
     """Raises RecipeError where training for so many steps does not leave the one to export."""
     wanted, train = run.recipe.export.step, run.recipe.train
     if wanted is None:
         return
+    if train.keep == "best" or train.early_stopping_patience:
+        raise RecipeError(
+            f"export.step: {wanted} was given, and training decides which steps stay (train.keep, "
+            "train.early_stopping_patience); set null, and give it to gemsmith export once training has ended"
+        )
     there: list[int] = []
     if not restart and run.checkpoints.is_dir():
         there = [int(entry.name) for entry in run.checkpoints.iterdir() if entry.name.isdecimal()]

@@ -2,12 +2,16 @@
 
 import contextlib
 import importlib.util
+import json
 import os
+import re
+from pathlib import Path
 
-from gemsmith.errors import InputError, MachineError
+from gemsmith.data.batches import count_steps
+from gemsmith.errors import InputError, MachineError, RunError
 from gemsmith.runs.records import DataRecord, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, read_record
+from gemsmith.runs.run import Run, find_run, is_up_to_date, read_record
 from gemsmith.system.locks import locked
 from gemsmith.train.schedule import check_export_step, say_schedule
 
@@ -28,10 +32,42 @@ def is_later_host() -> bool:
     return tpu_host_number() > 0
 
 
-# Of each backend, the extra that installs it, and what it imports.
+def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]:
+    """What to set in the recipe of a finished run, for so many steps in all, +N more, or so many epochs in all.
+
+    Raises RunError where training has not ended, InputError where there would be no step more.
+    """
+    option, run = f"--steps {steps}" if steps else f"--epochs {epochs}", Run(path=path, recipe=find_run(path))
+    record, data = read_record(run, TrainRecord), read_record(run, DataRecord)
+    if not is_up_to_date(run, "train"):
+        raise RunError(f"{option}: training has not ended in {path}; end it first with: gemsmith train {path}")
+    done = len(record.steps)
+    if steps and not re.fullmatch(r"\+?\d{1,9}", steps):
+        raise InputError(f"{option}: must be a number of steps in all, such as {2 * done}, or of more, such as +{done}")
+    values = (
+        {"max_steps": int(steps) + done * steps.startswith("+")} if steps else {"epochs": epochs, "max_steps": None}
+    )
+    total = count_steps(run.recipe.train.model_copy(update=values), data.packed_rows)
+    settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in values.items())
+    in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
+    if total <= done or total == data.steps:
+        raise InputError(
+            f"{option}: makes {total:,} steps in all; {done:,} are done, of {data.steps:,} that were planned; ask for "
+            f"others, such as --steps +{done}, or start again with: {in_data}, then: gemsmith train {path} --force"
+        )
+    if record.hosts > 1:
+        raise InputError(
+            f"{option}: is for training on one host, and this was on {record.hosts}; first: {in_data}, then on each "
+            f"host: gemsmith train {path}"
+        )
+    return settings
+
+
+# Of each backend, the extra that installs it, and what it imports; that of a tracker is called as it is.
 _PACKAGES = {
     "tunix": ("jax", ("jax", "flax", "qwix", "tunix", "optax", "orbax")),
     "trl": ("trl", ("torch", "transformers", "peft", "accelerate", "trl")),
+    "tensorboard": ("jax", ("tensorboardX",)),
 }
 
 
@@ -75,11 +111,12 @@ def check_training(run: Run) -> None:
     from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
-    extra, packages = _PACKAGES[backend]
-    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise MachineError(
-            f"train.backend: {backend} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
-        )
+    for key, name in (("backend", backend), *(("report_to", name) for name in recipe.train.report_to)):
+        extra, packages = _PACKAGES.get(name, (name, (name,)))
+        if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+            raise MachineError(
+                f"train.{key}: {name} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
+            )
     if run.callbacks and backend == "trl":
         from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from gemsmith.analysis.summary import read_findings
 from gemsmith.report.sections import training
-from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import read_record
+from gemsmith.runs.records import Extension, TrainRecord
+from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import count, decimal, duration
 
 
@@ -26,6 +26,21 @@ def test_the_page_s_numbers_are_the_record_s(large_run, section_words):
     assert f"Tokens in the loss {count(sum(step.loss_tokens for step in train.steps))}" in words
     assert "Token accuracy, last step 90.0 %" in words
     assert "Mesh fsdp 4" in words and "Spikes 1" in words and "Updates left out 1" in words
+
+
+def test_the_step_that_is_kept_and_an_early_end_are_told(make_run, section_words):
+    run = make_run(steps=12)
+    train = read_record(run, TrainRecord)
+    assert "Checkpoint for export checkpoints/12, the last" in section_words(run, "training")
+    early = "ended after step 12 of 20: no held-out loss below 1.5000"
+    write_record(
+        run, train.model_copy(update={"kept": "best", "last_checkpoint": "checkpoints/8", "early_stop": early})
+    )
+    more = Extension(after=4, planned_steps=4, steps=20)
+    write_record(run, read_record(run, TrainRecord).model_copy(update={"extensions": (more,)}))
+    words = section_words(run, "training")
+    assert "After step 4 it was given 20 steps instead of 4: from there on" in words
+    assert "Checkpoint for export checkpoints/8, of the lowest held-out loss" in words and f"Training {early}." in words
 
 
 def test_tokens_in_the_loss_of_a_record_that_has_none_are_no_number(large_run, undrawn):

@@ -104,7 +104,8 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
 
 
 def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(trained, trainer):
-    checkpoints = OrbaxCheckpoints(trained.checkpoints, every=2, keep=3, before_save=dict, after_save=lambda *_: None)
+    settings = {"every": 2, "keep": 3, "best_step": lambda: None, "before_save": dict, "after_save": lambda *_: None}
+    checkpoints = OrbaxCheckpoints(trained.checkpoints, **settings)
     good, metadata = checkpoints.read(6, trainer.model, trainer.optimizer), checkpoints.read_metadata(6)
     found = 0
     for what in damages(trained.checkpoints / "6"):
@@ -191,7 +192,7 @@ def test_training_goes_on_from_the_last_good_step_and_says_so(whole, trained, ge
 def test_an_export_takes_the_step_that_training_ended_with_and_no_earlier_one(trained, gemsmith):
     shutil.rmtree(trained.checkpoints / "6")
     code, _, error = gemsmith("export", trained.path)
-    assert code == 2 and "checkpoints: holds 2, 4, and training ended at step 6, says " in error
+    assert code == 2 and "checkpoints: holds 2, 4, and step 6 is what training kept, says " in error
     assert not (trained.record_file("export").exists() or trained.merged.exists() or trained.adapter.exists())
     assert advised(error) == f"train {trained.path}".split()
 

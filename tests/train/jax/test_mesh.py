@@ -41,7 +41,7 @@ values = {
     "segments": segments,
     "positions": np.concatenate([np.arange(100), np.arange(130), np.arange(26)])[None].repeat(ROWS, 0),
     "loss_mask": (random.random((ROWS, LENGTH)) < 0.5) & (segments > 0) & (np.arange(LENGTH) > 0),
-    "learning_rate": 1e-2, "step": 1, "loss_limit": np.inf,
+    "learning_rate": 1e-2, "step": 1, "skip_above": np.inf,
 }
 
 class OfSlice:

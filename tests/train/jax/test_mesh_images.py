@@ -50,7 +50,7 @@ mask = (random.random((ROWS, LENGTH)) < 0.5) & (np.arange(LENGTH) > 0)
 values = {
     "tokens": tokens, "segments": np.ones_like(tokens), "positions": np.tile(np.arange(LENGTH), (ROWS, 1)),
     "loss_mask": mask, "patches": patches, "patch_positions": positions, "places": places,
-    "learning_rate": 1e-2, "step": 1, "loss_limit": np.inf,
+    "learning_rate": 1e-2, "step": 1, "skip_above": np.inf,
 }
 
 def share(array):

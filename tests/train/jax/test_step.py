@@ -47,7 +47,7 @@ def make_inputs(mesh, step=1, rate=0.1, **changed):
         "loss_mask": np.arange(LENGTH) % 3 == 2,
         "learning_rate": rate,
         "step": step,
-        "loss_limit": np.inf,
+        "skip_above": np.inf,
         "stop": np.zeros(mesh.size),
     } | changed
     values["loss_mask"] = np.broadcast_to(values["loss_mask"], tokens.shape)
@@ -92,6 +92,15 @@ def test_a_bfloat16_base_trains_float32_adapters(make, mesh):
     assert {leaf.dtype for leaf in jax.tree.leaves(step.moments) if leaf.ndim} == {jnp.dtype("float32")}
     assert {leaf.dtype for leaf in jax.tree.leaves(step.frozen)} == {jnp.dtype("bfloat16")}
     assert 0 < metrics["loss"] < 10
+
+
+@pytest.mark.parametrize(("limits", "skipped"), [((1.0, 99.0), True), ((99.0, 1e-3), True), ((99.0, 99.0), False)])
+def test_a_step_above_one_of_its_limits_leaves_the_adapters_as_they_were(make, mesh, limits, skipped):
+    step = make(lora={"targets": ["q"]})
+    trained, metrics = run(step, make_inputs(mesh, skip_above=limits))
+    assert bool(metrics["skipped"]) == skipped and metrics["loss"] > 1.0 > metrics["grad_norm"] > 1e-3
+    pairs = zip(jax.tree.leaves(step.trained), jax.tree.leaves(trained), strict=True)
+    assert all((old == new).all() for old, new in pairs) == skipped
 
 
 @pytest.mark.slow

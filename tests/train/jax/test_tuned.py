@@ -95,7 +95,7 @@ def make_values():
         "loss_mask": mask,
         "learning_rate": 1e-2,
         "step": 1,
-        "loss_limit": np.inf,
+        "skip_above": np.inf,
         "stop": np.zeros(1),
     }
 

@@ -32,7 +32,7 @@ BACKEND = {"backend": "trl"}
 def test_an_export_takes_the_step_that_training_ended_with_and_no_other(trained):
     run, _ = trained
     (run.checkpoints / "6").rename(run.path / "6")
-    with pytest.raises(RunError, match="holds 2, 4, and training ended at step 6"):
+    with pytest.raises(RunError, match="holds 2, 4, and step 6 is what training kept"):
         export(run)
     shutil.copytree(run.checkpoints / "4", run.checkpoints / "6")
     with pytest.raises(RunError, match="6: was saved by another training"):

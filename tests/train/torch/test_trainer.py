@@ -58,7 +58,7 @@ def test_dropout_follows_from_seed_step_and_process_alone():
     assert all(0 <= number < 2**63 for number in found)
 
 
-def decide(recipe, gradient, *, loss=1.0, skip_above=math.inf):
+def decide(recipe, gradient, *, loss=1.0, skip_above=(math.inf, math.inf)):
     """What a step with this gradient came to, the gradient that AdamW then gets, and what it has made of the weight."""
     weight, outcomes = torch.nn.Parameter(torch.ones(2)), []
     adamw = torch.optim.AdamW([weight])
@@ -98,12 +98,19 @@ def test_a_step_is_clipped_to_the_norm_of_all_its_gradients(small_recipe):
 @pytest.mark.parametrize("highest", [1.0, None])
 @pytest.mark.parametrize(
     ("gradient", "loss"),
-    [([3.0, math.nan], 1.0), ([3.0, math.inf], 1.0), ([3e30, 3e30], 1.0), ([3.0, 4.0], math.nan), ([3.0, 4.0], 2.5)],
+    [
+        ([3.0, math.nan], 1.0),
+        ([3.0, math.inf], 1.0),
+        ([3e30, 3e30], 1.0),
+        ([3.0, 4.0], math.nan),
+        ([1.0, 1.0], 2.5),
+        ([3.0, 4.0], 1.0),
+    ],
 )
 def test_a_step_that_does_not_count_leaves_no_gradient(small_recipe, gradient, loss, highest):
     """Also where the norm is beyond float32, though no gradient is."""
     recipe = small_recipe(optimizer={"max_grad_norm": highest})
-    outcome, clipped, weight = decide(recipe, gradient, loss=loss, skip_above=2.0)
+    outcome, clipped, weight = decide(recipe, gradient, loss=loss, skip_above=(2.0, 4.0))
     assert outcome.skipped and clipped is None and (weight == 1).all()
 
 

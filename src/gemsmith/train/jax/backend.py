@@ -138,6 +138,7 @@ class TunixBackend:
             run.checkpoints,
             every=run.recipe.train.save_steps,
             keep=run.recipe.train.save_total_limit,
+            best_step=lambda: self._session.best_step,
             before_save=self._before_save,
             after_save=self._after_save,
         )
@@ -238,7 +239,7 @@ class TunixBackend:
     def _refuse_fault(self) -> None:
         steps = self._session.log.steps
         last = steps[-1].step if steps else 0
-        if self._feed is None or last == self._batches.steps:
+        if self._feed is None or self._session.is_complete:
             return
         fault, saved = None, f"; step {last} is saved"
         if (found := self._feed.fault) and not self._session.stopping.is_set():
@@ -249,7 +250,7 @@ class TunixBackend:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
         session = self._session
         told = session.should_stop if jax.process_count() > 1 else session.stopping.is_set()
-        if told or step > self._batches.steps:
+        if told or step > self._batches.steps or session.early_stop:
             return None
         arrays = self._feed.take() if self._feed else self._batches.batch(step, self._rows).arrays()
         return None if arrays is None else (step, arrays)
@@ -260,7 +261,7 @@ class TunixBackend:
         numbers = {
             "learning_rate": plan.learning_rate,
             "step": step,
-            "loss_limit": plan.skip_above,
+            "skip_above": plan.skip_above,
             "stop": self._session.stopping.is_set() or bool(self._feed and self._feed.fault),
         }
         bucket = self._bucket(step)

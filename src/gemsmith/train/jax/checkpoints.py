@@ -4,7 +4,7 @@ Checksums are computed on the arrays' devices: only eight bytes of each tensor l
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class OrbaxCheckpoints(CheckpointManager):
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
     are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
-    that does not match them is not restored.
+    that does not match them is not restored. The best step is saved, too, and stays beside the newest.
     """
 
     def __init__(
@@ -76,22 +76,31 @@ class OrbaxCheckpoints(CheckpointManager):
         *,
         every: int,
         keep: int,
+        best_step: Callable[[], int | None],
         before_save: Callable[[], dict[str, Any]],
         after_save: Callable[[float, int], None],
     ) -> None:
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
-            save_interval_steps=every, max_to_keep=keep, cleanup_tmp_directories=True, lightweight_initialize=True
+            save_interval_steps=every,
+            preservation_policy=self,
+            cleanup_tmp_directories=True,
+            lightweight_initialize=True,
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
-        self._before_save, self._after_save = before_save, after_save
+        self._keep, self._best_step, self._before_save, self._after_save = keep, best_step, before_save, after_save
+
+    def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
+        """Which steps stay, as Orbax asks its policy."""
+        newest, best = len(checkpoints) - self._keep, self._best_step()
+        return [place >= newest or each.step == best for place, each in enumerate(checkpoints)]
 
     def save(
         self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any
     ) -> bool:
         """Whether the step was saved; nothing is, before the first step."""
-        if step == 0 or not (force or self._checkpoint_manager.should_save(step)):
+        if step == 0 or not (force or step == self._best_step() or self._checkpoint_manager.should_save(step)):
             return False
         metadata, begun_s = self._before_save(), time.monotonic()
         states = _states(model, optimizer)

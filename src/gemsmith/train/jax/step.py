@@ -74,9 +74,9 @@ class Step:
 
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets`, those of them that are `correct`, and `real_tokens`, the step's over all hosts;
-    `stop`, whether any host was told to; and `skipped`: a step whose loss or gradient is NaN or infinite, or whose loss
-    is above `loss_limit`, leaves the state as it was. Of rows with images also `images` and `soft_tokens`, the step's
-    over all hosts.
+    `stop`, whether any host was told to; and `skipped`: a step whose loss or gradient is NaN or infinite, or one of
+    both above its `skip_above`, leaves the state as it was. Of rows with images also `images` and `soft_tokens`, the
+    step's over all hosts.
 
     `evaluate(trained, frozen, rows) -> sums` has no dropout and no update: `nll`, and `correct` and `targets` as above.
     `rows`: see row_shapes.
@@ -122,7 +122,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
             keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)
             sums, grads = _accumulate(loss_of, trained, frozen, split, count, keys, shardings[0])
         (loss, correct), grad_norm = sums, optax.tree.norm(nnx.as_pure(grads))
-        keep = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= inputs["loss_limit"])
+        both = jnp.stack([loss, grad_norm])
+        keep = jnp.all(jnp.isfinite(both) & (both <= inputs["skip_above"]))
         # Copied first: merging shares the variables, and the update writes into them.
         before = jax.tree.map(lambda leaf: leaf, (trained, moments))
         model, optimizer = nnx.merge(model_def, trained, frozen), nnx.merge(optimizer_def, moments)
@@ -197,14 +198,14 @@ def input_shapes(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and places of what a step takes.
 
-    Its rows; the learning rate; the step's number, from 1; the loss above which it is skipped; and for each device, 1
-    where its process was told to stop.
+    Its rows; the learning rate; the step's number, from 1; the loss and the gradient norm above which it is skipped;
+    and for each device, 1 where its process was told to stop.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     return row_shapes(mesh, rows=rows, length=length, images=images) | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
-        "loss_limit": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
+        "skip_above": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=everywhere),
         "stop": jax.ShapeDtypeStruct(
             (mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         ),

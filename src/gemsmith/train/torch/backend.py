@@ -148,11 +148,11 @@ class TrlBackend:
             self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
             if self._trainer.feed:
                 self._refuse_fault(self._trainer.feed)
-            if not self._evaluate(self._session.done):
+            if not self._evaluate(self._session.done) or self._session.is_complete:
                 return
             self._session.start_clock()
             self._trainer.train()
-            if self._trainer.feed:
+            if self._trainer.feed and not self._session.is_complete:
                 self._refuse_fault(self._trainer.feed)
 
     def _feed(self, stack: contextlib.ExitStack, batches: Batches, *, first: int) -> DecodedImages | None:
@@ -195,18 +195,18 @@ class TrlBackend:
     def _finish(self, outcome: StepOutcome) -> bool:
         """Logs and saves; whether to go on."""
         self._session.finish(outcome)
-        step, every = outcome.plan.step, self._run.recipe.train.save_steps
-        goes_on = self._evaluate(step) and not outcome.should_stop
-        if not goes_on or step == self._batches.steps or step % every == 0:
+        step, session = outcome.plan.step, self._session
+        goes_on = self._evaluate(step) and not outcome.should_stop and not session.is_complete
+        if not goes_on or step % self._run.recipe.train.save_steps == 0 or step == session.best_step:
             matrices: dict[str, Arrays] = {}
             begun_s = time.monotonic()
             # Every process gives its part, the first writes.
             for module, side, weight in lora_state_dict(self._model):
                 matrices.setdefault(module, {})[side] = whole_array(weight)
             moments = whole_moments(self._trainer.adamw, self._model)
-            self.checkpoints.save(step, matrices, moments, self._session.metadata())
+            self.checkpoints.save(step, matrices, moments, session.metadata())
             arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
-            self._session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
+            session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
         return goes_on
 
     def facts(self) -> BackendInfo:

@@ -52,7 +52,10 @@ class PeftCheckpoints:
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
     def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
-        """Writes a step, and deletes those that are too many. `matrices`: module -> {"a": (R, in), "b": (out, R)}."""
+        """Writes a step, and deletes those that are too many, but for metadata's `best_step`.
+
+        `matrices`: module -> {"a": (R, in), "b": (out, R)}.
+        """
         if not self._writes:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +81,8 @@ class PeftCheckpoints:
         finally:
             shutil.rmtree(beside, ignore_errors=True)
         for old in self.steps()[: -self._recipe.train.save_total_limit]:
-            shutil.rmtree(self.folder / str(old))
+            if old != metadata.get("best_step"):
+                shutil.rmtree(self.folder / str(old))
 
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""

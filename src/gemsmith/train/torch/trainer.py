@@ -203,7 +203,8 @@ class _StepCallback(transformers.TrainerCallback):
         loss, correct, told = trainer.group.total([*trainer.sums.tolist(), float(stops)])
         trainer.sums.zero_()
         plan = self._hooks.plan(self._step)
-        skipped = not (math.isfinite(loss) and math.isfinite(grad_norm)) or loss > plan.skip_above
+        values = zip((loss, grad_norm), plan.skip_above, strict=True)
+        skipped = any(not math.isfinite(value) or value > limit for value, limit in values)
         if skipped:
             trainer.adamw.zero_grad()
         self._outcome = StepOutcome(
