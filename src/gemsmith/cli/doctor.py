@@ -106,7 +106,7 @@ def _tokenizer(run: Run, checkpoint: Checkpoint | None) -> str:
 
     found = _opened(checkpoint)
     check_tokenizer(found)
-    return f"its ids fit the model; chat template: {find_template(found.folder, run.recipe.data.template).source}"
+    return f"its ids fit the model; chat template: {find_template(found.folder, run.recipe.data).source}"
 
 
 def _rows(run: Run, checkpoint: Checkpoint | None) -> str:

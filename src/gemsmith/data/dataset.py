@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, RawText, are_messages, read_document
+from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     find_image_files,
@@ -32,7 +32,7 @@ _NAMED = 8
 _MEANINGFUL = {
     "system": "write it into messages, as a turn of the role system",
     "history": "write its turns into messages",
-    **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
+    **dict.fromkeys((TOOLS, "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
     **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
     **dict.fromkeys(("video", "videos", "audio", "audios"), "take such rows out"),
 }
@@ -111,6 +111,8 @@ def read_prompts(source: str) -> Dataset:
     """
     found = read_dataset(source, asked=True)
     _refuse_raw_text(found, "name the column prompt")
+    for row in found.documents:
+        refuse_tools(row, "ask the server that gemsmith serve starts")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
@@ -169,6 +171,12 @@ def _images_beside(source: str | GeneratedData, keep: Callable[[bytes], str] | N
     """Images whose relative paths count from the folder that holds the rows."""
     path = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
     return ImageSource(folder=path if path.is_dir() else path.parent, keep=keep)
+
+
+def refuse_tools(document: Document, remedy: str) -> None:
+    """Raises DataError where the row declares tools or calls some, with which no question is asked."""
+    if document.tools or any(message.role == "tool" or message.tool_calls for message in document.messages):
+        raise DataError(f"{document.origin}: has tools, which questions are asked without; {remedy}")
 
 
 def _refuse_raw_text(found: Dataset, remedy: str) -> None:
@@ -279,7 +287,7 @@ def _renamed(row: Any, names: Mapping[str, str]) -> Any:
 
 def _is_held_out(row: Mapping[str, Any], form: str, share: float) -> bool:
     """Whether a row is of the share, by a hash of what is read of it: a copy is on its side, wherever it stands."""
-    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *([TOOLS] if row.get(TOOLS) else []))
     content = {name: row[name] for name in names if row.get(name) not in (None, "")}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
@@ -376,6 +384,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
 @lru_cache(1024)
 def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
     known = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    known = known if isinstance(FORMS[form], RawText) else (*known, TOOLS)
     return tuple(name for name in names if name not in known)
 
 

@@ -84,7 +84,7 @@ def prepare_data(run: Run) -> DataRecord:
     dataset = read_train(recipe, keep)  # before the checkpoint, which may first have to be fetched
     checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
     check_lengths(recipe, checkpoint.variant)
-    template = find_template(checkpoint.folder, recipe.data.template)
+    template = find_template(checkpoint.folder, recipe.data)
     check_tokenizer(checkpoint)
     parts, documents, held_out = _pack(recipe, checkpoint, template, dataset, keep)
     trained, evaluated = parts[""], parts.get(EVAL_ROWS)
@@ -136,7 +136,7 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[s
 
     Raises what prepare_data does of rows, those of data.eval, too, and DataError where they are too few for one step.
     """
-    template = find_template(checkpoint.folder, recipe.data.template)
+    template = find_template(checkpoint.folder, recipe.data)
     parts, *_ = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None)
     check_batch(recipe, len(parts[""].rows))
     return len(parts[""].documents), parts[""].dropped

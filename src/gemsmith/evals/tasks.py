@@ -12,7 +12,7 @@ import numpy as np
 from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_held_out
+from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
@@ -264,6 +264,7 @@ def _question(document: Document, number: int) -> Question:
             f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
             "row out"
         )
+    refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
     return Question(
         messages=messages[:last],
         expected=text_of(messages[last]),
@@ -277,4 +278,4 @@ def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
     folder = fetch_folder(run.recipe.checkpoint)
     prompts = [(document, len(question.messages)) for document, question in asked]
-    return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)
+    return check_prompts_in_process(folder, find_template(folder, run.recipe.data), prompts)

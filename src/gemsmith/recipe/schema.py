@@ -31,7 +31,7 @@ else:  # the names of the tasks that there are, or a Python file of the user's o
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
     _FORMS = "messages prompt-response prompt-completion alpaca sharegpt question-answer text image-folder"
     _COLUMNS = "messages prompt response completion instruction input output system conversations question answer text"
-    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images")]
+    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images", "tools")]
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1 takes a bare off for false.
@@ -80,6 +80,9 @@ class Data(Section):
     on_bad_image: ErrorOrDrop = Field("error", description="What happens to a row whose image is unusable.")
     on_bad_row: ErrorOrDrop = Field("error", description="What happens to a row that cannot be read or rendered.")
     template: InputPath[str | None] = Field(None, description="A chat template file; default: the checkpoint's own.")
+    thinking: Annotated[bool, Says("plan data train serve bench eval")] = Field(
+        False, description="Ask for reasoning before answers: the chat template's enable_thinking, wherever it renders."
+    )
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
