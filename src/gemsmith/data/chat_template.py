@@ -29,7 +29,7 @@ from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
-from gemsmith.tasks.messages import Message, images_of, map_text, text_of
+from gemsmith.tasks.messages import BREAK, Message, images_of, map_strings, map_text, text_of
 
 if TYPE_CHECKING:  # a process that renders rows starts in a third of the time without recipes
     from gemsmith.recipe.schema import Data
@@ -263,9 +263,14 @@ EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 # How Gemma 4 spells control tokens; such a token counts even where tokenizer.json does not flag it special. HTML tags,
 # runs of line feeds and <unused7> are added tokens as well, and stay text.
 _SPELLING = re.compile(r"<\|[^<|>]+\|?>|<[^<|>]+\|>")
+_SPANS = "tool tool_call tool_response channel turn image audio".replace(" ", "|")
+GEMMA_CONTROL = re.compile(
+    rf'<(?:pad|eos|bos|unk|mask)>|<\|(?:{_SPANS})>|<(?:{_SPANS})\|>|<\|(?:"|think|image|audio|video)\|>'
+)
+"""Finds Gemma 4's control tokens in a text, those that data.control_tokens is about."""
 # Around a text, it parts what the template writes from it; no white space, which templates trim, and no part of a word.
 _GUARD = "."
-_REMEDY = "a control token that only the chat template may write; take it out, or write it in another way"
+_REMEDY = "a control token that only the chat template may write; take it out, or set data.control_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -354,6 +359,32 @@ def _words(message: Message) -> str:
     if message.role == "assistant" and (stripped := text.lstrip()).startswith(EMPTY_THOUGHT):
         return stripped.removeprefix(EMPTY_THOUGHT)
     return text
+
+
+def settle_text(text: str, wanted: str) -> str:
+    """The text without control tokens, where `drop` is `wanted`; where `text` is, with BREAK in each.
+
+    >>> settle_text("a<|tu<eos>rn>", "drop")
+    'a'
+    """
+    while wanted == "drop" and GEMMA_CONTROL.search(text):
+        text = GEMMA_CONTROL.sub("", text)
+    return GEMMA_CONTROL.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
+
+
+def settle_document(document: Document, wanted: str) -> Document:
+    """The document with its texts settled; the same one where it has no control token. Raises RowError as to empty."""
+    spelled = [bool(GEMMA_CONTROL.search(_words(message))) for message in document.messages]
+    if not any(spelled) and not GEMMA_CONTROL.search(_as_text(document.tools)):
+        return document
+    change, messages = partial(settle_text, wanted=wanted), list(document.messages)
+    for index, message in enumerate(document.messages):
+        if spelled[index]:
+            messages[index] = map_text(message, change)
+            if text_of(message).strip() and not text_of(messages[index]).strip():
+                where = f"{document.origin}: {document.name(index)}"
+                raise RowError("nothing but control tokens", f"{where} is nothing but control tokens; take the row out")
+    return replace(document, messages=tuple(messages), tools=map_strings(document.tools, change))
 
 
 def _as_text(value: Any) -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from gemsmith.data.chat_template import settle_document
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
@@ -206,7 +207,7 @@ def read_dataset(
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
-    bad, form, rows, left_out = BadRows(), None, 0, 0
+    bad, form, rows, left_out, settled = BadRows(), None, 0, 0, 0
     for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, data, part), start=1):  # noqa: B007
         try:
             named = _with_answer(row) if asked else _renamed(row, data.columns)
@@ -215,13 +216,21 @@ def read_dataset(
                 left_out += 1
                 continue
             others, kept = _other_columns(named, origin, fits, columns), _read_columns(named, origin, columns)
-            documents.append(read_document(named, origin, FORMS[fits], images, kept))
+            document = read_document(named, origin, FORMS[fits], images, kept)
+            if data.control_tokens != "error":
+                before, document = document, settle_document(document, data.control_tokens)
+                settled += document is not before
+            documents.append(document)
         except RowError as error:
             bad.add(origin, error)
             continue
         form = fits
         ignored.update(others)
     warnings = bad.settle(rows - left_out, wanted)
+    if settled:
+        how = "left out of them" if data.control_tokens == "drop" else "read as text"
+        key = "data.eval" if part == "held-out" else "data.train"
+        warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source
         if left_out:

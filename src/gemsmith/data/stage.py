@@ -205,7 +205,8 @@ def _pack(
         for name in _MARKING
         if name in dataset.ignored_columns
     )
-    dataset = replace(dataset, warnings=(*dataset.warnings, *marking))
+    of_eval = (warning for warning in held_out.warnings if warning not in dataset.warnings)
+    dataset = replace(dataset, warnings=(*dataset.warnings, *marking, *of_eval))
     dataset = _validate(checkpoint, dataset, patching, bad=data.on_bad_image, key="data.train")
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
     order = partial(drawn_order, seed=recipe.seed) if data.format == FORMAT else None

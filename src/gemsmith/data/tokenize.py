@@ -15,7 +15,7 @@ Each placeholder that the chat template wrote becomes the soft tokens of its ima
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ from gemsmith.data.encode import WordEncoder
 from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
-from gemsmith.tasks.messages import images_of, plain_messages, text_of
+from gemsmith.tasks.messages import BREAK, images_of, plain_messages, text_of
 
 _no_mask = partial(RowError, "no mask")
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
@@ -202,7 +202,7 @@ def render_documents(
                 on_bad(document.origin, error)
                 continue
             sequences += [(split, document, number) for number, split in enumerate(splits)]
-    ids = iter(renderer.encoder.encode([piece.text for split, *_ in sequences for piece in split.pieces]))
+    ids = iter(_encode(renderer, [piece.text for split, *_ in sequences for piece in split.pieces]))
     rendered, bad = [], set()
     for split, document, number in sequences:
         pieces = [*islice(ids, len(split.pieces))]
@@ -220,6 +220,15 @@ def render_documents(
         _check_ids(joined)
         rendered.append(joined)
     return [one for one in rendered if one.origin not in bad] if bad else rendered
+
+
+def _encode(renderer: Renderer, texts: Sequence[str]) -> list[np.ndarray]:
+    """The int32 ids of each text, what is between BREAKs apart, so that no control token arises there."""
+    if not any(BREAK in text for text in texts):
+        return renderer.encoder.encode(texts)
+    parts = [text.split(BREAK) for text in texts]
+    ids = iter(renderer.encoder.encode([*chain.from_iterable(parts)]))
+    return [np.concatenate([*islice(ids, len(each))]) for each in parts]
 
 
 def _text_bytes(document: Document) -> int:
@@ -378,7 +387,7 @@ def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
             text = renderer.template.render(messages, tools=document.tools, generation_prompt=True)
     except TemplateFailure as error:
         raise DataError(f"{document.origin}: {error}") from None
-    return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+    return _encode(renderer, [text])[0]
 
 
 def _place_images(joined: Rendered, split: SplitText, document: Document, tokens: ImageTokenIds) -> Rendered:
@@ -407,8 +416,7 @@ def _misplaced(document: Document, placed: int, images: int) -> DataError:
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
     with limited(renderer.limits, extra_bytes=_text_bytes(document)):
         pieces = split_document(renderer.template, document)[number].pieces
-    encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
-    return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
+    return np.concatenate(_encode(renderer, [piece.text for piece in pieces]))
 
 
 def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:

@@ -34,7 +34,7 @@ from gemsmith.tasks import (
     find_scorer,
     find_source,
 )
-from gemsmith.tasks.messages import images_of, plain_messages, text_message, text_of
+from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
 Item = TypeVar("Item")
@@ -243,11 +243,12 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
         if isinstance(scorer, MultipleChoiceScorer) and (
-            seen := next((row for row in rows if images_of(row.messages)), None)
+            seen := next((row for row in rows if images_of(row.messages) or are_broken(row.messages)), None)
         ):
+            what = "an image" if images_of(seen.messages) else "a control token that is to be read as text"
             raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has an "
-                "image; set eval.scorer to one that reads what is written, such as labels"
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has {what}; "
+                "set eval.scorer to one that reads what is written, such as labels"
             )
         if isinstance(scorer, SupportsValidation):
             for question in rows:
@@ -267,7 +268,7 @@ def _question(document: Document, number: int) -> Question:
     refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
     return Question(
         messages=messages[:last],
-        expected=text_of(messages[last]),
+        expected=text_of(messages[last]).replace(BREAK, ""),
         origin=document.origin,
         columns=document.columns,
         images=document.images[: len(images_of(messages[:last]))],

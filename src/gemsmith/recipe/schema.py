@@ -83,6 +83,9 @@ class Data(Section):
     thinking: Annotated[bool, Says("plan data train serve bench eval")] = Field(
         False, description="Ask for reasoning before answers: the chat template's enable_thinking, wherever it renders."
     )
+    control_tokens: OfQuestions[Literal["error", "drop", "text"]] = Field(
+        "error", description="Of Gemma 4's control tokens in a row's texts; `text`: they are read as plain characters."
+    )
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."

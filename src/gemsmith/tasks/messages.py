@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 ROLES = ("system", "user", "assistant", "tool")
+BREAK = "\ufdd0\ufdef"
+"""Put into the spelling of a control token that is to be read as text: what is on each side is tokenized apart."""
 _FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 
 
@@ -80,6 +82,11 @@ def text_of(message: Message) -> str:
     """All text of the message."""
     # A list, which costs less than a generator: this is asked some ten times a message.
     return "".join([part.text for part in message.parts if isinstance(part, TextPart)])
+
+
+def are_broken(messages: Iterable[Message]) -> bool:
+    """Whether a text has a control token in it that is to be read as text, which no request can spell."""
+    return any(BREAK in text_of(message) for message in messages)
 
 
 def map_text(message: Message, change: Callable[[str], str]) -> Message:
