@@ -123,8 +123,8 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     """
     recipe = run.recipe
     check_settings(recipe, stages)
-    if "data" in stages and isinstance(recipe.data.train, str):
-        importlib.import_module("gemsmith.data.dataset").find_source_files(recipe.data.train, recipe.data.format)
+    for source in recipe.data.sources if "data" in stages else ():
+        importlib.import_module("gemsmith.data.dataset").find_source_files(source, recipe.data.format)
     if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
         importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
     if "train" in stages:
@@ -205,8 +205,8 @@ def _refuse_changed_rows(run: Run) -> None:
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """
-    source = run.recipe.data.train
-    if isinstance(source, str) and not Path(source).exists():
+    data = run.recipe.data
+    if not all(Path(source).exists() for source in data.sources):
         return
     try:
         read = read_record(run, DataRecord).provenance.inputs_sha256.get("data.train")
@@ -216,8 +216,8 @@ def _refuse_changed_rows(run: Run) -> None:
         return
     from gemsmith.data.dataset import source_sha256
 
-    if read not in (None, source_sha256(source, run.recipe.data.format)):
+    if read not in (None, source_sha256(data.train, data.format)):
         raise RunError(
-            f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
-            f"put it back, or name another run directory with --run"
+            f"data.train: {', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made "
+            "from it; put it back, or name another run directory with --run"
         )

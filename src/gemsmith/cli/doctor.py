@@ -113,8 +113,8 @@ def _rows(run: Run, checkpoint: Checkpoint | None) -> str:
     from gemsmith.data.dataset import find_source_files
     from gemsmith.data.stage import count_usable
 
-    if checkpoint is None and isinstance(run.recipe.data.train, str):
-        find_source_files(run.recipe.data.train, run.recipe.data.format)
+    for source in run.recipe.data.sources if checkpoint is None else ():
+        find_source_files(source, run.recipe.data.format)
     kept, dropped = count_usable(run.recipe, _opened(checkpoint))
     left_out = "".join(f", {count:,} left out: {reason}" for reason, count in dropped.items())
     return f"data.train: {kept:,} rows are read and rendered{left_out}"

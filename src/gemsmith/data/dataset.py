@@ -24,7 +24,7 @@ from gemsmith.data.image_folder import (
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
-from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
 
@@ -83,6 +83,8 @@ class Dataset:
     """Why -> rows that were left out."""
     warnings: tuple[str, ...] = ()
     """What a reader must know of the source."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Of several sources, the rows that are taken of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ def read_prompts(source: str) -> Dataset:
 def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
-    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=_images_beside(data.train, keep))
+    found = _read_sources(data.train, recipe, "train", keep)
     left = len(found.documents) - (data.limit or len(found.documents))
     if left <= 0:
         return found
@@ -160,12 +162,44 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
 
 def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[bytes], str] | None = None) -> Dataset:
     """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
-    data = recipe.data
-    assert data.eval is not None
-    images = _images_beside(data.eval, keep)
-    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, images=images)
+    assert recipe.data.eval is not None
+    found = _read_sources(recipe.data.eval, recipe, "held-out", keep, columns)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
     return found
+
+
+def _read_sources(
+    source: Rows,
+    recipe: Recipe,
+    part: Literal["train", "held-out"],
+    keep: Callable[[bytes], str] | None,
+    columns: Columns = NO_COLUMNS,
+) -> Dataset:
+    """The rows of a source, or of several; of these training takes each as often as its weight says."""
+
+    def read(one: str | GeneratedData) -> Dataset:
+        images = _images_beside(one, keep)
+        return read_dataset(one, data=recipe.data, part=part, seed=recipe.seed, columns=columns, images=images)
+
+    if not isinstance(source, tuple):
+        return read(source)
+    documents, counts, warnings = list[Document](), [Counter[str](), Counter[str](), Counter[str]()], list[str]()
+    for place, one in enumerate(source):
+        found = read(one.path)
+        times, rest = divmod(one.weight if part == "train" else 1, 1)
+        drawn = random.Random(f"{recipe.seed} {place}").sample(found.documents, round(rest * len(found.documents)))
+        taken = found.documents * int(times) + drawn
+        key = f"data.{'train' if part == 'train' else 'eval'}[{place}]"
+        documents += [replace(document, origin=f"{key}, {document.origin}") for document in taken]
+        for total, more in zip(counts, ({one.path: len(taken)}, found.ignored_columns, found.dropped), strict=True):
+            total.update(more)
+        warnings += (f"{key}: {warning}" for warning in found.warnings)
+    if not documents:
+        raise DataError("data.train: its weights leave no row; raise one")
+    sources, ignored, dropped = counts
+    return Dataset(
+        documents=documents, ignored_columns=ignored, dropped=dropped, warnings=tuple(warnings), sources=sources
+    )
 
 
 def _images_beside(source: str | GeneratedData, keep: Callable[[bytes], str] | None = None) -> ImageSource:
@@ -257,12 +291,13 @@ def describe_columns(columns: Mapping[str, int]) -> str:
     return some([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()], _NAMED)
 
 
-def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
+def source_sha256(source: Rows, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
     """A hash of the files that are read, of images with their names and classes, or of the request for made rows."""
     if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
-    for file in find_source_files(source, format):
+    paths = [source] if isinstance(source, str) else [one.path for one in source]
+    for file in (file for path in paths for file in find_source_files(path, format)):
         if format == FORMAT:
             total.update(f"{file.parent.name}/{file.name}\0".encode())
         with file.open("rb") as stream:

@@ -106,6 +106,7 @@ def prepare_data(run: Run) -> DataRecord:
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=sources),
         ignored_columns=dict(dataset.ignored_columns),
+        sources=dict(dataset.sources),
         template_sha256=template.sha256,
         eval_rows=EvalRows(**evaluated.counts(files[EVAL_ROWS], run.data / EVAL_ROWS)) if evaluated else None,
         warnings=(*trained.warnings, *notices, *(evaluated.warnings if evaluated else ())),
@@ -411,6 +412,8 @@ def _summary(record: DataRecord, run: Run) -> str:
             f"{record.length_percentiles['p100']:,})",
             "too_many_patches": f"; dropped {count:,} with more than {data.max_patches:,} patches",
         }.get(reason, f"; dropped {count:,} ({reason})")
+    if record.sources:
+        text += f"; taken of {describe_columns(record.sources)}"
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if found := record.eval_rows:

@@ -49,13 +49,26 @@ class GeneratedData(Section):
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
 
+class RowSource(Section):
+    """One of several sources of rows."""
+
+    path: str = Field(description="A file, a folder or an address of rows.")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        1.0, description="How often an epoch takes each of its rows; of a fraction, the seed draws which."
+    )
+
+
+Rows: TypeAlias = str | GeneratedData | Annotated[tuple[RowSource, ...], Field(strict=False, min_length=1)]
+
+
 class Data(Section):
     stages = "plan data train"
 
-    train: InputPath[str | GeneratedData] = Field(
-        description="A JSONL, JSON, CSV or parquet file, a dataset folder, hub:user/name@commit:split, or rows to make."
+    train: InputPath[Rows] = Field(
+        description="A JSONL, JSON, CSV or parquet file, a dataset folder, https:// or gs:// of a file, "
+        "hub:user/name@commit:split, rows to make, or several, each {path, weight}."
     )
-    eval: Annotated[str | GeneratedData | None, Says("plan questions held_out", path=True)] = Field(
+    eval: Annotated[Rows | None, Says("plan questions held_out", path=True)] = Field(
         None, description="Held-out rows, in the same forms, or a share of data.train: 5%; null: no evaluation."
     )
     format: OfQuestions[RowFormat] = Field(
@@ -92,6 +105,12 @@ class Data(Section):
     )
     on_too_long: ErrorOrDrop = Field("drop", description="What happens to a document longer than max_length.")
     limit: Positive | None = Field(None, description="Train on so many rows at most, drawn by the seed; null: on all.")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files, folders and addresses that data.train names; none where its rows are made."""
+        train = self.train
+        return (train,) if isinstance(train, str) else tuple(one.path for one in train if isinstance(one, RowSource))
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
