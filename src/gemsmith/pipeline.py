@@ -101,14 +101,21 @@ def _run_each(
                     f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
                 )
                 return [*records, record]
-            if (
-                records
-                and stage == "data"
-                and not any(machine.compiled for machine in read_record(run, PlanRecord).machines)
-            ):
-                records[0] = _call(run, "plan", servers)  # of as many steps as there are now
+            if stage == "data" and (planned := _plan_again(run)) and stages[0] == "plan":
+                records[0] = planned
         records.append(read_record(run, STAGES[stage].record))
     return records
+
+
+def _plan_again(run: Run) -> Record | None:
+    """The plan of as many steps as there are now, where there is a plan; what it compiled is not compiled again."""
+    if not is_up_to_date(run, "plan"):
+        return None
+    compiled = any(machine.compiled for machine in read_record(run, PlanRecord).machines)
+    if compiled and read_record(run, DataRecord).images:  # whose step has another shape by now
+        return None
+    limits = importlib.import_module("gemsmith.plan.compiled").Limits() if compiled else None
+    return _call(run, "plan", None, limits=limits)
 
 
 def _write_report(run: Run) -> Path:
@@ -173,6 +180,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
         record = _call(run, stage, servers, force=force, **more)
+    if stage == "data":
+        _plan_again(run)
     if force:
         commit_recipe(run)
     return record
