@@ -16,7 +16,9 @@ from safetensors.numpy import load_file
 from gemsmith import pipeline
 from gemsmith.data.dataset import source_sha256
 from gemsmith.errors import MachineError
+from gemsmith.plan.compiled import Limits
 from gemsmith.recipe.load import load_recipe
+from gemsmith.runs.plan_records import CompiledStep
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.run import make_provenance, open_source, read_record, write_record
 from gemsmith.runs.stages import STAGES
@@ -95,6 +97,34 @@ def test_a_run_plans_again_once_its_steps_are_counted(recipe):
     assert (first.steps, first.priced_steps) == (None, 1000)
     assert planned.steps == planned.priced_steps == counted.steps == 2
     assert read_record(run, STAGES["plan"].record) == planned
+    record = run.record_file("plan")
+    record.write_text(record.read_text().replace('"priced_steps": 2', '"priced_steps": 9'))
+    pipeline.run_stage(run, "data", force=True)
+    assert read_record(run, STAGES["plan"].record).priced_steps == 2
+
+
+def test_a_plan_whose_steps_were_compiled_is_made_again_of_what_they_took(recipe, monkeypatch):
+    run = open_source(recipe("tiny-31b"), lock=lambda path: None)
+    asked = []
+
+    def compile_chosen(*given):
+        asked.append(given[-1])
+        return CompiledStep(
+            topology="v6e:2x4",
+            versions={},
+            peak_bytes=2**30,
+            step_s=(1.0, 2.0),
+            formula_bytes=2**30,
+            formula_step_s=(1.0, 2.0),
+        )
+
+    monkeypatch.setattr("gemsmith.plan.machine.compile_chosen", compile_chosen)
+    monkeypatch.setattr("gemsmith.plan.stage.check_compiles", lambda *_: None)
+    first = pipeline.run_stage(run, "plan", limits=Limits(seconds=1.0))
+    pipeline.run_stage(run, "data")
+    again = read_record(run, STAGES["plan"].record)
+    assert asked[-1] == Limits() and all(machine.compiled for machine in again.machines)
+    assert [machine.step_s for machine in again.machines] == [machine.step_s for machine in first.machines]
 
 
 def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith, recipe, engine):

@@ -101,14 +101,21 @@ def _run_each(
                     f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
                 )
                 return [*records, record]
-            if (
-                records
-                and stage == "data"
-                and not any(machine.compiled for machine in read_record(run, PlanRecord).machines)
-            ):
-                records[0] = _call(run, "plan", servers)  # of as many steps as there are now
+            if stage == "data" and (planned := _plan_again(run)) and stages[0] == "plan":
+                records[0] = planned
         records.append(read_record(run, STAGES[stage].record))
     return records
+
+
+def _plan_again(run: Run) -> Record | None:
+    """The plan of as many steps as there are now, where there is a plan; what it compiled is not compiled again."""
+    if not is_up_to_date(run, "plan"):
+        return None
+    compiled = any(machine.compiled for machine in read_record(run, PlanRecord).machines)
+    if compiled and read_record(run, DataRecord).images:  # whose step has another shape by now
+        return None
+    limits = importlib.import_module("gemsmith.plan.compiled").Limits() if compiled else None
+    return _call(run, "plan", None, limits=limits)
 
 
 def _write_report(run: Run) -> Path:
@@ -123,8 +130,8 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
     """
     recipe = run.recipe
     check_settings(recipe, stages)
-    if "data" in stages and isinstance(recipe.data.train, str):
-        importlib.import_module("gemsmith.data.dataset").find_source_files(recipe.data.train, recipe.data.format)
+    for source in recipe.data.sources if "data" in stages else ():
+        importlib.import_module("gemsmith.data.dataset").find_source_files(source, recipe.data.format)
     if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
         importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
     if "train" in stages:
@@ -174,6 +181,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
         record = _call(run, stage, servers, force=force, **more)
+    if stage == "data":
+        _plan_again(run)
     if force:
         commit_recipe(run)
     return record
@@ -206,8 +215,8 @@ def _refuse_changed_rows(run: Run) -> None:
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """
-    source = run.recipe.data.train
-    if isinstance(source, str) and not Path(source).exists():
+    data = run.recipe.data
+    if not all(Path(source).exists() for source in data.sources):
         return
     try:
         read = read_record(run, DataRecord).provenance.inputs_sha256.get("data.train")
@@ -217,8 +226,8 @@ def _refuse_changed_rows(run: Run) -> None:
         return
     from gemsmith.data.dataset import source_sha256
 
-    if read not in (None, source_sha256(source, run.recipe.data.format)):
+    if read not in (None, source_sha256(data.train, data.format)):
         raise RunError(
-            f"data.train: {source} has changed since {run.record_file('data')} was made from it; "
-            f"put it back, or name another run directory with --run"
+            f"data.train: {', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made "
+            "from it; put it back, or name another run directory with --run"
         )

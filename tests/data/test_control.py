@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from gemsmith.checkpoints.tiny import SPECIAL_TOKENS
-from gemsmith.data.chat_template import EMPTY_THOUGHT, PLACEHOLDERS, find_control_tokens
-from gemsmith.data.dataset import Document
+from gemsmith.checkpoints.tiny import IMAGE_TOKENS, SPECIAL_TOKENS
+from gemsmith.data.chat_template import EMPTY_THOUGHT, GEMMA_CONTROL, PLACEHOLDERS, find_control_tokens
+from gemsmith.data.dataset import Dataset, Document, read_dataset
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import DataError
+from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import text_message
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
@@ -191,3 +192,47 @@ def test_control_ids_are_told_from_all_others(renderer):
 def test_text_that_begins_or_ends_like_a_token_is_read_as_text(renderer, document):
     chat_loop = document("user=a<|", "assistant=turn> <|channel", "user=>", "assistant=<|tool_response |>")
     assert control_ids(renderer, chat_loop) == [2, 105, 106, 105, 106, 105, 106, 105, 106]
+
+
+def read(file: Path, wanted: str) -> Dataset:
+    return read_dataset(str(file), data=Data(train="-", control_tokens=wanted), part="train")
+
+
+def test_each_control_token_of_gemma_4_is_one_that_can_be_dropped_or_read_as_text():
+    names = {*SPECIAL_TOKENS.values(), *PLACEHOLDERS, *(text for _, text in IMAGE_TOKENS.values())}
+    assert [name for name in sorted(names) if not GEMMA_CONTROL.fullmatch(name)] == []
+    assert [name for name in (*PLAIN, "<|im_end|>", "f <| x > y") if GEMMA_CONTROL.search(name)] == []
+
+
+def test_dropped_control_tokens_leave_the_text_around_them_and_are_counted(write_rows, renderer):
+    rows = write_rows(
+        {"prompt": "a<|tu<eos>rn>", "response": f"{EMPTY_THOUGHT}b"},
+        {"prompt": "a", "response": "b<turn|> c"},
+        {"prompt": "a", "response": "b"},
+    )
+    found = read(rows, "drop")
+    assert [[message.parts[0].text for message in row.messages] for row in found.documents] == [
+        ["a", f"{EMPTY_THOUGHT}b"], ["a", "b c"], ["a", "b"]
+    ]  # fmt: skip
+    assert found.warnings == ("data.train: rows with control tokens, which are left out of them: 2 of 3",)
+    assert len(render_documents(renderer, found.documents)) == 3
+    with pytest.raises(DataError, match=r"line 1: response is nothing but control tokens; take the row out"):
+        read(write_rows({"prompt": "a", "response": "<eos>"}), "drop")
+
+
+def test_control_tokens_that_are_read_as_text_come_to_their_characters_in_training_and_in_prompts(write_rows, renderer):
+    asked, answered = "a <|turn>b", "wire<turn|><eos> c"
+    found = read(write_rows({"prompt": asked, "response": answered}, {"prompt": "a", "response": "b"}), "text")
+    assert found.warnings == ("data.train: rows with control tokens, which are read as text: 1 of 2",)
+    first, second = render_documents(renderer, found.documents)
+    assert [one.tolist() for one in map(renderer.control.among, (first.ids, second.ids))] == [
+        [2, 105, 106] * 1 + [105, 106]
+    ] * 2
+    text = renderer.tokenizer.decode(first.ids.tolist(), skip_special_tokens=False)
+    assert text == f"<bos><|turn>user\n{asked}<turn|>\n<|turn>model\n{answered}<turn|>\n"
+    trained = renderer.tokenizer.decode(first.ids[first.trained].tolist(), skip_special_tokens=False)
+    assert trained == f"{answered}<turn|>"
+    [plain] = render_documents(renderer, read(write_rows({"prompt": "a", "response": "b"}), "error").documents)
+    assert np.array_equal(plain.ids, second.ids)
+    [prompt] = check_prompts(renderer, [(found.documents[0], 1)])
+    assert np.array_equal(prompt, first.ids[: len(prompt)])

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -19,6 +20,7 @@ from gemsmith.data.reader import find_files
 from gemsmith.errors import DataError
 from gemsmith.runs.resolve import resolve_file
 from gemsmith.system.files import sha256_file
+from gemsmith.system.storage import Bucket
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 ROW = {"prompt": "a", "response": "b"}
@@ -235,3 +237,55 @@ def test_pets_of_another_form_are_one_line_and_nothing_is_written(
     with pytest.raises(DataError, match=said) as error:
         oxford_pets.prepare_oxford_pets(None, tmp_path / "new" / "rows.jsonl", split="trainval", revision=None)
     assert "\n" not in str(error.value) and not list((tmp_path / "new").glob("*"))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A web of two files, one of them cut short; returns the addresses that were asked for."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url))
+        if request.url.path == "/old.jsonl":
+            return httpx.Response(302, headers={"Location": "https://host/rows.jsonl"})
+        if request.url.path == "/cut.jsonl":
+            raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+        return httpx.Response(200, content=lines(3)) if request.url.path == "/rows.jsonl" else httpx.Response(404)
+
+    client = httpx.Client(transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("httpx.stream", client.stream)
+    monkeypatch.setenv("GEMSMITH_CACHE", str(tmp_path / "kept"))
+    return asked
+
+
+def test_a_file_at_an_address_is_fetched_once_and_its_hash_is_that_of_its_content(
+    served: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(lines(3))
+    for source in ("https://host/rows.jsonl?token=x", "https://host/old.jsonl"):
+        assert len(read_dataset(source).documents) == len(read_dataset(source).documents) == 3
+        assert source_sha256(source) == source_sha256(str(tmp_path / "rows.jsonl"))
+    assert len(served) == 3  # one of them was sent on
+    with pytest.raises(DataError, match=r"^https://host/other.jsonl: could not be fetched \(.*404.*\); check it"):
+        find_files("https://host/other.jsonl")
+    with pytest.raises(DataError, match=r"^https://host/cut.jsonl: could not be fetched \(peer closed"):
+        find_files("https://host/cut.jsonl")
+    for source in ("http://host/rows.jsonl", "s3://bucket/rows.jsonl"):
+        with pytest.raises(DataError, match=rf"^{source}: cannot be fetched; allowed: https:// or gs:// and the name"):
+            find_files(source)
+    for source in ("https://host/rows.txt", "https://host/"):
+        with pytest.raises(DataError, match=rf"^{source}: is a .* file; allowed: \.jsonl"):
+            find_files(source)
+    assert not list((tmp_path / "kept").rglob(".*"))
+
+
+def test_a_file_in_a_bucket_is_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMSMITH_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr("gemsmith.data.hub.Bucket", lambda url: Bucket(url.replace("gs://", f"file://{tmp_path}/")))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "rows.jsonl").write_bytes(lines(2))
+    assert len(read_dataset("gs://b/rows.jsonl").documents) == 2
+    (tmp_path / "b" / "rows.jsonl").unlink()
+    assert len(read_dataset("gs://b/rows.jsonl").documents) == 2
+    with pytest.raises(DataError, match=r"^gs://b/other.jsonl: could not be fetched"):
+        find_files("gs://b/other.jsonl")

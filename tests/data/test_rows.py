@@ -45,7 +45,7 @@ def test_parquet_gives_the_same_messages(row, tmp_path):
     assert documents[1].origin == "rows.parquet row 2"
 
 
-@pytest.mark.parametrize("field", [{"tool_calls": []}, {"reasoning_content": ""}])
+@pytest.mark.parametrize("field", [{"audio": []}, {"refusal": ""}])
 def test_an_empty_field_of_a_chat_api_is_as_if_absent_and_a_filled_one_is_refused(field, write_rows):
     def row(more):
         return {"messages": [CHAT["messages"][0], CHAT["messages"][1] | more]}
@@ -135,7 +135,8 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
             "has the columns id, prompt, respnse (did you mean response?); allowed: messages",
         ),
         (PAIR | {"system": "be brief"}, "has a value in the column system, which changes what a row says"),
-        (CHAT | {"tools": [{"name": "f"}]}, "has a value in the column tools"),
+        ({"text": "x", "tools": [{"name": "f"}]}, "has a value in the column tools"),
+        (CHAT | {"functions": [{"name": "f"}]}, "has a value in the column functions"),
         (CHAT | {"Images": ["a.png"]}, "has a value in the column Images"),
         (PAIR | {"weight": 0}, "rename or drop the column to train without it"),
         (dict.fromkeys("abcdefghij"), "has the columns a, b, c, d, e, f, g, h and 2 more; allowed: messages"),

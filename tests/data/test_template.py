@@ -11,12 +11,13 @@ import pytest
 from gemsmith.checkpoints.tiny import make_tokenizer
 from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
+from gemsmith.recipe.schema import Data
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
 
 def load_template(folder, file=None):
-    return compile_template(find_template(folder, file))
+    return compile_template(find_template(folder, Data(train="-", template=file)))
 
 
 def use(folder, text):
@@ -222,13 +223,13 @@ def test_a_template_that_is_no_text_file_is_refused(tokenizer_folder, tmp_path):
         (latin, "cannot be read ('utf-8'"),
     ):
         with pytest.raises(DataError, match=re.escape(message)):
-            find_template(tokenizer_folder, str(file))
+            find_template(tokenizer_folder, Data(train="-", template=str(file)))
         (tokenizer_folder / "chat_template.jinja").write_bytes(file.read_bytes())
         with pytest.raises(CheckpointError, match=re.escape(message)):
             find_template(tokenizer_folder)
     for file in (tmp_path / "pipe.jinja", tmp_path, Path("/dev/zero")):
         with pytest.raises(DataError, match=r"data.template: .* is not a file"):
-            find_template(tokenizer_folder, str(file))
+            find_template(tokenizer_folder, Data(train="-", template=str(file)))
 
 
 @pytest.mark.parametrize(

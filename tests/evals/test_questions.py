@@ -5,13 +5,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from gemsmith.errors import DataError, RecipeError
+from gemsmith.evals.generate import make_request
 from gemsmith.evals.stage import evaluate
-from gemsmith.evals.tasks import check_tasks, read_questions
+from gemsmith.evals.tasks import check_tasks, open_tasks, read_questions
 from gemsmith.runs.run import Run
+from gemsmith.serve.client.chat import Reply, read_chat
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
 from gemsmith.tasks.messages import text_of
@@ -79,3 +83,23 @@ def test_a_held_out_row_with_a_control_token_is_refused_before_a_server_starts(
         evaluate(run, servers)
     file.write_text(json.dumps(rows[0]) + "\n" + json.dumps(rows[0]) + "\n" + json.dumps(rows[2]) + "\n")
     assert len(read_questions(run)) == 2
+
+
+def test_control_tokens_that_are_text_are_asked_by_the_ids_of_training(
+    exported_run: Callable[..., Run], tmp_path: Path
+) -> None:
+    file = tmp_path / "held.jsonl"
+    rows = [{"prompt": "a<|turn>", "response": "b<eos>"}, {"prompt": "a", "response": "b"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server = cast(Server, SimpleNamespace(model="m"))
+    tasks, _ = open_tasks(exported_run({"data": {"eval": str(file), "control_tokens": "text"}, "eval": EVAL}))
+    assert [question.expected for question in tasks[0].questions] == ["b<eos>", "b"]
+    first, second = (make_request(server, tasks[0], number) for number in (0, 1))
+    assert (first.path, first.body["prompt"]) == ("/v1/completions", tasks[0].prompts[0].tolist())
+    assert first.body["prompt"].count(105) == 2 and "messages" not in first.body  # <|turn>, both the template's
+    assert second.body["messages"] == [{"role": "user", "content": "a"}] and "prompt" not in second.body
+    with pytest.raises(
+        DataError, match=r"line 1: has a control token that is to be read as text, .*set data.control_to"
+    ):
+        make_request(server, replace(tasks[0], prompts=()), 0)
+    assert read_chat({"choices": [{"text": "b", "finish_reason": "stop"}]}) == Reply(text="b", cut=False)

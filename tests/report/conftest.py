@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,14 @@ def templates_compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jinja2.Environment, "compile", compile_once)
         yield
+
+
+def unlabeled_cells(html: str) -> tuple[int, list[str]]:
+    """How many tables are stacked on a phone, and their cells that would then have no name."""
+    tables = re.findall(r'<table class="[^"]*stacked[^"]*">(.*?)</table>', html, re.DOTALL)
+    rows = [row for table in tables for row in re.findall(r"<tr>(.*?)</tr>", table.partition("<tbody>")[2], re.DOTALL)]
+    cells = [cell for row in rows for cell in re.findall(r"<td([^>]*)>", row)]
+    return len(tables), [cell for cell in cells if not re.search(r'data-label="[^"]', cell)]
 
 
 def digest(text: str) -> str:

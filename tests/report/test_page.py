@@ -24,6 +24,8 @@ from gemsmith.runs.records import Check, TrainRecord
 from gemsmith.runs.run import Run, open_run, read_record, write_record
 from gemsmith.runs.stages import STAGES
 
+from .conftest import unlabeled_cells
+
 MakeRun = Callable[..., Run]
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 HOSTILE_MARKUP = '<script>alert("x")</script>'
@@ -104,6 +106,18 @@ def test_every_image_and_table_can_be_read_without_seeing_it(page):
         "wide" in (attributes.get("class") or "").split() and bool(attributes.get("aria-label"))
         for _, attributes in outline.tags
     )
+
+
+def test_on_a_phone_each_cell_of_the_plan_the_loads_and_the_scores_has_its_name(make_run, undrawn):
+    html = render_page(make_run(steps=40))
+    tables, unlabeled = unlabeled_cells(html)
+    assert tables >= 5 and unlabeled == []
+    for label in (
+        'role="region" aria-label="Machines"',
+        'aria-label="Load test, each cell"',
+        "Server metrics, each cell",
+    ):
+        assert "stacked" in html[html.index(label) :].partition("<tbody>")[0], label
 
 
 def test_other_records_give_another_page(make_run, undrawn):

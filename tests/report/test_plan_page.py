@@ -11,6 +11,8 @@ from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import build_recipe
 from gemsmith.report.plan_page import LEGEND, bar_of, render_plan, write_plan
 
+from .conftest import unlabeled_cells
+
 
 @pytest.fixture(scope="module")
 def record():
@@ -25,7 +27,9 @@ def test_every_machine_is_there_in_the_records_order_with_its_numbers(record):
     assert "my &lt;plan&gt;" in html and "my <plan>" not in html
     assert "fits with train." in html and "{&#39;" not in html
     assert "fits with" in html and "gemma4-31b" in html
-    assert html.count("output tokens/s") == len({row.input_tokens for row in record.serving})
+    loads = {row.input_tokens for row in record.serving}
+    assert html.count(">output tokens/s</th>") == len(loads)
+    assert unlabeled_cells(html) == (1 + len(loads), [])  # on a phone
 
 
 def test_the_page_needs_nothing_else_and_has_the_same_bytes_twice(record):

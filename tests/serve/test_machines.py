@@ -74,6 +74,13 @@ def test_a_hub_id_is_fetched_into_the_cache_that_the_container_sees() -> None:
     assert [mount.host for mount in found.mounts] == ["~/.cache/huggingface"] and "HF_TOKEN" in found.passed
 
 
+def test_a_server_of_a_model_that_thinks_asks_for_reasoning_and_keeps_it_out_of_answers() -> None:
+    words = on("2xh100", thinking=True).arguments
+    assert json.loads(words[words.index("--default-chat-template-kwargs") + 1]) == {"enable_thinking": True}
+    assert words[words.index("--reasoning-parser") + 1] == "gemma4"
+    assert "--reasoning-parser" not in on("2xh100").arguments
+
+
 def test_the_users_arguments_come_last_so_that_they_win() -> None:
     assert on("v6e-8", arguments=("--tensor-parallel-size", "4")).arguments[-2:] == ("--tensor-parallel-size", "4")
 

@@ -165,7 +165,7 @@ def read_image_rows(recipe: Recipe) -> ImageRows:
     folder = fetch_folder(recipe.checkpoint)
     patching = patching_of(folder, recipe.data.image_tokens)
     seen = validate_images(Dataset(documents=chosen), patching, bad="error", key="data.eval").documents
-    template = find_template(folder, recipe.data.template)
+    template = find_template(folder, recipe.data)
     lengths = tuple(map(len, check_prompts_in_process(folder, template, [(document, 1) for document in seen])))
     for document, length in zip(seen, lengths, strict=True):
         if length > recipe.data.max_length:

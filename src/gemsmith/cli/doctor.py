@@ -106,15 +106,15 @@ def _tokenizer(run: Run, checkpoint: Checkpoint | None) -> str:
 
     found = _opened(checkpoint)
     check_tokenizer(found)
-    return f"its ids fit the model; chat template: {find_template(found.folder, run.recipe.data.template).source}"
+    return f"its ids fit the model; chat template: {find_template(found.folder, run.recipe.data).source}"
 
 
 def _rows(run: Run, checkpoint: Checkpoint | None) -> str:
     from gemsmith.data.dataset import find_source_files
     from gemsmith.data.stage import count_usable
 
-    if checkpoint is None and isinstance(run.recipe.data.train, str):
-        find_source_files(run.recipe.data.train, run.recipe.data.format)
+    for source in run.recipe.data.sources if checkpoint is None else ():
+        find_source_files(source, run.recipe.data.format)
     kept, dropped = count_usable(run.recipe, _opened(checkpoint))
     left_out = "".join(f", {count:,} left out: {reason}" for reason, count in dropped.items())
     return f"data.train: {kept:,} rows are read and rendered{left_out}"

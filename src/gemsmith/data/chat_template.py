@@ -14,7 +14,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jinja2
 import numpy as np
@@ -29,7 +29,10 @@ from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.system.files import expanduser
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
-from gemsmith.tasks.messages import Message, images_of, map_text, text_of
+from gemsmith.tasks.messages import BREAK, Message, images_of, map_strings, map_text, text_of
+
+if TYPE_CHECKING:  # a process that renders rows starts in a third of the time without recipes
+    from gemsmith.recipe.schema import Data
 
 # Gemma's own is 20 kB.
 _LARGEST_BYTES = 1_000_000
@@ -45,8 +48,8 @@ class ChatTemplateSource:
     source: str
     text: str
     sha256: str
-    names: Mapping[str, str]
-    """The tokenizer's named tokens that it may write, such as bos_token."""
+    names: Mapping[str, Any]
+    """What it may read beside messages: the tokenizer's named tokens, such as bos_token, and enable_thinking."""
 
 
 class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
@@ -58,24 +61,24 @@ class ChatTemplate:
     """A compiled template. It is somebody else's program: `system.workers.limited` holds what it may use."""
 
     source: str
-    names: Mapping[str, str]
+    names: Mapping[str, Any]
     compiled: jinja2.Template
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, generation_prompt: bool = False) -> str:
+    def render(self, messages: Sequence[Any], *, tools: Sequence[Any] = (), generation_prompt: bool = False) -> str:
         """The conversation as one text, with the beginning of the model's turn where wanted. Raises TemplateFailure."""
         restart_clock()
         try:
-            text = self.compiled.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=generation_prompt, **self.names
-            )
+            given = {"messages": messages, "tools": tools or None, "documents": None, **self.names}
+            text = self.compiled.render(given, add_generation_prompt=generation_prompt)
             text.encode()
         except (Exception, OutOfTime) as error:  # noqa: BLE001 - a template can raise anything
             raise TemplateFailure(explain_failure(self.source, error)) from None
         return text
 
 
-def find_template(folder: Path, file: str | None = None) -> ChatTemplateSource:
-    """The template in `file`, or else the folder's own: raises CheckpointError where it has none, as base models."""
+def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplateSource:
+    """The template of `data`, or else the folder's own: raises CheckpointError where it has none, as base models."""
+    file = data.template if data else None
     settings = folder / "tokenizer_config.json"
     try:
         config = dict(read_json(settings))
@@ -87,7 +90,8 @@ def find_template(folder: Path, file: str | None = None) -> ChatTemplateSource:
     # `bos_token` and the like, which templates write by name; each is given as text or as {"content": text}.
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     tokens = {name: value.get("content") if isinstance(value, Mapping) else value for name, value in tokens.items()}
-    names = {name: text for name, text in tokens.items() if isinstance(text, str)}
+    names: dict[str, Any] = {name: text for name, text in tokens.items() if isinstance(text, str)}
+    names |= {"enable_thinking": True} if data and data.thinking else {}
     try:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError:  # JSON can spell half of a character
@@ -251,7 +255,7 @@ class _Refusal(jinja2.TemplateError):
     """The template itself says that it does not take the conversation."""
 
 
-SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|turn>": 105, "<turn|>": 106}
+SPECIAL_IDS = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<|tool_response>": 50, "<|turn>": 105, "<turn|>": 106}
 # Images and sounds take their place, and transformers computes them as padding where there are none. Refused with any
 # tokenizer, since a server may know them where tokenizer.json does not.
 PLACEHOLDERS = ("<|image|>", "<|audio|>", "<|video|>")
@@ -259,9 +263,14 @@ EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 # How Gemma 4 spells control tokens; such a token counts even where tokenizer.json does not flag it special. HTML tags,
 # runs of line feeds and <unused7> are added tokens as well, and stay text.
 _SPELLING = re.compile(r"<\|[^<|>]+\|?>|<[^<|>]+\|>")
+_SPANS = "tool tool_call tool_response channel turn image audio".replace(" ", "|")
+GEMMA_CONTROL = re.compile(
+    rf'<(?:pad|eos|bos|unk|mask)>|<\|(?:{_SPANS})>|<(?:{_SPANS})\|>|<\|(?:"|think|image|audio|video)\|>'
+)
+"""Finds Gemma 4's control tokens in a text, those that data.control_tokens is about."""
 # Around a text, it parts what the template writes from it; no white space, which templates trim, and no part of a word.
 _GUARD = "."
-_REMEDY = "a control token that only the chat template may write; take it out, or write it in another way"
+_REMEDY = "a control token that only the chat template may write; take it out, or set data.control_tokens"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -283,6 +292,8 @@ class ControlTokens:
 
     def refuse_written(self, document: Document) -> None:
         """Raises RowError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
+        if document.tools and (found := self.pattern.search(_as_text(document.tools))):
+            raise RowError("control token", f"{document.origin}: tools holds {found.group()}, {_REMEDY}")
         for index, message in enumerate(document.messages):
             if found := self.pattern.search(_words(message)):
                 raise RowError(
@@ -296,7 +307,10 @@ class ControlTokens:
         turns whose ids show the same control tokens are known from then on.
         """
         found = self.among(ids)
-        shape = (*((turn.role, len(turn.parts), len(images_of([turn]))) for turn in document.messages), found.tobytes())
+        turns = (
+            (turn.role, len(turn.parts), len(images_of([turn])), len(turn.tool_calls)) for turn in document.messages
+        )
+        shape = (*turns, found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):
@@ -338,11 +352,44 @@ def find_control_tokens(tokenizer: Tokenizer) -> ControlTokens:
 
 
 def _words(message: Message) -> str:
-    """The message's text, without the empty thought that an answer may begin with: larger models are prompted by it."""
+    """The message's texts, without an empty thought that an answer begins with: larger models are prompted by it."""
     text = text_of(message)
+    if message.beside:
+        return f"{text}\n{_as_text(message.beside)}"
     if message.role == "assistant" and (stripped := text.lstrip()).startswith(EMPTY_THOUGHT):
         return stripped.removeprefix(EMPTY_THOUGHT)
     return text
+
+
+def settle_text(text: str, wanted: str) -> str:
+    """The text without control tokens, where `drop` is `wanted`; where `text` is, with BREAK in each.
+
+    >>> settle_text("a<|tu<eos>rn>", "drop")
+    'a'
+    """
+    while wanted == "drop" and GEMMA_CONTROL.search(text):
+        text = GEMMA_CONTROL.sub("", text)
+    return GEMMA_CONTROL.sub(lambda found: found[0][0] + BREAK + found[0][1:], text)
+
+
+def settle_document(document: Document, wanted: str) -> Document:
+    """The document with its texts settled; the same one where it has no control token. Raises RowError as to empty."""
+    spelled = [bool(GEMMA_CONTROL.search(_words(message))) for message in document.messages]
+    if not any(spelled) and not GEMMA_CONTROL.search(_as_text(document.tools)):
+        return document
+    change, messages = partial(settle_text, wanted=wanted), list(document.messages)
+    for index, message in enumerate(document.messages):
+        if spelled[index]:
+            messages[index] = map_text(message, change)
+            if text_of(message).strip() and not text_of(messages[index]).strip():
+                where = f"{document.origin}: {document.name(index)}"
+                raise RowError("nothing but control tokens", f"{where} is nothing but control tokens; take the row out")
+    return replace(document, messages=tuple(messages), tools=map_strings(document.tools, change))
+
+
+def _as_text(value: Any) -> str:
+    """A value of JSON with its strings as they are, quotes too."""
+    return json.dumps(value, ensure_ascii=False, default=str).replace('\\"', '"')
 
 
 def _guard(document: Document) -> Document:

@@ -10,8 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from gemsmith.data.chat_template import settle_document
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, RawText, are_messages, read_document
+from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     find_image_files,
@@ -23,7 +24,7 @@ from gemsmith.data.image_folder import (
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
-from gemsmith.recipe.schema import Data, GeneratedData, Recipe, eval_tasks
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
 
@@ -32,7 +33,7 @@ _NAMED = 8
 _MEANINGFUL = {
     "system": "write it into messages, as a turn of the role system",
     "history": "write its turns into messages",
-    **dict.fromkeys(("tools", "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
+    **dict.fromkeys((TOOLS, "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
     **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
     **dict.fromkeys(("video", "videos", "audio", "audios"), "take such rows out"),
 }
@@ -82,6 +83,8 @@ class Dataset:
     """Why -> rows that were left out."""
     warnings: tuple[str, ...] = ()
     """What a reader must know of the source."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Of several sources, the rows that are taken of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +114,15 @@ def read_prompts(source: str) -> Dataset:
     """
     found = read_dataset(source, asked=True)
     _refuse_raw_text(found, "name the column prompt")
+    for row in found.documents:
+        refuse_tools(row, "ask the server that gemsmith serve starts")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
 def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
     data = recipe.data
-    found = read_dataset(data.train, data=data, part="train", seed=recipe.seed, images=_images_beside(data.train, keep))
+    found = _read_sources(data.train, recipe, "train", keep)
     left = len(found.documents) - (data.limit or len(found.documents))
     if left <= 0:
         return found
@@ -157,18 +162,56 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
 
 def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[bytes], str] | None = None) -> Dataset:
     """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
-    data = recipe.data
-    assert data.eval is not None
-    images = _images_beside(data.eval, keep)
-    found = read_dataset(data.eval, data=data, part="held-out", seed=recipe.seed, columns=columns, images=images)
+    assert recipe.data.eval is not None
+    found = _read_sources(recipe.data.eval, recipe, "held-out", keep, columns)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
     return found
+
+
+def _read_sources(
+    source: Rows,
+    recipe: Recipe,
+    part: Literal["train", "held-out"],
+    keep: Callable[[bytes], str] | None,
+    columns: Columns = NO_COLUMNS,
+) -> Dataset:
+    """The rows of a source, or of several; of these training takes each as often as its weight says."""
+
+    def read(one: str | GeneratedData) -> Dataset:
+        images = _images_beside(one, keep)
+        return read_dataset(one, data=recipe.data, part=part, seed=recipe.seed, columns=columns, images=images)
+
+    if not isinstance(source, tuple):
+        return read(source)
+    documents, counts, warnings = list[Document](), [Counter[str](), Counter[str](), Counter[str]()], list[str]()
+    for place, one in enumerate(source):
+        found = read(one.path)
+        times, rest = divmod(one.weight if part == "train" else 1, 1)
+        drawn = random.Random(f"{recipe.seed} {place}").sample(found.documents, round(rest * len(found.documents)))
+        taken = found.documents * int(times) + drawn
+        key = f"data.{'train' if part == 'train' else 'eval'}[{place}]"
+        documents += [replace(document, origin=f"{key}, {document.origin}") for document in taken]
+        for total, more in zip(counts, ({one.path: len(taken)}, found.ignored_columns, found.dropped), strict=True):
+            total.update(more)
+        warnings += (f"{key}: {warning}" for warning in found.warnings)
+    if not documents:
+        raise DataError("data.train: its weights leave no row; raise one")
+    sources, ignored, dropped = counts
+    return Dataset(
+        documents=documents, ignored_columns=ignored, dropped=dropped, warnings=tuple(warnings), sources=sources
+    )
 
 
 def _images_beside(source: str | GeneratedData, keep: Callable[[bytes], str] | None = None) -> ImageSource:
     """Images whose relative paths count from the folder that holds the rows."""
     path = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
     return ImageSource(folder=path if path.is_dir() else path.parent, keep=keep)
+
+
+def refuse_tools(document: Document, remedy: str) -> None:
+    """Raises DataError where the row declares tools or calls some, with which no question is asked."""
+    if document.tools or any(message.role == "tool" or message.tool_calls for message in document.messages):
+        raise DataError(f"{document.origin}: has tools, which questions are asked without; {remedy}")
 
 
 def _refuse_raw_text(found: Dataset, remedy: str) -> None:
@@ -198,7 +241,7 @@ def read_dataset(
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents: list[Document] = []
     ignored: Counter[str] = Counter()
-    bad, form, rows, left_out = BadRows(), None, 0, 0
+    bad, form, rows, left_out, settled = BadRows(), None, 0, 0, 0
     for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, data, part), start=1):  # noqa: B007
         try:
             named = _with_answer(row) if asked else _renamed(row, data.columns)
@@ -207,13 +250,21 @@ def read_dataset(
                 left_out += 1
                 continue
             others, kept = _other_columns(named, origin, fits, columns), _read_columns(named, origin, columns)
-            documents.append(read_document(named, origin, FORMS[fits], images, kept))
+            document = read_document(named, origin, FORMS[fits], images, kept)
+            if data.control_tokens != "error":
+                before, document = document, settle_document(document, data.control_tokens)
+                settled += document is not before
+            documents.append(document)
         except RowError as error:
             bad.add(origin, error)
             continue
         form = fits
         ignored.update(others)
     warnings = bad.settle(rows - left_out, wanted)
+    if settled:
+        how = "left out of them" if data.control_tokens == "drop" else "read as text"
+        key = "data.eval" if part == "held-out" else "data.train"
+        warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
         name = "data" if isinstance(source, GeneratedData) else source
         if left_out:
@@ -240,12 +291,13 @@ def describe_columns(columns: Mapping[str, int]) -> str:
     return some([f"{name} ({count:,} row{'s' * (count > 1)})" for name, count in columns.items()], _NAMED)
 
 
-def source_sha256(source: str | GeneratedData, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
+def source_sha256(source: Rows, format: str = "auto") -> str:  # noqa: A002 (the recipe's word)
     """A hash of the files that are read, of images with their names and classes, or of the request for made rows."""
     if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
-    for file in find_source_files(source, format):
+    paths = [source] if isinstance(source, str) else [one.path for one in source]
+    for file in (file for path in paths for file in find_source_files(path, format)):
         if format == FORMAT:
             total.update(f"{file.parent.name}/{file.name}\0".encode())
         with file.open("rb") as stream:
@@ -279,7 +331,7 @@ def _renamed(row: Any, names: Mapping[str, str]) -> Any:
 
 def _is_held_out(row: Mapping[str, Any], form: str, share: float) -> bool:
     """Whether a row is of the share, by a hash of what is read of it: a copy is on its side, wherever it stands."""
-    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *([TOOLS] if row.get(TOOLS) else []))
     content = {name: row[name] for name in names if row.get(name) not in (None, "")}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
@@ -376,6 +428,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
 @lru_cache(1024)
 def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
     known = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
+    known = known if isinstance(FORMS[form], RawText) else (*known, TOOLS)
     return tuple(name for name in names if name not in known)
 
 

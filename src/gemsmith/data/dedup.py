@@ -102,6 +102,8 @@ def hash_turns(document: Document) -> bytes:
     """Of each trained turn a hash of all before it, and one with it; any white space counts as one space."""
     total, found = hashlib.blake2b(digest_size=_HASH_BYTES), bytearray()
     images = iter(document.images)
+    if document.tools:
+        total.update(repr(document.tools).encode())
     for index, message in enumerate(document.messages):
         before = total.digest()
         # None of the separators can be in the text: they are white space.
@@ -109,6 +111,8 @@ def hash_turns(document: Document) -> bytes:
         while b"  " in text:  # three times as fast as by split and join
             text = text.replace(b"  ", b" ")
         total.update(b"%b\x1f%b\x1e" % (message.role.encode(), text.strip(b" ")))
+        if message.beside:
+            total.update(repr(message.beside).encode())
         for place, part in enumerate(message.parts):
             if isinstance(part, ImagePart):
                 total.update(b"%d\x1d%b\x1e" % (place, next(images).sha256.encode()))

@@ -1,6 +1,6 @@
 """A checked row, apart from its readers: a process that renders rows starts in a third of the time without these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ class Document:
     """What the row calls its messages: prompt and response. Without any: messages[0], …."""
     context: int = 0
     """How many of the first messages are context alone: no answer among them is trained."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The functions that the model is told it may call."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Other columns of the row, where they were asked for."""
     images: tuple[ImageInfo, ...] = ()

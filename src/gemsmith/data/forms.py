@@ -11,10 +11,14 @@ from typing import Any, NamedTuple, Protocol
 from gemsmith.data.documents import Document
 from gemsmith.data.parts import ImageSource, kind, read_column, read_parts
 from gemsmith.errors import RowError, suggest
+from gemsmith.system.json import parse_json
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
 
 _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
+_BESIDE = {"assistant": ("reasoning", "reasoning_content", "tool_calls"), "tool": ("tool_call_id", "name")}
+TOOLS = "tools"
+"""The column of the functions that a row declares, beside those of any form but raw text."""
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
 
@@ -126,7 +130,7 @@ FORMS: dict[str, Form] = {
     "question-answer": TwoColumns("question", "answer"),
     "text": RawText(),
 }
-COLUMNS = frozenset(column for form in FORMS.values() for column in (*form.needed, *form.optional))
+COLUMNS = frozenset([TOOLS, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
 
 
 def read_document(
@@ -151,7 +155,8 @@ def read_document(
         )
     if not isinstance(form, RawText):
         _check_turns(messages, names, origin)
-    return Document(messages=messages, origin=origin, names=names, context=context, columns=columns)
+    tools = _read_functions(row[TOOLS], f"{origin}: {TOOLS}", "parameters") if row.get(TOOLS) else ()
+    return Document(messages=messages, origin=origin, names=names, context=context, tools=tools, columns=columns)
 
 
 def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
@@ -168,9 +173,15 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             f"{origin}: ends with {names[-1]}, a turn of the role {roles[-1]} that nothing answers; add the answer, or "
             "take the turn out",
         )
+    asked: Sequence[Mapping[str, Any]] = ()
     for name, turn in zip(names, messages, strict=True):
         text, takes_images = text_of(turn), turn.role == "user"
-        if turn.role != "system" and (not text or text.isspace()) and not (takes_images and images_of([turn])):
+        if turn.role == "tool":
+            _check_result(turn, f"{origin}: {name}", asked)
+        else:
+            asked = turn.tool_calls
+        needs_text = turn.role in ("user", "assistant") and not turn.tool_calls
+        if needs_text and (not text or text.isspace()) and not (takes_images and images_of([turn])):
             what = "prompt" if takes_images else "answer"
             raise RowError(f"empty {what}", f"{origin}: {name} is an empty {what}; fill it, or take the row out")
         if not takes_images and images_of([turn]):
@@ -178,16 +189,29 @@ def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str)
             raise RowError("misplaced image", f"{origin}: {name} is {what}; only user turns may")
 
 
+def _check_result(turn: Message, where: str, asked: Sequence[Mapping[str, Any]]) -> None:
+    """Raises RowError where none of the calls before it is the one that a tool's result names."""
+    name, number = ((turn.beside or {}).get(field) for field in ("name", "tool_call_id"))
+    if not any(call.get("id") == number if number else call["function"]["name"] == name for call in asked):
+        what = f"the tool_call_id {number!r}" if number else f"the name {name!r}"
+        raise RowError(
+            "tool result without its call",
+            f"{where} is a tool's result with {what}, and no tool call of the assistant turn before it has that; "
+            "give it the id of its call, or the name of the function",
+        )
+
+
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
     if not isinstance(turn, Mapping):
         raise RowError("not a turn", f"{where} is {kind(turn)}; must be an object with role and content")
+    beside = None
     if turn.keys() != _FIELD_SET:
-        _check_fields(turn, where, _FIELDS)
+        turn, beside = _read_beside(turn, where)
     role = turn["role"]
     if role not in ROLES:
         near = suggest(str(role), ROLES)
         raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
-    message = Message(role=role, parts=read_parts(turn["content"], where, column, source))
+    message = Message(role=role, parts=read_parts(turn["content"], where, column, source), beside=beside)
     try:
         text_of(message).encode()
     except UnicodeEncodeError as error:
@@ -196,15 +220,60 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
     return message
 
 
-def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, str]) -> None:
+def _read_beside(turn: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
+    """The turn, with content where it only calls, and what it has beside content, as chat templates read it."""
+    allowed = _BESIDE.get(str(turn.get("role")), ())
+    beside = {name: value for name in allowed if (value := turn.get(name)) not in (None, "", [])}
+    if "tool_calls" in beside:
+        turn = {**turn, "content": turn.get("content") or ""}
+        beside["tool_calls"] = _read_functions(beside["tool_calls"], f"{where}.tool_calls", "arguments")
+    _check_fields(turn, where, (*_FIELDS, *allowed))
+    if "reasoning_content" in beside:  # an older name of the same
+        beside.setdefault("reasoning", beside.pop("reasoning_content"))
+    for name, value in beside.items():
+        if name != "tool_calls" and not isinstance(value, str):
+            raise RowError("not text", f"{where} has {name} that is {kind(value)}; must be text")
+    return turn, beside or None
+
+
+def _read_functions(given: Any, where: str, field: str) -> list[dict[str, Any]]:
+    """Functions that are declared or called, as chat templates read them; lists and objects may be their JSON."""
+    found, what = [], f'{{"name": ..., "{field}": {{...}}}}, each maybe as {{"type": "function", "function": ...}}'
+    for place, one in enumerate(_list_of(_parsed(given, where), where, what)):
+        function = _without_nulls(one.get("function", one) if isinstance(one, Mapping) else one)
+        if not isinstance(function, Mapping) or not function.get("name"):
+            raise RowError("unusable tool", f"{where}[{place}] names no function; must be {what}")
+        value = _parsed(function.get(field) or {}, f"{where}[{place}].{field}")
+        if not isinstance(value, Mapping):
+            raise RowError("unusable tool", f"{where}[{place}].{field} is {kind(value)}; must be an object")
+        # "", since templates take a result without an id for that of any call without one.
+        found.append({"type": "function", "id": one.get("id") or "", "function": {**function, field: value}})
+    return found
+
+
+def _parsed(value: Any, where: str) -> Any:
+    try:
+        return parse_json(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise RowError("unusable tool", f"{where} is text that is not JSON ({error})") from None
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without what is null in its objects: tables fill a field that only some rows have so."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, ...]) -> None:
     # Tables and chat APIs fill a field that only some messages have with null, [] or "".
     unknown = next((name for name, value in turn.items() if name not in fields and value not in (None, "", [])), None)
     if unknown is not None:
         near = f"{unknown}{suggest(unknown, fields)}"
         raise RowError("unknown field", f"{where} has an unknown field {near}; allowed: {', '.join(fields)}")
-    missing = next((name for name in fields if name not in turn), None)
+    missing = next((name for name in fields[:2] if name not in turn), None)
     if missing:
-        raise RowError("not a turn", f"{where} has no {missing}; must have {' and '.join(fields)}")
+        raise RowError("not a turn", f"{where} has no {missing}; must have {' and '.join(fields[:2])}")
 
 
 def _spoken(turn: Any, where: str) -> Any:

@@ -1,12 +1,17 @@
-"""Rows of the Hugging Face hub, hub:user/name@commit:split, fetched once into the hub client's cache."""
+"""Rows that are elsewhere: hub:user/name@commit:split in the hub client's cache, a file at an address in ours."""
 
+import hashlib
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
-from gemsmith.errors import DataError, first_line
+from gemsmith.errors import DataError, MachineError, RunError, first_line
+from gemsmith.system.console import open_console
+from gemsmith.system.files import expanduser
+from gemsmith.system.storage import Bucket
 
 PREFIX = "hub:"
 _FORM = re.compile(r"hub:(?P<name>[\w-][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<split>[\w./-]+))?")
@@ -38,6 +43,39 @@ def _hub_errors(source: str) -> Iterator[None]:
             f"{source}: could not be fetched from the Hugging Face hub ({first_line(error)}); check the name and the "
             "commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
         ) from None
+
+
+def fetch_file(url: str) -> Path:
+    """The file at an address, https:// or gs://, streamed into the cache the first time it is asked for.
+
+    Raises DataError where it is of another kind, or cannot be reached.
+    """
+    import httpx
+
+    scheme, _, rest = url.partition("://")
+    name = rest.partition("?")[0].rpartition("/")[2]
+    if scheme not in ("https", "gs"):
+        raise DataError(f"{url}: cannot be fetched; allowed: https:// or gs:// and the name of a file, or files here")
+    cache = expanduser(os.environ.get("GEMSMITH_CACHE", "~/.cache/gemsmith"))
+    target = cache / "rows" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
+    if target.exists():
+        return target
+    partial = target.with_name(f".{name}.{os.getpid()}")
+    open_console().print(f"data: fetching {url} into {target.parent}")
+    try:
+        if scheme == "gs":
+            Bucket(url.removesuffix(f"/{name}")).download(name, target)
+            return target
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file, httpx.stream("GET", url, follow_redirects=True, timeout=60) as response:
+            response.raise_for_status()
+            for piece in response.iter_bytes():
+                file.write(piece)
+        partial.replace(target)
+    except (httpx.HTTPError, OSError, MachineError, RunError) as error:
+        partial.unlink(missing_ok=True)
+        raise DataError(f"{url}: could not be fetched ({first_line(error)}); check it, or name a file here") from None
+    return target
 
 
 def fetch_split(source: str) -> tuple[Path, ...]:

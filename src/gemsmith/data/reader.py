@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemsmith.data.hub import PREFIX, fetch_split
+from gemsmith.data.hub import PREFIX, fetch_file, fetch_split
 from gemsmith.errors import DataError, RowError, first_line
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json, read_json
@@ -35,7 +35,8 @@ def find_files(source: str) -> tuple[Path, ...]:
     """The files of the source, in reading order. Raises DataError where there are none, or of more than one split."""
     if source.startswith(PREFIX):
         return _files_of_split(source)
-    path = expanduser(source)
+    elsewhere = "://" in source
+    path = Path(source.partition("?")[0]) if elsewhere else expanduser(source)
     if (path / "dataset_dict.json").exists():
         split = (_read_json(path / "dataset_dict.json").get("splits") or ["train"])[0]
         raise DataError(f"{path}: holds several splits; name one of them, such as {path / str(split)}")
@@ -43,11 +44,11 @@ def find_files(source: str) -> tuple[Path, ...]:
         return _files_of_saved_dataset(path)
     if path.is_dir():
         return _files_of_folder(path)
-    if not path.exists():
+    if not elsewhere and not path.exists():
         raise DataError(f"{source}: does not exist; name a JSONL, JSON, CSV or parquet file or a dataset folder")
     if not kind_of_file(path):
         raise DataError(f"{source}: is a {path.suffix or 'nameless'} file; allowed: {_ALLOWED}, or a folder of them")
-    return (path,)
+    return (fetch_file(source) if elsewhere else path,)
 
 
 def kind_of_file(file: Path) -> str:

@@ -84,7 +84,7 @@ def prepare_data(run: Run) -> DataRecord:
     dataset = read_train(recipe, keep)  # before the checkpoint, which may first have to be fetched
     checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
     check_lengths(recipe, checkpoint.variant)
-    template = find_template(checkpoint.folder, recipe.data.template)
+    template = find_template(checkpoint.folder, recipe.data)
     check_tokenizer(checkpoint)
     parts, documents, held_out = _pack(recipe, checkpoint, template, dataset, keep)
     trained, evaluated = parts[""], parts.get(EVAL_ROWS)
@@ -106,6 +106,7 @@ def prepare_data(run: Run) -> DataRecord:
     record = DataRecord(
         provenance=make_provenance(run, "data", clock, packages=_PACKAGES, sources=sources),
         ignored_columns=dict(dataset.ignored_columns),
+        sources=dict(dataset.sources),
         template_sha256=template.sha256,
         eval_rows=EvalRows(**evaluated.counts(files[EVAL_ROWS], run.data / EVAL_ROWS)) if evaluated else None,
         warnings=(*trained.warnings, *notices, *(evaluated.warnings if evaluated else ())),
@@ -136,7 +137,7 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[s
 
     Raises what prepare_data does of rows, those of data.eval, too, and DataError where they are too few for one step.
     """
-    template = find_template(checkpoint.folder, recipe.data.template)
+    template = find_template(checkpoint.folder, recipe.data)
     parts, *_ = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None)
     check_batch(recipe, len(parts[""].rows))
     return len(parts[""].documents), parts[""].dropped
@@ -205,7 +206,8 @@ def _pack(
         for name in _MARKING
         if name in dataset.ignored_columns
     )
-    dataset = replace(dataset, warnings=(*dataset.warnings, *marking))
+    of_eval = (warning for warning in held_out.warnings if warning not in dataset.warnings)
+    dataset = replace(dataset, warnings=(*dataset.warnings, *marking, *of_eval))
     dataset = _validate(checkpoint, dataset, patching, bad=data.on_bad_image, key="data.train")
     # A folder of images is read class by class, and one class's documents are of one length: rows of it alone.
     order = partial(drawn_order, seed=recipe.seed) if data.format == FORMAT else None
@@ -410,6 +412,8 @@ def _summary(record: DataRecord, run: Run) -> str:
             f"{record.length_percentiles['p100']:,})",
             "too_many_patches": f"; dropped {count:,} with more than {data.max_patches:,} patches",
         }.get(reason, f"; dropped {count:,} ({reason})")
+    if record.sources:
+        text += f"; taken of {describe_columns(record.sources)}"
     if record.ignored_columns:
         text += f"; ignored the columns {describe_columns(record.ignored_columns)}"
     if found := record.eval_rows:

@@ -15,7 +15,7 @@ Each placeholder that the chat template wrote becomes the soft tokens of its ima
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +39,7 @@ from gemsmith.data.encode import WordEncoder
 from gemsmith.errors import CheckpointError, DataError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
-from gemsmith.tasks.messages import images_of, plain_messages, text_of
+from gemsmith.tasks.messages import BREAK, images_of, plain_messages, text_of
 
 _no_mask = partial(RowError, "no mask")
 _KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
@@ -89,6 +89,9 @@ def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageToken
 
 
 TURN_END = "<turn|>"
+_RESULT_BEGIN = "<|tool_response>"
+"""What the model ends a turn with that calls tools; it is one of its stop ids."""
+_THOUGHT_BEGIN = "<|channel>"
 
 
 class Piece(NamedTuple):
@@ -199,7 +202,7 @@ def render_documents(
                 on_bad(document.origin, error)
                 continue
             sequences += [(split, document, number) for number, split in enumerate(splits)]
-    ids = iter(renderer.encoder.encode([piece.text for split, *_ in sequences for piece in split.pieces]))
+    ids = iter(_encode(renderer, [piece.text for split, *_ in sequences for piece in split.pieces]))
     rendered, bad = [], set()
     for split, document, number in sequences:
         pieces = [*islice(ids, len(split.pieces))]
@@ -219,9 +222,21 @@ def render_documents(
     return [one for one in rendered if one.origin not in bad] if bad else rendered
 
 
+def _encode(renderer: Renderer, texts: Sequence[str]) -> list[np.ndarray]:
+    """The int32 ids of each text, what is between BREAKs apart, so that no control token arises there."""
+    if not any(BREAK in text for text in texts):
+        return renderer.encoder.encode(texts)
+    parts = [text.split(BREAK) for text in texts]
+    ids = iter(renderer.encoder.encode([*chain.from_iterable(parts)]))
+    return [np.concatenate([*islice(ids, len(each))]) for each in parts]
+
+
 def _text_bytes(document: Document) -> int:
     """At most what its texts take where every turn is rendered twice with all before it, at 4 bytes a character."""
-    return 8 * (len(document.messages) + 1) * sum(len(text_of(message)) for message in document.messages)
+    characters = sum(len(text_of(message)) for message in document.messages)
+    if document.tools or any(message.beside for message in document.messages):
+        characters += len(repr((document.tools, [message.beside for message in document.messages])))
+    return 8 * (len(document.messages) + 1) * characters
 
 
 def split_document(template: ChatTemplate, document: Document) -> list[SplitText]:
@@ -236,17 +251,29 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
     Raw text has no template around it, and its end is trained as well:
 
         [("<bos>", False), ("Once upon a time …", True), ("<eos>", True)]
+
+    Of a turn that calls tools, its reasoning, the calls and the `<|tool_response>` after them are trained, and never
+    the results. Where the template drops earlier turns' reasoning, each answer gets a sequence of its own as well.
     """
     messages, answers = plain_messages(document.messages), document.answers
     if answers[0] == 0:  # text that nothing asks for
         text = text_of(document.messages[0])
         return [SplitText((Piece("<bos>", False), Piece(text, True), Piece("<eos>", True)), (0,), 1)]
     try:
-        full = template.render(messages)
-        upto = [full if index + 1 == len(messages) else template.render(messages[: index + 1]) for index in answers]
-        prompts = [template.render(messages[:index], generation_prompt=True) for index in answers]
+        render = partial(template.render, tools=document.tools) if document.tools else template.render
+        full = render(messages)
+        upto = [full if index + 1 == len(messages) else render(messages[: index + 1]) for index in answers]
+        prompts = [render(messages[:index], generation_prompt=True) for index in answers]
         turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
-        if not any(turn.apart for turn in turns):
+        for tool in document.tools:
+            if (name := tool["function"]["name"]) not in prompts[0]:
+                raise _no_mask(
+                    f"{document.origin}: the chat template does not write its tool {name}; set data.template"
+                )
+        whole = not any(turn.apart for turn in turns)
+        if whole and any(message.reasoning for message in document.messages):
+            whole = all(full.startswith(turn.prompt + turn.answer) for turn in turns)
+        if whole:
             return [SplitText(_join_turns(full, turns, document), tuple(answers), len(messages))]
     except TemplateFailure as error:
         raise RowError("chat template", f"{document.origin}: {error}") from None
@@ -273,7 +300,7 @@ class _Turn(NamedTuple):
 def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     """Cuts `upto`, the conversation up to and including this answer, behind its generation prompt."""
     where = f"{document.origin}: {document.name(index)}"
-    content = text_of(document.messages[index])
+    message, content = document.messages[index], text_of(document.messages[index])
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
@@ -286,12 +313,28 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
         prompt += EMPTY_THOUGHT
         answer = answer.removeprefix(EMPTY_THOUGHT)
-    body, end, rest = answer.rpartition(TURN_END)
+    calls = message.tool_calls
+    if apart and answer.startswith(_THOUGHT_BEGIN):
+        raise _no_mask(f"{where}: has reasoning, and the chat template asks for none; set data.thinking to true")
+    ending = _RESULT_BEGIN if calls and answer.endswith(_RESULT_BEGIN) else TURN_END
+    body, end, rest = answer.rpartition(ending)
     if not end or rest.strip():
         raise _no_mask(
             f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
         )
-    if body.strip() != content.strip():
+    if calls and content.strip():
+        raise _no_mask(
+            f"{where}: has text beside its tool calls, which the chat template writes after them; take it out, or make "
+            "it reasoning"
+        )
+    if message.beside:
+        written = (message.reasoning, *(call["function"]["name"] for call in calls), content)
+        if lost := next((text for text in written if text.strip() not in body), None):
+            raise _no_mask(
+                f"{where}: the chat template does not write {_tail(lost)}; set data.template to a later revision, or "
+                "take it out of the row"
+            )
+    elif body.strip() != content.strip():
         raise _no_mask(
             f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
             "for one); write the answer as it is to be trained"
@@ -340,10 +383,11 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> l
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
     try:
         with limited(renderer.limits, extra_bytes=_text_bytes(document)):
-            text = renderer.template.render(plain_messages(document.messages), generation_prompt=True)
+            messages = plain_messages(document.messages)
+            text = renderer.template.render(messages, tools=document.tools, generation_prompt=True)
     except TemplateFailure as error:
         raise DataError(f"{document.origin}: {error}") from None
-    return np.array(renderer.tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+    return _encode(renderer, [text])[0]
 
 
 def _place_images(joined: Rendered, split: SplitText, document: Document, tokens: ImageTokenIds) -> Rendered:
@@ -372,8 +416,7 @@ def _misplaced(document: Document, placed: int, images: int) -> DataError:
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
     with limited(renderer.limits, extra_bytes=_text_bytes(document)):
         pieces = split_document(renderer.template, document)[number].pieces
-    encodings = renderer.tokenizer.encode_batch_fast([piece.text for piece in pieces], add_special_tokens=False)
-    return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
+    return np.concatenate(_encode(renderer, [piece.text for piece in pieces]))
 
 
 def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
@@ -396,7 +439,7 @@ def _check_ids(rendered: Rendered) -> None:
         )
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
-    assert ids[trained][-1] in (SPECIAL_IDS[TURN_END], SPECIAL_IDS["<eos>"])
+    assert ids[trained][-1] in (SPECIAL_IDS[TURN_END], SPECIAL_IDS[_RESULT_BEGIN], SPECIAL_IDS["<eos>"])
 
 
 def _tail(text: str) -> str:

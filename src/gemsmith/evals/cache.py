@@ -106,7 +106,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, max_tokens: int) -
         {
             "weights": weights_sha256,
             "files": {file.name: sha256_file(file) for file in folder.iterdir() if file.suffix in _READ_BY_VLLM},
-            "template": find_template(folder, recipe.data.template).sha256,
+            "template": find_template(folder, recipe.data).sha256,
             "vllm": f"{engine.package} {engine.version}",
             "max_tokens": max_tokens,
             "dtype": recipe.serve.dtype,
@@ -116,6 +116,7 @@ def digest_model(run: Run, folder: Path, weights_sha256: str, max_tokens: int) -
         }
         | ({"served_as": "adapter"} if recipe.serve.weights == "adapter" else {})
         | ({"image_tokens": recipe.data.image_tokens} if takes_images(run) else {})
+        | ({"thinking": True} if recipe.data.thinking else {})
         | ({"kv_cache_dtype": recipe.serve.kv_cache_dtype} if recipe.serve.kv_cache_dtype != "auto" else {})
     )
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gemsmith.errors import EngineError, GemsmithError, ScorerError, Terminated
+from gemsmith.errors import DataError, EngineError, GemsmithError, ScorerError, Terminated
 from gemsmith.evals.cache import AnswerCache, digest_question, open_cache
 from gemsmith.evals.likelihood import ask_likelihoods
 from gemsmith.evals.tasks import OpenTask
@@ -22,6 +22,7 @@ from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
+from gemsmith.tasks.messages import are_broken
 
 _SHOWN = 300
 COMPARED = 3  # prompts of each start of a server; what differs does so in all of them, or by an image's shape
@@ -158,9 +159,14 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
 def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     """The chat that asks for the answer of this index."""
     question = task.question_of(number)
+    body = {"model": server.model, "max_tokens": task.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
+    if are_broken(question.messages):
+        if question.images or not task.prompts:
+            why = "which a request with images, or to a server elsewhere, cannot spell; set data.control_tokens to drop"
+            raise DataError(f"{question.origin}: has a control token that is to be read as text, {why}")
+        return Request(path="/v1/completions", body=body | {"prompt": task.prompts[number].tolist()})
     messages = api_messages(question.messages, question.images, task.patching)
-    body = {"model": server.model, "messages": messages, "max_tokens": task.max_tokens, "temperature": 0}
-    return Request(path="/v1/chat/completions", body=body | (_drawn(task, number) or {}))
+    return Request(path="/v1/chat/completions", body=body | {"messages": messages})
 
 
 def _drawn(task: OpenTask, number: int) -> dict[str, float] | None:

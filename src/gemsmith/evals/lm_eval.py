@@ -134,8 +134,9 @@ def _evaluate(
         for file in checkpoint.iterdir():
             if file.suffix in _OF_TOKENIZER and not file.name.endswith(".index.json"):
                 shutil.copy(file, work / "tokenizer" / file.name)
-        template = find_template(checkpoint, run.recipe.data.template)
-        (work / "tokenizer" / "chat_template.jinja").write_text(template.text, encoding="utf-8")
+        template = find_template(checkpoint, run.recipe.data)
+        thinking = "{%- set enable_thinking = true -%}\n" * run.recipe.data.thinking
+        (work / "tokenizer" / "chat_template.jinja").write_text(thinking + template.text, encoding="utf-8")
         # JSON is YAML; unlike the command line's, its values may hold commas and equals signs.
         settings = _settings(run, server, work, tasks, folder)
         (work / "settings.yaml").write_text(json.dumps(settings, indent=1), encoding="utf-8")

@@ -90,7 +90,7 @@ def predict_run(
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
     patching = read_patching(checkpoint.config, run.recipe.data.image_tokens)
     prompts, warnings = _read_rows(key, patching, shard)
-    template = find_template(checkpoint.folder, run.recipe.data.template)
+    template = find_template(checkpoint.folder, run.recipe.data)
     ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
     run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
     with Servers(run, skip_verify_check=skip_verify_check) as servers:

@@ -15,7 +15,7 @@ from gemsmith.images.check import count_resized_again
 from gemsmith.runs.eval_records import EvalRecord, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
 from gemsmith.tasks import Classifier, Question
-from gemsmith.tasks.messages import text_of
+from gemsmith.tasks.messages import BREAK, text_of
 
 EXAMPLES, OF_A_KIND = 8, 2
 
@@ -119,7 +119,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
             "task": task.name,
             "row": number + 1,
             **({"origin": question.origin} if task.held_out else named),
-            "prompt": "\n\n".join(text_of(message) for message in question.messages),
+            "prompt": "\n\n".join(text_of(message) for message in question.messages).replace(BREAK, ""),
             **({"images": [image.path or image.sha256 for image in question.images]} if question.images else {}),
             "expected": question.expected,
             **{role: answer.text for role, answer in graded},

@@ -12,7 +12,7 @@ import numpy as np
 from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Dataset, describe_columns, read_held_out
+from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
@@ -38,7 +38,7 @@ from gemsmith.tasks import (
     find_source,
     is_prompt_file,
 )
-from gemsmith.tasks.messages import images_of, plain_messages, text_message, text_of
+from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
 Item = TypeVar("Item")
@@ -262,11 +262,12 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
         if isinstance(scorer, MultipleChoiceScorer) and (
-            seen := next((row for row in rows if images_of(row.messages)), None)
+            seen := next((row for row in rows if images_of(row.messages) or are_broken(row.messages)), None)
         ):
+            what = "an image" if images_of(seen.messages) else "a control token that is to be read as text"
             raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has an "
-                "image; set eval.scorer to one that reads what is written, such as labels"
+                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has {what}; "
+                "set eval.scorer to one that reads what is written, such as labels"
             )
         if isinstance(scorer, SupportsValidation):
             for question in rows:
@@ -283,9 +284,10 @@ def _question(document: Document, number: int) -> Question:
             f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
             "row out"
         )
+    refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
     return Question(
         messages=messages[:last],
-        expected=text_of(messages[last]),
+        expected=text_of(messages[last]).replace(BREAK, ""),
         origin=document.origin,
         columns=document.columns,
         images=document.images[: len(images_of(messages[:last]))],
@@ -296,4 +298,4 @@ def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
     folder = fetch_folder(run.recipe.checkpoint)
     prompts = [(document, len(question.messages)) for document, question in asked]
-    return check_prompts_in_process(folder, find_template(folder, run.recipe.data.template), prompts)
+    return check_prompts_in_process(folder, find_template(folder, run.recipe.data), prompts)

@@ -152,7 +152,7 @@ def _measure(documents: Sequence[Document], recipe: Recipe, base: OpenBase) -> M
     spread = range(0, len(documents), -(-len(documents) // (_WITH_IMAGES if any(counts) else _SAMPLE)))
     longest = [index for index in np.argsort(sizes)[-_LONGEST:].tolist() if index not in spread]
     sample, image_tokens, pixels = _look_at_images([documents[index] for index in (*spread, *longest)], recipe, base)
-    bad, template = BadRows(), find_template(base.folder, data.template)
+    bad, template = BadRows(), find_template(base.folder, data)
     rendered = [*render_in_processes(base.folder, template, sample, 1, on_bad=bad.add)]
     bad.settle(len(sample), data.on_bad_row)
     named = {documents[index].origin for index in spread}

@@ -67,6 +67,8 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
     for key, value in [*((key, attrgetter(key)(recipe)) for key in PATHS), (ROWS, rows)]:
+        if isinstance(value, tuple) and any("://" not in one.path and one.path[:4] != "hub:" for one in value):
+            raise RecipeError(f"{key}: several sources, some here, of which a launch copies one; join them in a folder")
         if not isinstance(value, str):
             continue
         if "://" in value or value.startswith("hub:"):

@@ -34,8 +34,8 @@ SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "har
 class Limits:
     """What compiling one step may take."""
 
-    seconds: float
-    memory_bytes: float
+    seconds: float = 1800.0
+    memory_bytes: float = 12e9
 
 
 def check_compiles(recipe: Recipe, machines: Sequence[Machine]) -> None:

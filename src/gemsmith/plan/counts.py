@@ -42,9 +42,9 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
     source = recipe.data.train
     if isinstance(source, GeneratedData):
         return _from_made(recipe, source)
-    path = expanduser(source)
-    if path.suffix != ".jsonl":
-        return _unknown(f"the rows of data.train {source} are counted by the data stage")
+    path = expanduser(source) if isinstance(source, str) else None
+    if path is None or path.suffix != ".jsonl" or "://" in str(source):
+        return _unknown(f"the rows of data.train {', '.join(recipe.data.sources)} are counted by the data stage")
     try:
         return _from_jsonl(recipe, path)
     except OSError:
@@ -174,13 +174,13 @@ def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = Non
 
 def _in_prompt(recipe: Recipe) -> tuple[int, str]:
     """Images of a document before the data stage, and how that is told; 0, and why, for text alone."""
-    source = recipe.data.train
+    sources = recipe.data.sources
     if recipe.data.format == "image-folder":
         return 1, f"assumed, with {_TEXT_TOKENS} tokens of text for each"
-    if not isinstance(source, str) or (seen := _seen(expanduser(source))) == 0:
+    if not sources or (seen := _seen(expanduser(sources[0]))) == 0:
         return 0, ""
     if seen is not None:
-        return seen, f"as in the first rows of {Path(source).name}"
+        return seen, f"as in the first rows of {Path(sources[0]).name}"
     if recipe.bench.images:
         return 1, "assumed: data.train cannot be looked at here, and bench.images says that rows have some"
     return 0, "Rows are taken for text alone: data.train cannot be looked at here; the data stage counts images."

@@ -86,8 +86,10 @@ def _check_image_folder(data: Data) -> None:
         raise RecipeError("data.columns: was given, and data.format image-folder has files for rows; leave it out")
     if data.prompt is None:
         raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
-    if isinstance(data.train, GeneratedData) or isinstance(data.eval, GeneratedData):
-        raise RecipeError("data.train: rows to make were given; data.format image-folder needs a folder")
+    if not isinstance(data.train, str) or not isinstance(data.eval, str | None):
+        raise RecipeError(
+            "data.train: rows to make were given, or several sources; data.format image-folder needs a folder"
+        )
     if data.eval == data.train and not data.held_out:
         raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
 

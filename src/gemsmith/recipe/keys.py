@@ -32,9 +32,8 @@ KEYS = tuple(recipe_keys())
 PATHS = tuple(key.name for key in KEYS if key.path)
 """Keys that may name a file or folder of this machine which a run reads."""
 FILE_KEYS = (*PATHS, "train.checkpoint_folder", *TASK_KEYS)
-"""Those that may name any, beside the entries of eval.tasks."""
-ENTRY_FILES = ("task", "dataset", "prompt")
-"""Those of an entry of eval.tasks that may, too."""
+"""Those that may name any, beside those in entries of LISTS."""
+LISTS = {"eval.tasks": ("task", "dataset", "prompt"), "data.train": ("path",), "data.eval": ("path",)}
 
 
 def value_at(values: Any, key: str) -> Any:
@@ -44,7 +43,7 @@ def value_at(values: Any, key: str) -> Any:
     """
     for part in key.split(".") if key else ():
         if isinstance(values, list | tuple):
-            values = values[int(part)] if int(part) < len(values) else None
+            values = values[int(part)] if part.isdigit() and int(part) < len(values) else None
         else:
             values = values.get(part) if isinstance(values, dict) else getattr(values, part, None)
     return values

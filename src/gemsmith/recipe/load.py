@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from gemsmith.arch import HUB_ID
 from gemsmith.errors import RecipeError, suggest
 from gemsmith.recipe.checks import SHARE, check_recipe
-from gemsmith.recipe.keys import ENTRY_FILES, FILE_KEYS, KEYS, value_at
-from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue
+from gemsmith.recipe.keys import FILE_KEYS, KEYS, LISTS, value_at
+from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue, RowSource
 from gemsmith.system.characters import one_line, yaml_line
 from gemsmith.system.files import expanduser
 from gemsmith.system.yaml import parse_yaml, read_yaml
@@ -128,9 +128,9 @@ def absolute_path(key: str, value: Any, folder: Path) -> str | None:
 
 def _named_files(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Keys of a recipe's file that may name a file or folder, the mapping that each stands in, and its name there."""
-    entries = value_at(values, "eval.tasks")
-    numbers = range(len(entries)) if isinstance(entries, list) else ()
-    for key in (*FILE_KEYS, *(f"eval.tasks.{number}.{name}" for number in numbers for name in ENTRY_FILES)):
+    entries = {key: value for key in LISTS if isinstance(value := value_at(values, key), list)}
+    listed = (f"{key}.{number}.{name}" for key in entries for number in range(len(entries[key])) for name in LISTS[key])
+    for key in (*FILE_KEYS, *listed):
         parent, _, name = key.rpartition(".")
         place = value_at(values, parent)
         if isinstance(place, dict) and name in place:
@@ -199,6 +199,8 @@ _IN_YAML = {
 """What pydantic says in Python's words."""
 
 
+_KINDS: dict[str, Any] = {"GeneratedData": GeneratedData, "Mesh": Mesh, "tuple[RowSource, ...]": tuple[RowSource, ...]}
+"""What pydantic calls a kind of value, where there may be several."""
 _OTHER_NAMES = {
     "lr": "optimizer.learning_rate",
     "r": "lora.rank",
@@ -223,9 +225,8 @@ def _first_problem(error: ValidationError) -> str:
         model: Any = Recipe
         for part in place[:-1]:
             # A number is the place in a list, whose items are all of one kind.
-            named = {"GeneratedData": GeneratedData, "Mesh": Mesh}.get(part)
-            model = named or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
-        allowed, key = [*model.model_fields], ".".join(part for part in place if part not in ("GeneratedData", "Mesh"))
+            model = _KINDS.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
+        allowed, key = [*model.model_fields], ".".join(part for part in place if part not in _KINDS)
         elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
@@ -233,7 +234,7 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(
         part
         for part in place
-        if part not in ("GeneratedData", "Mesh", "str", "constrained-str", "int", "float", "bool", "[key]")
+        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "bool", "[key]")
         and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":

@@ -31,7 +31,7 @@ else:  # the names of the tasks that there are, or a Python file of the user's o
     TaskName = Literal[(*SOURCES, *SCORERS)] | _OwnFile
     _FORMS = "messages prompt-response prompt-completion alpaca sharegpt question-answer text image-folder"
     _COLUMNS = "messages prompt response completion instruction input output system conversations question answer text"
-    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images")]
+    RowFormat, RowColumn = Literal[("auto", *_FORMS.split())], Literal[(*_COLUMNS.split(), "image", "images", "tools")]
 TASK_KEYS = ("data.train.task", "data.eval.task", "eval.scorer")
 """Keys that may name such a file, beside the entries of eval.tasks."""
 # YAML 1.1 takes a bare off for false.
@@ -49,13 +49,26 @@ class GeneratedData(Section):
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
 
+class RowSource(Section):
+    """One of several sources of rows."""
+
+    path: str = Field(description="A file, a folder or an address of rows.")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        1.0, description="How often an epoch takes each of its rows; of a fraction, the seed draws which."
+    )
+
+
+Rows: TypeAlias = str | GeneratedData | Annotated[tuple[RowSource, ...], Field(strict=False, min_length=1)]
+
+
 class Data(Section):
     stages = "plan data train"
 
-    train: InputPath[str | GeneratedData] = Field(
-        description="A JSONL, JSON, CSV or parquet file, a dataset folder, hub:user/name@commit:split, or rows to make."
+    train: InputPath[Rows] = Field(
+        description="A JSONL, JSON, CSV or parquet file, a dataset folder, https:// or gs:// of a file, "
+        "hub:user/name@commit:split, rows to make, or several, each {path, weight}."
     )
-    eval: Annotated[str | GeneratedData | None, Says("plan questions held_out", path=True)] = Field(
+    eval: Annotated[Rows | None, Says("plan questions held_out", path=True)] = Field(
         None, description="Held-out rows, in the same forms, or a share of data.train: 5%; null: no evaluation."
     )
     format: OfQuestions[RowFormat] = Field(
@@ -80,12 +93,24 @@ class Data(Section):
     on_bad_image: ErrorOrDrop = Field("error", description="What happens to a row whose image is unusable.")
     on_bad_row: ErrorOrDrop = Field("error", description="What happens to a row that cannot be read or rendered.")
     template: InputPath[str | None] = Field(None, description="A chat template file; default: the checkpoint's own.")
+    thinking: Annotated[bool, Says("plan data train serve bench eval")] = Field(
+        False, description="Ask for reasoning before answers: the chat template's enable_thinking, wherever it renders."
+    )
+    control_tokens: OfQuestions[Literal["error", "drop", "text"]] = Field(
+        "error", description="Of Gemma 4's control tokens in a row's texts; `text`: they are read as plain characters."
+    )
     max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
     )
     on_too_long: ErrorOrDrop = Field("drop", description="What happens to a document longer than max_length.")
     limit: Positive | None = Field(None, description="Train on so many rows at most, drawn by the seed; null: on all.")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files, folders and addresses that data.train names; none where its rows are made."""
+        train = self.train
+        return (train,) if isinstance(train, str) else tuple(one.path for one in train if isinstance(one, RowSource))
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:

@@ -114,6 +114,8 @@ class DataRecord(Record):
     """Why -> rows: too_long, too_many_patches, limit, held_out, or `row` or `image` and what is wrong with it."""
     ignored_columns: dict[str, int] = {}
     """Columns that were not read -> rows that have a value there."""
+    sources: dict[str, int] = {}
+    """Where data.train names several: source -> rows that were taken of it, by its weight."""
     packed_rows: int
     tokens: int
     supervised_tokens: int

@@ -13,7 +13,7 @@ from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share
-from gemsmith.recipe.keys import ENTRY_FILES, FILE_KEYS, value_at
+from gemsmith.recipe.keys import FILE_KEYS, LISTS, value_at
 from gemsmith.recipe.load import absolute_path, default_values, load_recipe, plain_values, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks, longest_answer
 from gemsmith.runs.stages import SERVED, STAGES
@@ -258,18 +258,21 @@ def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
         given = value_at(recipe, key)
         if (path := absolute_path(key, given, Path())) not in (None, given):
             yield ResolvedValue(key, path, f"{given}, seen from the folder the run was started in")
-    tasks = tuple(
-        entry.model_copy(
-            update={
-                name: path
-                for name in ENTRY_FILES
-                if (path := absolute_path(f"eval.tasks.{name}", getattr(entry, name), Path()))
-            }
+    for key, names in LISTS.items():
+        if not isinstance(entries := value_at(recipe, key), tuple):
+            continue
+        placed = tuple(
+            entry.model_copy(
+                update={
+                    name: path
+                    for name in names
+                    if (path := absolute_path(f"{key}.{name}", getattr(entry, name), Path()))
+                }
+            )
+            for entry in entries
         )
-        for entry in recipe.eval.tasks
-    )
-    if tasks != recipe.eval.tasks:
-        yield ResolvedValue("eval.tasks", tasks, "files seen from the folder the run was started in")
+        if placed != entries:
+            yield ResolvedValue(key, placed, "files seen from the folder the run was started in")
 
 
 def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
@@ -278,8 +281,9 @@ def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
     So is train.checkpoint_folder, which training makes.
     """
     here = () if folder.resolve() == Path.cwd() else absolute_paths(recipe)
-    made = ("eval.tasks", "train.checkpoint_folder")
-    return with_values(recipe, [item for item in here if item.key in made or os.path.exists(item.value)])
+    made = "train.checkpoint_folder"
+    kept = (item for item in here if item.key == made or isinstance(item.value, tuple) or os.path.exists(item.value))
+    return with_values(recipe, [*kept])
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:

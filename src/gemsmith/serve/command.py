@@ -180,6 +180,8 @@ def _server_arguments(name: str, settings: ServeSettings, of_machine: Sequence[s
         words += ["--max-model-len", str(settings.max_model_len)]
     if settings.chat_template is not None:
         words += ["--chat-template", settings.chat_template]
+    if settings.thinking:
+        words += ["--default-chat-template-kwargs", '{"enable_thinking": true}', "--reasoning-parser", "gemma4"]
     words += of_machine
     if (adapter := settings.adapter) is not None:
         words += ["--enable-lora", *(vllm_issues.SPARE_ADAPTER_ON_CPU if is_cpu else ())]

@@ -34,6 +34,8 @@ class ServeSettings(Serve):
 
     seed: int = 0
     chat_template: str | None = None
+    thinking: bool = False
+    """Whether chats ask for reasoning where a request does not say; it then comes apart from the answer."""
     prefix_caching: bool = False
     image_tokens: int = 280
     """Soft tokens of an image at most."""

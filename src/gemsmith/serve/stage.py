@@ -216,6 +216,7 @@ def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
         **dict(recipe.serve) | {"images": takes_images(run)},
         seed=recipe.seed,
         chat_template=recipe.data.template,
+        thinking=recipe.data.thinking,
         prefix_caching=prefix_caching,
         image_tokens=recipe.data.image_tokens,
     )

@@ -25,7 +25,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.files import expanduser
 
 THIS_MACHINE = "cpu"
-_OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "hardware.catalog", "model")
+_OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "data.thinking", "hardware.catalog", "model")
 """Keys of a recipe that matter where there is no recipe."""
 
 
@@ -134,7 +134,7 @@ def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
         if not key.startswith(_OF_A_CHECKPOINT):
             raise RecipeError(
                 f"--set {key}: {source} is no run and no recipe; allowed: keys of serve, seed, data.template, "
-                "hardware.catalog, model"
+                "data.thinking, hardware.catalog, model"
             )
     recipe = build_recipe({"checkpoint": source, "data": {"train": "unused"}}, overrides)
     if recipe.serve.weights == "adapter":

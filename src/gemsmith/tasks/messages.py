@@ -4,11 +4,13 @@ Message(role="user", parts=(TextPart(text="hi"),))  ↔  {"role": "user", "conte
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
+BREAK = "\ufdd0\ufdef"
+"""Put into the spelling of a control token that is to be read as text: what is on each side is tokenized apart."""
 _FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.MULTILINE)
 
 
@@ -42,6 +44,18 @@ class Message:
 
     role: str
     parts: tuple[Part, ...]
+    beside: Mapping[str, Any] | None = None
+    """What chat templates read beside its content: reasoning, tool_calls, tool_call_id, name."""
+
+    @property
+    def tool_calls(self) -> Sequence[Mapping[str, Any]]:
+        """The functions that it calls, in order, each {"type": "function", "function": {"name", "arguments"}}."""
+        return self.beside.get("tool_calls", ()) if self.beside else ()
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought before it."""
+        return self.beside.get("reasoning", "") if self.beside else ""
 
 
 def text_message(role: str, text: str) -> Message:
@@ -70,12 +84,26 @@ def text_of(message: Message) -> str:
     return "".join([part.text for part in message.parts if isinstance(part, TextPart)])
 
 
+def are_broken(messages: Iterable[Message]) -> bool:
+    """Whether a text has a control token in it that is to be read as text, which no request can spell."""
+    return any(BREAK in text_of(message) for message in messages)
+
+
 def map_text(message: Message, change: Callable[[str], str]) -> Message:
-    """The same message with each of its texts changed."""
+    """The same message with each of its texts changed, those beside its content too."""
     parts = tuple(
         replace(part, text=change(part.text)) if isinstance(part, TextPart) else part for part in message.parts
     )
-    return replace(message, parts=parts)
+    return replace(message, parts=parts, beside=map_strings(message.beside, change))
+
+
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of JSON with each of its strings changed, but for names."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: map_strings(inner, change) for name, inner in value.items()}
+    return [map_strings(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
@@ -100,7 +128,7 @@ def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
     >>> plain_messages([Message(role="user", parts=(ImagePart(path="a.png"), TextPart(text="hi")))])
     ({'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'hi'}]},)
     """
-    plain = []
+    plain: list[dict[str, Any]] = []
     for message in messages:
         content: str | list[dict[str, str]] = text_of(message)
         if images_of([message]):
@@ -108,5 +136,5 @@ def plain_messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
                 {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
                 for part in message.parts
             ]
-        plain.append({"role": message.role, "content": content})
+        plain.append({"role": message.role, "content": content, **(message.beside or {})})
     return tuple(plain)

@@ -111,6 +111,6 @@ def load_local_model(run: Run, weights: str) -> LocalModel:
             model = load_peft(model, run.adapter, read_peft_adapter(run.adapter))
     return LocalModel(
         model=model.to("cuda" if torch.cuda.is_available() else "cpu"),
-        renderer=open_renderer(folder, find_template(folder, run.recipe.data.template)),
+        renderer=open_renderer(folder, find_template(folder, run.recipe.data)),
         patching=patching_of(folder, run.recipe.data.image_tokens),
     )

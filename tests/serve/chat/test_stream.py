@@ -1,9 +1,17 @@
 """An answer as it is streamed, whole and broken."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from gemsmith.data.chat_template import settle_text
+from gemsmith.data.documents import Document
+from gemsmith.data.tokenize import check_prompts, open_renderer
 from gemsmith.errors import EngineError
+from gemsmith.serve.chat.terminal import make_content, settle_prompts
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
+from gemsmith.tasks.messages import text_message
 
 ASKED = [{"role": "user", "content": "hi"}]
 
@@ -88,3 +96,34 @@ def test_closing_the_answer_ends_the_request(speaker):
     next(answers)
     answers.close()
     assert speaker.hung_up.wait(60)
+
+
+@pytest.mark.parametrize("wanted", ["error", "drop", "text"])
+def test_control_tokens_of_a_conversation_are_read_as_those_of_rows(wanted, speaker, exported_run):
+    run = exported_run({"data": {"control_tokens": wanted}})
+    voice = replace(speaker.voice(), prompt_of=settle_prompts(run))
+    plain = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    list(stream_answer(voice, plain, SamplingParams()))
+    assert speaker.asked[0]["messages"] == plain
+    spelled = [plain[0], {"role": "user", "content": "a<|turn>"}]
+    if wanted == "error":
+        with pytest.raises(EngineError, match=r"<\|turn> is a control token; --set data.control_tokens=text"):
+            list(stream_answer(voice, spelled, SamplingParams()))
+        return
+    list(stream_answer(voice, spelled, SamplingParams()))
+    if wanted == "drop":
+        assert speaker.asked[1]["messages"] == plain
+        return
+    rows = trained_prompt(run, spelled)
+    assert speaker.asked[1]["prompt"] == rows and "messages" not in speaker.asked[1]
+    image = [{"role": "user", "content": make_content("<eos>", ["data:image/png;base64,"])}]
+    with pytest.raises(EngineError, match=r"images cannot spell a control token as text"):
+        list(stream_answer(voice, image, SamplingParams()))
+
+
+def trained_prompt(run, turns):
+    """The ids of the prompt as training reads them."""
+    folder = Path(run.recipe.checkpoint)
+    messages = tuple(text_message(turn["role"], settle_text(turn["content"], "text")) for turn in turns)
+    [ids] = check_prompts(open_renderer(folder), [(Document(messages=messages, origin="x"), len(turns))])
+    return ids.tolist()

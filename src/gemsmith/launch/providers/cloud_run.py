@@ -146,6 +146,7 @@ def deploy_service(request: LaunchRequest) -> Deployment:
         seed=request.recipe.seed,
         prefix_caching=True,
         chat_template=f"{folder}/launched/{data.template}" if data.template else None,
+        thinking=data.thinking,
         image_tokens=data.image_tokens,
     )
     config = published_config(request.variant)

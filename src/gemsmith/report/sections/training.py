@@ -64,7 +64,10 @@ def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str
     """The recipe in a few lines."""
     lora, optimizer, train = recipe.lora, recipe.optimizer, recipe.train
     rows = recipe.data.train
-    yield "Data", rows if isinstance(rows, str) else f"{count(rows.rows)} made rows of the {rows.task} task"
+    if isinstance(rows, tuple):
+        yield "Data", ", ".join(f"{one.path} × {plain(one.weight)}" for one in rows)
+    else:
+        yield "Data", rows if isinstance(rows, str) else f"{count(rows.rows)} made rows of the {rows.task} task"
     dropout = f", dropout {plain(lora.dropout)}" if lora.dropout else ""
     scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {plain(lora.alpha)}"
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"

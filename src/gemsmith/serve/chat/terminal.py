@@ -5,13 +5,16 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoints import patching_of
 from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.data.chat_template import GEMMA_CONTROL, find_template, settle_text
+from gemsmith.data.documents import Document
+from gemsmith.data.tokenize import check_prompts, open_renderer
 from gemsmith.errors import DataError, EngineError, MachineError
 from gemsmith.images.check import to_data_url
 from gemsmith.images.patches import PatchConfig
@@ -24,6 +27,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import Question
+from gemsmith.tasks.messages import are_broken, map_strings, text_message
 
 Content = str | list[dict[str, Any]]
 Turns = list[dict[str, Any]]
@@ -144,14 +148,14 @@ def chat_with_run(
     run = open_run_readonly(source, overrides, section="serve")
     run = with_room(run, overrides, CONVERSATION_TOKENS, why="a conversation is longer than a row")
     rows = functools.cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
-    sight = ImageSupport(takes_images=False)
+    sight, prompt_of = ImageSupport(takes_images=False), settle_prompts(run)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
         found = {"base": servers.base, "tuned": servers.tuned}
         voices = []
         for label in models:
             server = found[label]()
-            length = server.facts.max_model_len
-            voices.append(ChatModel(label=label, url=server.url, model=server.model, max_model_len=length))
+            voice = ChatModel(label=label, url=server.url, model=server.model, prompt_of=prompt_of)
+            voices.append(replace(voice, max_model_len=server.facts.max_model_len))
         print_warnings("chat", servers.warnings)
         if takes_images(run):
             folder = fetch_folder(run.recipe.checkpoint)
@@ -159,6 +163,29 @@ def chat_with_run(
         title = run.path.resolve().name
         setup = ChatSetup(voices=voices, title=title, sampling=sampling, system=system, sight=sight, rows=rows)
         _chat(setup, web=web, port=port)
+
+
+def settle_prompts(run: Run) -> Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]:
+    """What a request has of a conversation, its control tokens as the run's data.control_tokens has them."""
+    data, folder = run.recipe.data, functools.cache(lambda: fetch_folder(run.recipe.checkpoint))
+    renderer = functools.cache(lambda: open_renderer(folder(), find_template(folder(), data)))
+
+    def prompt_of(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        texts = [text_in(turn["content"]) for turn in turns]
+        if found := next(filter(None, map(GEMMA_CONTROL.search, texts)), None):
+            if data.control_tokens == "error":
+                raise EngineError(f"{found[0]} is a control token; --set data.control_tokens=text reads it as text")
+            turns = map_strings(turns, lambda text: settle_text(text, data.control_tokens))
+            texts = [text_in(turn["content"]) for turn in turns]
+        messages = [text_message(turn["role"], text) for turn, text in zip(turns, texts, strict=True)]
+        if not are_broken(messages):
+            return {"messages": list(turns)}
+        if any(urls_in(turn["content"]) for turn in turns):
+            raise EngineError("a request with images cannot spell a control token as text; leave it or them out")
+        [ids] = check_prompts(renderer(), [(Document(messages=tuple(messages), origin="chat"), len(messages))])
+        return {"prompt": ids.tolist()}
+
+    return prompt_of
 
 
 def chat_with_url(

@@ -69,7 +69,7 @@ def read_chat(found: Mapping[str, Any] | Failure) -> Reply | Failure:
     if isinstance(choice, Failure):
         return choice
     cut, message, usage = choice["finish_reason"] == "length", choice.get("message"), found.get("usage")
-    text = message.get("content") if isinstance(message, dict) else None
+    text = message.get("content") if isinstance(message, dict) else choice.get("text")
     written = usage.get("completion_tokens") if isinstance(usage, dict) else None
     tokens = written if isinstance(written, int) and written >= 0 else None
     if isinstance(text, str):

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,6 +26,8 @@ class ChatModel:
     url: str
     model: str
     max_model_len: int | None = None  # tokens of a prompt and its answer together, where the server says so
+    # What a request has of a conversation, its messages or its prompt's ids; raises EngineError.
+    prompt_of: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] = lambda turns: {"messages": list(turns)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +67,10 @@ def stream_answer(
     """
     timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
     client = httpx.Client(timeout=timeout, headers=key_headers(), **client_options(voice.url))
-    url = f"{voice.url}/v1/chat/completions"
+    prompt = voice.prompt_of(messages)
+    url = f"{voice.url}/v1/{'chat/' if 'messages' in prompt else ''}completions"
     begin_s = time.monotonic()
-    asked = {
-        "model": voice.model,
-        "messages": list(messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    asked = {"model": voice.model, **prompt, "stream": True, "stream_options": {"include_usage": True}}
     asked |= {name: value for name, value in asdict(sampling).items() if value is not None}
     try:
         with client, contextlib.ExitStack() as stack:
@@ -124,7 +122,7 @@ def _grow(response: httpx.Response, begin_s: float, voice: ChatModel) -> Iterato
             raise EngineError(f"{voice.model} at {voice.url} broke off: {excerpt(value.encode())}")
         elapsed_s = time.monotonic() - begin_s
         choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
-        piece = (choice.get("delta") or {}).get("content") or ""
+        piece = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
         if piece:
             ttft_s = elapsed_s if answer.ttft_s is None else answer.ttft_s
             text = answer.text + piece.encode("utf-8", "replace").decode()
