@@ -231,9 +231,8 @@ def read_dataset(
 ) -> Dataset:
     """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `seed` is for rows that are made, `columns` are read beside the messages; relative paths of `images`
-    count by default from the folder that holds the rows. `asked`: a row that ends with its question gets an answer.
-    Raises DataError naming the file and the line of what cannot be used, and how much else cannot.
+    `columns` are read beside the messages; `images` count by default from the rows' folder; `asked`: a row that ends
+    with its question gets an answer. Raises DataError naming file and line of what cannot be used.
     """
     wanted = None if data is None or (part == "held-out" and not data.held_out) else data.on_bad_row
     data = data or Data(train="-")
@@ -251,31 +250,31 @@ def read_dataset(
                 continue
             others, kept = _other_columns(named, origin, fits, columns), _read_columns(named, origin, columns)
             document = read_document(named, origin, FORMS[fits], images, kept)
-            if data.control_tokens != "error":
-                before, document = document, settle_document(document, data.control_tokens)
-                settled += document is not before
-            documents.append(document)
+            documents.append(settle_document(document, data.control_tokens))
+            settled += documents[-1] is not document
+            form = fits
+            ignored.update(others)
         except RowError as error:
             bad.add(origin, error)
-            continue
-        form = fits
-        ignored.update(others)
     warnings = bad.settle(rows - left_out, wanted)
     if settled:
-        how = "left out of them" if data.control_tokens == "drop" else "read as text"
+        how = {"drop": "left out of them", "text": "read as text"}[data.control_tokens]
         key = "data.eval" if part == "held-out" else "data.train"
         warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
-        name = "data" if isinstance(source, GeneratedData) else source
-        if left_out:
-            raise DataError(f"data.held_out: of {rows:,} rows of {name} none is {part} with {share:g}; give another")
-        raise DataError(f"{name}: holds no rows; give a dataset with at least one")
+        raise _no_rows("data" if isinstance(source, GeneratedData) else source, rows if left_out else 0, part, share)
     return Dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
         warnings=(*warnings, *(folder_notices(str(source), data) if data.format == FORMAT else ())),
     )
+
+
+def _no_rows(name: str, split: int, part: str | None, share: float) -> DataError:
+    if split:
+        return DataError(f"data.held_out: of {split:,} rows of {name} none is {part} with {share:g}; give another")
+    return DataError(f"{name}: holds no rows; give a dataset with at least one")
 
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
