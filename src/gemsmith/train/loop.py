@@ -82,6 +82,8 @@ class StepOutcome:
     """Of the step's rows, over all processes."""
     soft_tokens: int = 0
     """Of these."""
+    ended_s: float | None = None
+    """When, by time.monotonic, where that is not when it is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +269,8 @@ class TrainSession:
             )
         if self.restart:
             self.delete_previous_run()
-        now_s = time.monotonic()
-        step_s, self._mark_s = now_s - self._mark_s, now_s
+        ended_s = outcome.ended_s or time.monotonic()
+        step_s, self._mark_s = ended_s - self._mark_s, ended_s
         step = TrainStep(
             step=plan.step,
             loss=outcome.loss,

@@ -1,7 +1,9 @@
 """Whole training runs on CPU: what they record, what they start from, and what is refused."""
 
 import shutil
+import time
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from gemsmith.runs.run import is_up_to_date, read_record, write_record
 from gemsmith.system.files import sha256_file
 from gemsmith.train.jax import backend as tunix
 from gemsmith.train.jax.mesh import mesh_sizes
+from gemsmith.train.loop import TrainSession
 from gemsmith.train.stage import train
 
 
@@ -40,6 +43,28 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_arrays, re
     assert events["train/loss"] == {step.step: pytest.approx(step.loss) for step in record.steps}
     names = ("loss", "token_accuracy", "grad_norm", "learning_rate", "real_tokens_per_s")
     assert set(events) == {f"train/{name}" for name in names}
+
+
+def test_a_step_ends_with_its_own_computation_where_dispatch_waits_for_the_next(prepared_run, monkeypatch):
+    told, dispatched = list[float](), list[float]()
+    update, finish = tunix.TunixBackend._update, TrainSession.finish
+
+    def waits(self, example):
+        metrics, pending = update(self, example)
+        jax.block_until_ready(metrics)  # as on a GPU
+        dispatched.append(time.monotonic())
+        return metrics, pending
+
+    def listens(self, outcome):
+        told.append(outcome.ended_s)
+        finish(self, outcome)
+
+    monkeypatch.setattr(tunix.TunixBackend, "_update", waits)
+    monkeypatch.setattr(TrainSession, "finish", listens)
+    record = train(prepared_run(train={"max_steps": 3, "save_steps": 100}))
+    assert all(ended < later for ended, later in zip(told, dispatched[1:], strict=False))
+    # A save lies between the first two.
+    assert record.steps[2].step_s == pytest.approx(told[2] - told[1], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import logging
 import resource
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -117,6 +118,11 @@ def adapted_model(
     return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
 
+def _when_ready(arrays: Any) -> float:
+    jax.block_until_ready(arrays)
+    return time.monotonic()
+
+
 class TunixBackend:
     """What gemsmith.train.loop.TrainBackend asks for, by a Tunix trainer on the devices of a mesh."""
 
@@ -134,6 +140,8 @@ class TunixBackend:
             images = image_input(checkpoint, rows, run.recipe.data, run.recipe.lora) if rows.rows.images else None
             self._held_out = HeldOut(rows, images, mesh)
         self._compiled: dict[BucketShape | None, Compiled] = {}
+        # A GPU's dispatch of the next step lasts until that is nearly over, so the main thread sees none end.
+        self._watcher = ThreadPoolExecutor(1, thread_name_prefix="step-end")
         self.checkpoints = OrbaxCheckpoints(
             run.checkpoints,
             every=run.recipe.train.save_steps,
@@ -201,6 +209,7 @@ class TunixBackend:
             self.trainer.run()
             self._refuse_fault()
         finally:
+            self._watcher.shutdown(wait=False)
             if self._feed:
                 self._feed.close()
             # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
@@ -274,14 +283,14 @@ class TunixBackend:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
             jax.block_until_ready(metrics)
             self._session.delete_previous_run()
-        return metrics, (plan, metrics)
+        return metrics, (plan, metrics, self._watcher.submit(_when_ready, metrics))
 
-    def _finish(self, pending: tuple[Plan, Any]) -> None:
+    def _finish(self, pending: tuple[Plan, Any, Future[float]]) -> None:
         """Waits for the step and hands on what it came to."""
-        plan, metrics = pending
+        plan, metrics, ended = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         should_stop = bool(values.pop("stop"))
-        self._session.finish(StepOutcome(plan=plan, should_stop=should_stop, **values))
+        self._session.finish(StepOutcome(plan=plan, should_stop=should_stop, ended_s=ended.result(), **values))
 
     def _evaluate(self, step: int) -> None:
         """Evaluates after the step where that is due; training on one host leaves off where it is told to stop."""
