@@ -73,8 +73,9 @@ def run(
     """
     from gemsmith.errors import DataError
     from gemsmith.pipeline import run_stage, run_stages
+    from gemsmith.runs.plan_records import PlanRecord
     from gemsmith.runs.resolve import check_settings, resolve
-    from gemsmith.runs.run import open_run
+    from gemsmith.runs.run import open_run, read_record
     from gemsmith.runs.stages import check_stage_names
     from gemsmith.system.files import write_text
     from gemsmith.system.locks import locked
@@ -97,6 +98,8 @@ def run(
         if rows is not None:
             write_text(file, text)
         records = run_stages(opened) if stages is None else [run_stage(opened, stage) for stage in stages]
+        if records and isinstance(records[0], PlanRecord):
+            records[0] = read_record(opened, PlanRecord)  # which is made again after data
     return {record.stage: record for record in records}
 
 

@@ -125,7 +125,7 @@ def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
         "k8s": 6,
-        "run_v2.Job": 6,
+        "run_v2.Job": 7,
         "run_v2.Service": 5,
         "tpu_v2.QueuedResource": 6,
     }

@@ -17,6 +17,7 @@ def chat(content: Any, finish_reason: Any = "stop", **message: Any) -> dict[str,
 @pytest.mark.parametrize(("found", "reply"), [
     (chat("yes"), Reply(text="yes", cut=False)),
     (chat(""), Reply(text="", cut=False)),
+    ({"choices": [{"text": "yes", "finish_reason": "stop"}]}, Reply(text="yes", cut=False)),
     (chat("ye", "length"), Reply(text="ye", cut=True)),
     (chat(None, "length", reasoning="I wonder"), Reply(text="", cut=True)),
     (chat(None, "stop", reasoning="I wonder"), Reply(text="", cut=False)),
@@ -41,7 +42,7 @@ def test_what_a_model_ended_is_an_answer_even_where_it_holds_no_text(found: dict
     (chat(3), "no text"),
     ({"choices": [{"message": None, "finish_reason": "stop"}]}, "no text"),
     ({"choices": [{"message": None, "finish_reason": "length"}]}, "no text"),
-    ({"choices": [{"text": "yes", "finish_reason": "stop"}]}, "no text"),
+    ({"choices": [{"text": ["yes"], "finish_reason": "stop"}]}, "no text"),
 ])  # fmt: skip
 def test_anything_else_is_a_failure_with_a_reason(found: dict[str, Any], reason: str) -> None:
     failure = read_chat(found)
