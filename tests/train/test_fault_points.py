@@ -121,7 +121,9 @@ def on_a_terminal():
 
     def start(*command: str) -> tuple[subprocess.Popen[bytes], int]:
         ours, its = os.openpty()
-        begun.append(subprocess.Popen(["setsid", "--ctty", *command], stdin=its, stdout=its, stderr=its))
+        # The tests may run under nohup themselves.
+        starter = ["env", "--default-signal=HUP", "setsid", "--ctty"]
+        begun.append(subprocess.Popen([*starter, *command], stdin=its, stdout=its, stderr=its))
         os.close(its)
         return begun[-1], ours
 
