@@ -70,7 +70,10 @@ def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str
         yield "Data", rows if isinstance(rows, str) else f"{count(rows.rows)} made rows of the {rows.task} task"
     dropout = f", dropout {plain(lora.dropout)}" if lora.dropout else ""
     scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {plain(lora.alpha)}"
-    yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
+    if train.method == "full":
+        yield "Trained", "every weight of the text model, in float32"
+    else:
+        yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     rate = f"peak {plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}"
     clip = f"clip {plain(optimizer.max_grad_norm)}" if optimizer.max_grad_norm else "no clipping"
     yield "AdamW", f"{rate}, decay {plain(optimizer.weight_decay)}, {clip}"

@@ -94,16 +94,13 @@ class Step:
 def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, seed: int, micro_batches: int = 1) -> Step:
     """The compiled step of an adapted model, or without `lora` of one whose weights are trained.
 
-    Both may be of ShapeDtypeStructs, and then it can only be lowered.
-
-    loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and
-    micro-batches means the same. Dropout masks follow from a row's place in the step, so they are the same in every
-    split, too.
+    Both may be of ShapeDtypeStructs, and then it can only be lowered. Its loss is the sum of nll over the step's
+    supervised tokens / their count, so any split of the rows over devices and micro-batches means the same, and so do
+    dropout masks, which follow from a row's place in the step.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
-    mesh, targets = model.execution.mesh, targets_of(model.variant, lora) if lora else {}
-    dtype = model.dtype
+    mesh, dtype, targets = model.execution.mesh, model.dtype, targets_of(model.variant, lora) if lora else {}
     assert mesh is not None, "the step runs on a mesh, be it of one device"
 
     def loss_of(trained: nnx.State, frozen: nnx.State, rows: _Arrays, count: jax.Array, keys: jax.Array) -> Any:
