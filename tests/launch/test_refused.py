@@ -92,6 +92,18 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
         (("--tasks", "2"), "--tasks 2: only --provider cloud-run --stages predict, without other stages, shares"),
         (("--rows", "gs://b/r.jsonl", "--stages", "predict"), "--timeout-hours: is missing, and nothing tells how"),
         (("--stages", "predict,train"), "--stages predict,train: must name stages in their order: plan,data,train"),
+        (
+            ("--load", "stream", "--stages", "plan,data,train"),
+            "--load stream: the service is of the merged weights, and",
+        ),
+        (
+            ("--max-replicas", "2", "--stages", "plan"),
+            "--max-replicas 2: the service is of the merged weights, and --st",
+        ),
+        (
+            ("--load", "stream", "--set", "serve.container_image=vllm/vllm-openai:v0.11.0"),
+            "serve.container_image: vllm/vllm-openai:v0.11.0 is older than vLLM 0.11.1 and cannot stream weights",
+        ),
         (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
         (
             ("--set", "hardware.catalog=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),
@@ -102,6 +114,23 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
 def test_what_cannot_be_launched_is_refused_before_anything_is_asked(refused, options, error):
     Path("unpriced.yaml").write_text(UNPRICED)
     assert error in refused(*options)[1]
+
+
+@pytest.mark.parametrize("on", ["tpu-vm", "sky"])
+@pytest.mark.parametrize("option", [("--load", "stream"), ("--load", "mount"), ("--max-replicas", "1")])
+def test_where_there_is_no_service_its_options_are_refused(refused, on, option):
+    error = refused("--provider", on, "--zone", "us-east5-a", *option)[1]
+    assert f"{' '.join(option)}: --provider {on} makes no service of the tuned model; leave it out, or choose" in error
+
+
+@pytest.mark.parametrize(("option", "said"), [
+    (("--load", "copy"), "'copy' is not one of 'mount', 'stream'"),
+    (("--max-replicas", "0"), "0 is not in the range"),
+    (("--max-replicas", "many"), "'many' is not a valid integer range"),
+])  # fmt: skip
+def test_an_option_of_the_service_that_means_nothing_is_refused(gemsmith, launched, option, said):
+    code, _, err = gemsmith("launch", "big.yaml", "--provider", "cloud-run", *WHERE, *option)
+    assert code == 2 and said in err and not Path("launches").exists()
 
 
 def test_without_gcloud_the_line_says_where_it_is_from(refused, monkeypatch, tmp_path):

@@ -52,6 +52,11 @@ def test_four_tasks_of_predict_are_rendered_as_they_were(shipped):
     compare(GOLDEN / "cloud-run" / "predict", rendered(shipped, "cloud-run", "pets_31b", **FOUR_TASKS))
 
 
+def test_a_service_of_streamed_weights_is_rendered_as_it_was(shipped):
+    files = rendered(shipped, "cloud-run", "verilog_31b", load="stream", max_replicas=3)
+    compare(GOLDEN / "cloud-run" / "stream", {name: files[name] for name in ("service.yaml", "serve.sh")})
+
+
 def compare(folder, files):
     if not folder.exists():
         folder.mkdir(parents=True)

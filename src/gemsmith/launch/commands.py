@@ -91,6 +91,7 @@ def preflight(request: LaunchRequest, provider: str, target: Target) -> list[Pre
         "own_image": in_registry and given,
         "built_image": in_registry and not given,
         "pulled_by_account": in_registry and more.get("account_pulls", True),
+        "streams": options.load == "stream",
         "stack": image.rpartition("/")[2].partition(":")[0],
         "account_name": options.service_account.partition("@")[0],
         "member": f"serviceAccount:{options.service_account}",

@@ -161,6 +161,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         if options.image is not None:
             raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
+    check_service(target, provider, options)
     if not _NAME.fullmatch(name):
         raise InputError(
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
@@ -175,6 +176,22 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
             "-, _ and ."
         )
+
+
+def check_service(target: Target, provider: str, options: LaunchOptions) -> None:
+    """Raises InputError for an option of the service where there is none."""
+    given = {"--load": options.load, "--max-replicas": options.max_replicas}
+    for option, value in given.items():
+        if value is not None and "serves" not in target.FEATURES:
+            raise InputError(
+                f"{option} {value}: --provider {provider} makes no service of the tuned model; leave it out, or choose "
+                "--provider cloud-run"
+            )
+        if value is not None and "export" not in (options.stages or ()):
+            raise InputError(
+                f"{option} {value}: the service is of the merged weights, and --stages leaves export out; leave "
+                f"{option} out, or add export"
+            )
 
 
 def _find_rows(target: Target, options: LaunchOptions) -> str | None:
