@@ -119,12 +119,16 @@ def kept_bodies():
         for replicated in yaml.safe_load(file.read_text())["spec"]["replicatedJobs"]:
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "slice"}, **replicated["template"]}
             yield "k8s", job
+    for file in sorted((GOLDEN / "gke").rglob("service.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            if document["kind"] != "PodMonitoring":  # which is Google's own
+                yield "k8s", document
 
 
 def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
-        "k8s": 6,
+        "k8s": 11,
         "run_v2.Job": 7,
         "run_v2.Service": 6,
         "tpu_v2.QueuedResource": 6,

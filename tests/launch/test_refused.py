@@ -123,6 +123,43 @@ def test_where_there_is_no_service_its_options_are_refused(refused, on, option):
     assert f"{' '.join(option)}: --provider {on} makes no service of the tuned model; leave it out, or choose" in error
 
 
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--load", "stream"), "--load stream: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100"),
+        (("--max-replicas", "2"), "--max-replicas 2: needs --serve-machine, the service's machine"),
+        (("--serve-machine", "v6e-8", "--stages", "plan,data"), "--serve-machine v6e-8: the service is of the merged"),
+        (("--serve-machine", "v7x-8"), "--serve-machine: 'v7x-8' is not in the catalog"),
+        (("--serve-machine", "v6e-16"), "--serve-machine v6e-16: on Kubernetes a server has one host, of v5e-4"),
+        (("--serve-machine", "cloud-run-20"), "--serve-machine cloud-run-20: on Kubernetes a server has one host"),
+        (("--serve-machine", "cpu"), "--serve-machine cpu: on Kubernetes a server has one host"),
+        (("--serve-machine", "2xv6e-8"), "--serve-machine 2xv6e-8: on Kubernetes a server has one host"),
+        (("--serve-machine", "v6e-1"), "--serve-machine v6e-1: gemma4-31b needs "),
+        (
+            ("--serve-machine", "1xh100", "--set", "serve.dtype=float32"),
+            "--serve-machine 1xh100: gemma4-31b needs ",
+        ),
+        (
+            ("--serve-machine", "1xh100", "--set", "serve.arguments=[--api-key, x]"),
+            "serve.arguments: --api-key: --api-key would be printed and recorded",
+        ),
+        (
+            ("--serve-machine", "2xh100", "--load", "stream", "--set", "serve.container_image=me/vllm:v0.10.2"),
+            "serve.container_image: me/vllm:v0.10.2 is older than vLLM 0.11.1",
+        ),
+    ],
+)
+def test_a_service_that_kubernetes_cannot_have_is_refused(refused, options, error):
+    job = ("--provider", "gke", "--cluster", "c1", "--machine", "v6e-8", "--set", "train.backend=tunix")
+    job += ("--set", "train.dtype=bfloat16", "--set", "train.global_batch_size=8")
+    assert refused(*job, *options)[1].startswith(f"error: {error}")
+
+
+def test_cloud_run_serves_on_no_other_machine(refused):
+    said = "--serve-machine v6e-8: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on no other; leave it"
+    assert said in refused("--serve-machine", "v6e-8")[1]
+
+
 @pytest.mark.parametrize(("option", "said"), [
     (("--load", "copy"), "'copy' is not one of 'mount', 'stream'"),
     (("--max-replicas", "0"), "0 is not in the range"),

@@ -63,6 +63,7 @@ def launch() -> None:
 @option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
 @option("--cluster", metavar="NAME", help="For gke: the cluster.")
 @option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
+@option("--serve-machine", metavar="NAME", help="For gke: make a service of the tuned model, too, on this machine.")
 @option(
     "--load",
     type=click.Choice(["mount", "stream"]),

@@ -71,8 +71,10 @@ class LaunchOptions(Part):
     """Of Kubernetes."""
     queue: str | None = None
     """Kueue's local queue."""
+    serve_machine: str | None = None
+    """On Kubernetes that of the service of the tuned model; None: there is no service."""
     load: Literal["mount", "stream"] | None = None
-    """How the service of the tuned model gets its weights; None: mount."""
+    """How the service gets its weights; None: mount."""
     max_replicas: int | None = None
     """Of the service; None: 1."""
     overrides: tuple[str, ...] = ()
