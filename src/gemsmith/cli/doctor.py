@@ -18,7 +18,7 @@ from gemsmith.recipe.checks import eval_share
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.resolve import check_settings, resolve_file
-from gemsmith.runs.run import Run, check_directory
+from gemsmith.runs.run import Run, check_directory, resolve_run
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.console import open_console
 from gemsmith.system.format import memory, size
@@ -50,10 +50,10 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
 
     def read() -> str:
         place = source if source.is_dir() else path or Path("runs") / source.stem
-        run = Run(path=place, recipe=load_recipe(file, overrides))
-        found.append(run)
-        recipe, derived = resolve_file(file, overrides, stages=())
-        found[0] = Run(path=run.path, recipe=recipe)
+        found.append(Run(path=place, recipe=load_recipe(file, overrides)))
+        in_run = source.is_dir()
+        recipe, derived = resolve_run(source, overrides) if in_run else resolve_file(file, overrides, stages=())
+        found[0] = Run(path=place, recipe=recipe)
         return f"{file}: {recipe.model}, {len(derived)} values derived"
 
     recipe = _check("recipe", read, guard)
@@ -75,11 +75,15 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
     yield _check("checkpoint", open_base, guard)
     # A share of data.train is rows of it once it is derived.
     shared = ("rows", "scoring") if eval_share(run.recipe.data) is not None else ()
+    told: dict[str, str] = {}
     for name, check in _CHECKS.items():
         if recipe.state == "fails" and name in (*_RESOLVED, *shared):
             yield Finding("skipped", name, "needs a recipe that passes")
-        else:
-            yield _check(name, partial(check, run, opened[0] if opened else None), guard)
+            continue
+        finding = _check(name, partial(check, run, opened[0] if opened else None), guard)
+        if finding.state == "fails" and (first := told.setdefault(finding.detail, name)) != name:
+            finding = Finding("skipped", name, f"fails as {first} does")
+        yield finding
 
 
 def _check(name: str, check: Callable[[], str], guard: Guard) -> Finding:
