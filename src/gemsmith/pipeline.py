@@ -195,13 +195,14 @@ def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = Fals
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options, **more)
-    print_warnings_of(record)
+    print_warnings_of(record, told=run.told)
     return record
 
 
-def print_warnings_of(record: Record) -> None:
-    """Prints a record's warnings on stderr, the critical ones first."""
-    print_warnings(record.stage, record.warnings, critical=record.critical_warnings)
+def print_warnings_of(record: Record, *, told: Collection[str] = ()) -> None:
+    """Prints a record's warnings on stderr, the critical ones first, but for those told already."""
+    left = (warning for warning in record.warnings if warning not in told)
+    print_warnings(record.stage, left, critical=record.critical_warnings)
 
 
 def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":

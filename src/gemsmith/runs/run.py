@@ -11,7 +11,7 @@ import contextlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Run(ExportDir):
     recipe: Recipe
     callbacks: tuple[Callable[[TrainStep], object], ...] = ()
     """Called with each step of training in the process that has the run, once the step is logged."""
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Warnings that were printed before their record was there, and need not be again."""
 
     @property
     def records(self) -> dict[str, Record]:

@@ -85,7 +85,7 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
     """
     steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, restart=restart)
-    say_schedule(run.recipe, steps)
+    run.told.update(say_schedule(run.recipe, steps))
     in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
     with (
         contextlib.nullcontext()
