@@ -136,6 +136,8 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
         importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
     if "train" in stages:
         importlib.import_module("gemsmith.train.stage").check_training(run)
+        if recipe.train.backend == "tunix":
+            importlib.import_module("gemsmith.train.stage").ask_xla(recipe.train)
     if "eval" in stages:
         importlib.import_module("gemsmith.evals.tasks").check_tasks(run)
     if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):

