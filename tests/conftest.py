@@ -108,7 +108,7 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
     keys = {"compilation_cache_dir": str(folder), "compilation_cache_max_size": 2**30}
-    keys["persistent_cache_min_compile_time_secs"] = 0.5
+    keys["persistent_cache_min_compile_time_secs"] = 0.1
     os.environ |= {f"JAX_{name.upper()}": str(value) for name, value in keys.items()}
     if "jax" in sys.modules:
         for name, value in keys.items():
