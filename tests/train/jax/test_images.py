@@ -19,7 +19,6 @@ from PIL import Image
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.data import batches as buckets
 from gemsmith.data.batches import load_batches
 from gemsmith.data.stage import prepare_data
@@ -34,6 +33,7 @@ from gemsmith.train.jax.images import ImageFeed, image_input
 from gemsmith.train.stage import train
 from gemsmith.verify.stage import verify
 from support.images import image_bytes
+from tiny_checkpoints import make_checkpoint, with_vision
 
 # Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
 SMALL = with_vision(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints.tiny import make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data import stage
 from gemsmith.data.stage import prepare_data
 from gemsmith.data.tokenize import open_renderer, render_documents
@@ -20,6 +19,7 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from gemsmith.train.stage import train
 from support.images import image_bytes
+from tiny_checkpoints import make_tokenizer, with_vision, write_checkpoint
 
 
 @pytest.fixture
