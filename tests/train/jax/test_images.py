@@ -293,10 +293,10 @@ open_workers = workers.open_workers
 def watched(processes):
     with open_workers(processes) as ask:
         def asked(request):
-            if isinstance(request, workers.Cut):
-                print("DECODED", request.image.path)
-                if request.image.path == os.environ["GONE"]:
-                    os.unlink(request.image.path)
+            if request.func is workers.patchify:
+                print("DECODED", request.args[0].path)
+                if request.args[0].path == os.environ["GONE"]:
+                    os.unlink(request.args[0].path)
             return ask(request)
         yield asked
 workers.open_workers = watched

@@ -14,7 +14,6 @@ from gemsmith.data.stage import prepare_data
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.images import workers
 from gemsmith.images.patches import Patches
-from gemsmith.images.workers import answer
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from gemsmith.train.stage import train
@@ -141,7 +140,7 @@ def in_this_process(monkeypatch):
     @contextmanager
     def open_workers(processes):
         with ThreadPoolExecutor(processes) as threads:
-            yield lambda asked: threads.submit(answer, asked)
+            yield threads.submit
 
     monkeypatch.setattr(workers, "open_workers", open_workers)
     monkeypatch.setattr(
