@@ -141,7 +141,20 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     """A recipe from plain values, with overrides applied and every key checked."""
     merged = json.loads(json.dumps(values, default=str))
     for override in overrides:
-        _apply_override(merged, override)
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
+        try:
+            value = parse_yaml(text, key)
+        except RecipeError:
+            raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
+        *parents, last = key.strip().split(".")
+        place = merged
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        place[last] = value
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -171,23 +184,6 @@ def read_reasons(text: str) -> list[ResolvedValue]:
         if mark:
             derived.append(ResolvedValue(".".join(path), parse_yaml(value, key), reason))
     return derived
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
-    try:
-        value = parse_yaml(text, key)
-    except RecipeError:
-        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
-    *parents, last = key.strip().split(".")
-    place = values
-    for parent in parents:
-        if not isinstance(place.get(parent), dict):
-            place[parent] = {}
-        place = place[parent]
-    place[last] = value
 
 
 _IN_YAML = {
