@@ -143,13 +143,13 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
             yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
 
 
-def report(run: Run) -> Path:
-    """The path of `report.html`, written whole from the records that are there.
+def report(run: Run, file: Path | None = None) -> Path:
+    """The path of the page, by default the run's `report.html`, written whole from the records that are there.
 
     The same records give the same bytes. A missing record is said to be missing; it is not an error.
     """
-    write_text(run.report, render_page(run))
-    return run.report
+    write_text(file or run.report, render_page(run))
+    return file or run.report
 
 
 def render_page(run: Run) -> str:
@@ -198,7 +198,7 @@ def open_environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_printable,
+        finalize=lambda value: value.translate(_PRINTED) if type(value) is str else value,
     )
     ours = {name: value for name, value in vars(formats).items() if callable(value) and not name.startswith("_")}
     environment.filters |= {name: write for name, write in ours.items() if write.__module__ == formats.__name__}
@@ -214,7 +214,3 @@ def open_environment() -> Any:
 _PRINTED = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
 _TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _PRINTED |= {code: f"[U+{code:04X}]" for code in _TURNS}
-
-
-def _printable(value: Any) -> Any:
-    return value.translate(_PRINTED) if type(value) is str else value
