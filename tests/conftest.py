@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.cli import main
 from gemsmith.launch.provider import LaunchRecord
 from gemsmith.recipe.load import build_recipe
@@ -25,6 +24,7 @@ from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
+from tiny_checkpoints import make_checkpoint, with_vision
 
 pytest_plugins = ["support.faults"]
 
