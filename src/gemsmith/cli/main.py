@@ -16,6 +16,8 @@ from gemsmith.errors import USERS_ERRNOS, GemsmithError, Terminated, explain_os_
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="gemsmith")
@@ -35,9 +37,6 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
-
-
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 class _Terminal(io.FileIO):
