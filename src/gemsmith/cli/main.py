@@ -17,6 +17,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -37,9 +38,6 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
-
-
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 class _Terminal(io.FileIO):
