@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -38,9 +38,6 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
-
-
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 class _Terminal(io.FileIO):
@@ -86,7 +83,16 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     signal.signal(signal.SIGTERM, sigterm)
     _treat_hangup_as_sigterm()
     unheard = sys.unraisablehook
-    hook = sys.unraisablehook = partial(_raise_again, sigterm, unheard)
+
+    def raise_again(swallowed: Any) -> None:
+        """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
+        number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(swallowed.exc_type)
+        if number is not None:
+            threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        elif not sigterm.came:  # else it is of something that SIGTERM has left half made
+            unheard(swallowed)
+
+    sys.unraisablehook = raise_again
     if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
@@ -109,7 +115,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
         code, message = Terminated.exit_code, f"{_SIGTERM}; it ended with: {message}"
     # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
     # checkpoint.
-    if sys.unraisablehook is hook:
+    if sys.unraisablehook is raise_again:
         sys.unraisablehook = unheard
     if message:
         kind = "error" if code in (1, 2) else "note"
@@ -152,12 +158,3 @@ class _Sigterm:
         if not self.over:
             self.came = True
             raise Terminated(_SIGTERM)
-
-
-def _raise_again(sigterm: _Sigterm, unheard: Callable[[Any], object], swallowed: Any) -> None:
-    """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
-    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(swallowed.exc_type)
-    if number is not None:
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-    elif not sigterm.came:  # else it is of something that SIGTERM has left half made
-        unheard(swallowed)

@@ -32,8 +32,6 @@ SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "har
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What compiling one step may take."""
-
     seconds: float = 1800.0
     memory_bytes: float = 12e9
 
@@ -86,10 +84,7 @@ def compiled_note(step: CompiledStep) -> str:
 def compile_chosen(
     recipe: Recipe, choice: Choice, machine: Machine, images: ImageWork | None, limits: Limits
 ) -> CompiledStep | None:
-    """What the compiler says of the recipe with the mesh that was chosen, beside what the formula said of it.
-
-    `images`: what its rows have room for. None where nothing is compiled for the machine, or it cannot be laid out.
-    """
+    """What compiler and formula say of the recipe with the chosen mesh; None where nothing is compiled there."""
     if not _compiles_for(recipe, machine) or any(not problem.startswith("needs ") for problem in choice.problems):
         return None
     step = _compiled(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images, limits)
@@ -98,14 +93,16 @@ def compile_chosen(
 
 
 def cache_folder() -> Path:
-    """Where compiled steps' numbers are kept."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "gemsmith" / "compiled"
 
 
 def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
-    values = recipe.model_dump(mode="json")
+    values, root, code = recipe.model_dump(mode="json"), Path(__file__).parents[1], hashlib.sha256()
+    for path in (root / name for name in SOURCES):  # a version's number stays while its code is worked on
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            code.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
     chip, apart = machine.chip, {key.name for key in KEYS if not key.compiled}
     depends = {
         "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
@@ -114,7 +111,7 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
         "machine": [machine.topology, chip.hbm_bytes, chip.flops_per_s, chip.hbm_bytes_per_s],
         "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
         "versions": _versions(),
-        "code": _code(),
+        "code": code.hexdigest(),
         "images": None if images is None else [images.images, images.soft_tokens],
     }
     return sha256_json(depends)
@@ -179,13 +176,3 @@ def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits:
 
 def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in COMPILERS}
-
-
-def _code() -> str:
-    """Of the source files: a version's number stays while its code is worked on."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for name in SOURCES:
-        path = root / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()

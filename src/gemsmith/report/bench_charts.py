@@ -33,6 +33,12 @@ _RING = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredge
 _Load = tuple[float, float]
 """Requests/s asked for, and how many at once; infinite: no limit."""
 _Words = Callable[[BenchCell], str]
+_LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
+_ROW = 34
+"""Height of a load's bars, in units of the SVG."""
+_MOST_SMOOTHED = 400
+_COST_POINTS = 24
+"""Of a line that is straight; its ends and the break-even are among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +160,7 @@ def _goodput_chart(grid: _Grid) -> Chart:
 
 
 def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
-    """Milliseconds against the load: p50 as a mark on a line.
-
-    For few lengths, from there a bar to p90 and a thin one to p99.
-    """
+    """Milliseconds against the load: p50 as a mark on a line; for few lengths a bar to p90 and a thin one to p99."""
     ranges = len(grid.lengths) <= _MOST_RANGES
     values = [value for cell in grid.cells for value in (of(cell).p50, of(cell).p99 if ranges else of(cell).p50)]
     log = spans_decades(values, decades=1.3)
@@ -167,10 +170,8 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         return grid.place(cell) + (0.11 * (grid.lengths.index(cell.input_tokens) - middle) if ranges else 0.0)
 
     def words(cell: BenchCell) -> str:
-        numbers = of(cell)
-        return (
-            f"{load_words(cell)}: p50 {decimal(numbers.p50)}, p90 {decimal(numbers.p90)}, p99 {decimal(numbers.p99)} ms"
-        )
+        took = of(cell)
+        return f"{load_words(cell)}: p50 {decimal(took.p50)}, p90 {decimal(took.p90)}, p99 {decimal(took.p99)} ms"
 
     bars = []
     for number, length in enumerate(grid.lengths if ranges else ()):
@@ -241,14 +242,6 @@ def _grid_chart(
 
 def _trade_words(cell: BenchCell) -> str:
     return f"{load_words(cell)}: {decimal(cell.output_tokens_per_s)} tokens/s, TTFT p50 {decimal(cell.ttft_ms.p50)} ms"
-
-
-_LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
-_ROW = 34
-"""Height of a load's bars, in units of the SVG."""
-_MOST_SMOOTHED = 400
-_COST_POINTS = 24
-"""Of a line that is straight; its ends and the break-even are among them."""
 
 
 def loss_chart(comparison: Comparison) -> Chart | None:
@@ -339,10 +332,7 @@ def _bars(
 
 
 def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places: tuple[int, int] = (0, 1)) -> Chart:
-    """Dollars of training and N hours of serving, and where the two cost the same.
-
-    `places`: of the two among all sides, for their colors.
-    """
+    """Dollars of training and N hours of serving, and where both cost the same; `places`: for the two sides' colors."""
     even = curve.break_even_hours
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = [even] if even is not None and even < last else []
