@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
+	@echo "make fuzz       damaged files of each kind, for FUZZ_SECONDS=60: each is read, or refused in one line"
 	@echo "make build/wheel    Gemsmith's wheel and locks, for launch --provider tpu-vm --wheel"
 	@echo "make bench      every benchmark in a short form, each held against its bound"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
@@ -78,6 +79,11 @@ test-faults-long: env
 test-install: env
 	$(BIN)/python -m pytest -m install
 
+FUZZ_SECONDS ?= 60
+
+fuzz: env
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz
+
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm
 
@@ -97,5 +103,5 @@ docs: env
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
 
 clean:
-	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache build runs
+	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache .hypothesis build runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

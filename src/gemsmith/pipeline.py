@@ -136,6 +136,8 @@ def check_stages(run: Run, stages: Collection[str]) -> None:
         importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
     if "train" in stages:
         importlib.import_module("gemsmith.train.stage").check_training(run)
+        if recipe.train.backend == "tunix":
+            importlib.import_module("gemsmith.train.stage").ask_xla(recipe.train)
     if "eval" in stages:
         importlib.import_module("gemsmith.evals.tasks").check_tasks(run)
     if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):
@@ -193,13 +195,14 @@ def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = Fals
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options, **more)
-    print_warnings_of(record)
+    print_warnings_of(record, told=run.told)
     return record
 
 
-def print_warnings_of(record: Record) -> None:
-    """Prints a record's warnings on stderr, the critical ones first."""
-    print_warnings(record.stage, record.warnings, critical=record.critical_warnings)
+def print_warnings_of(record: Record, *, told: Collection[str] = ()) -> None:
+    """Prints a record's warnings on stderr, the critical ones first, but for those told already."""
+    left = (warning for warning in record.warnings if warning not in told)
+    print_warnings(record.stage, left, critical=record.critical_warnings)
 
 
 def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":

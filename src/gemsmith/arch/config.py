@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from gemsmith.arch.vision_config import Vision, check_fixed, read_count, read_vision
+from gemsmith.arch.vision_config import Vision, check_fixed, read_count, read_number, read_object, read_vision
 from gemsmith.errors import CheckpointError
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
@@ -216,12 +216,15 @@ def read_variant(config: dict[str, Any]) -> Variant:
 
 def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
     layer_types = text["layer_types"] or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise CheckpointError(f"config.json has layer_types = {layer_types!r:.200}; it must be a list of names")
     if len(layer_types) != text["num_hidden_layers"]:
         raise CheckpointError(
             f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers"
         )
     first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
-    rope = text["rope_parameters"] or {}
+    rope = read_object(text, "rope_parameters")
+    local, full = (read_object(rope, kind, "rope_parameters.") for kind in ("sliding_attention", "full_attention"))
     global_head_dim, global_kv_heads = _global_heads(text)
     return Variant(
         name="custom",
@@ -237,11 +240,11 @@ def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
         experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
         experts_per_token=text.get("top_k_experts") or 0,
         expert_ffn=text.get("moe_intermediate_size") or 0,
-        softcap=text["final_logit_softcapping"] or 0.0,
-        rope_theta_local=float(rope["sliding_attention"]["rope_theta"]),
-        rope_theta_global=float(rope["full_attention"]["rope_theta"]),
-        rotary_fraction_global=float(rope["full_attention"].get("partial_rotary_factor", 1.0)),
-        rms_eps=text["rms_norm_eps"],
+        softcap=read_number(text, "final_logit_softcapping") if text["final_logit_softcapping"] else 0.0,
+        rope_theta_local=read_number(local, "rope_theta", "rope_parameters.sliding_attention."),
+        rope_theta_global=read_number(full, "rope_theta", "rope_parameters.full_attention."),
+        rotary_fraction_global=read_number({"partial_rotary_factor": 1.0} | full, "partial_rotary_factor"),
+        rms_eps=read_number(text, "rms_norm_eps"),
         bidirectional_images=text.get("use_bidirectional_attention") == "vision",
     )
 

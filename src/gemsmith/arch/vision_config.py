@@ -131,7 +131,7 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
                 f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
             )
         shared = {field: read_count(given, key, _INSIDE) for key, field in _SHARED_COUNTS.items()}
-        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), float(given["rms_norm_eps"])
+        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), read_number(given, "rms_norm_eps", _INSIDE)
         return PatchProjection(embed_dim=width, positions=positions, rms_eps=rms_eps, **shared)
     given = _TOWER_DEFAULTS | given
     check_fixed(given, _FIXED, _INSIDE)
@@ -141,12 +141,12 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
         raise CheckpointError(
             f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, {heads}"
         )
-    rope = given.get("rope_parameters") or {}
+    rope = {"rope_theta": VisionTower.rope_theta} | read_object(given, "rope_parameters", _INSIDE)
     return VisionTower(
         clips=bool(given["use_clipped_linears"]),
         standardizes=bool(given["standardize"]),
-        rope_theta=float(rope.get("rope_theta", VisionTower.rope_theta)),
-        rms_eps=float(given["rms_norm_eps"]),
+        rope_theta=read_number(rope, "rope_theta", f"{_INSIDE}rope_parameters."),
+        rms_eps=read_number(given, "rms_norm_eps", _INSIDE),
         **counts,
     )
 
@@ -167,5 +167,21 @@ def read_count(values: dict[str, Any], key: str, inside: str = "") -> int:
     """The whole number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
     value = values[key]
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json has {inside}{key} = {value!r}; it must be a whole number above 0")
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a whole number above 0")
+    return value
+
+
+def read_number(values: dict[str, Any], key: str, inside: str = "") -> float:
+    """The number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
+    value = values[key]
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a number above 0")
+    return float(value)
+
+
+def read_object(values: dict[str, Any], key: str, inside: str = "") -> dict[str, Any]:
+    """The object at the key, an empty one where there is none or null. Raises CheckpointError for anything else."""
+    value = values.get(key) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be an object")
     return value

@@ -16,9 +16,9 @@ from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.checks import eval_share
 from gemsmith.recipe.load import load_recipe
-from gemsmith.recipe.schema import eval_tasks
+from gemsmith.recipe.schema import Train, eval_tasks
 from gemsmith.runs.resolve import check_settings, resolve_file
-from gemsmith.runs.run import Run, check_directory
+from gemsmith.runs.run import Run, check_directory, resolve_run
 from gemsmith.runs.stages import SERVED
 from gemsmith.system.console import open_console
 from gemsmith.system.format import memory, size
@@ -50,10 +50,10 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
 
     def read() -> str:
         place = source if source.is_dir() else path or Path("runs") / source.stem
-        run = Run(path=place, recipe=load_recipe(file, overrides))
-        found.append(run)
-        recipe, derived = resolve_file(file, overrides, stages=())
-        found[0] = Run(path=run.path, recipe=recipe)
+        found.append(Run(path=place, recipe=load_recipe(file, overrides)))
+        in_run = source.is_dir()
+        recipe, derived = resolve_run(source, overrides) if in_run else resolve_file(file, overrides, stages=())
+        found[0] = Run(path=place, recipe=recipe)
         return f"{file}: {recipe.model}, {len(derived)} values derived"
 
     recipe = _check("recipe", read, guard)
@@ -75,11 +75,15 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
     yield _check("checkpoint", open_base, guard)
     # A share of data.train is rows of it once it is derived.
     shared = ("rows", "scoring") if eval_share(run.recipe.data) is not None else ()
+    told: dict[str, str] = {}
     for name, check in _CHECKS.items():
         if recipe.state == "fails" and name in (*_RESOLVED, *shared):
             yield Finding("skipped", name, "needs a recipe that passes")
-        else:
-            yield _check(name, partial(check, run, opened[0] if opened else None), guard)
+            continue
+        finding = _check(name, partial(check, run, opened[0] if opened else None), guard)
+        if finding.state == "fails" and (first := told.setdefault(finding.detail, name)) != name:
+            finding = Finding("skipped", name, f"fails as {first} does")
+        yield finding
 
 
 def _check(name: str, check: Callable[[], str], guard: Guard) -> Finding:
@@ -159,6 +163,9 @@ def _accelerators(run: Run) -> tuple[str, ...]:
         from gemsmith.train.torch import distributed as torch
 
         return torch.find_accelerators()
+    from gemsmith.train.stage import ask_xla
+
+    ask_xla(Train())
     from gemsmith.train.jax import distributed as jax
     from gemsmith.train.jax.upstream import count_tpu_hosts
 
@@ -171,6 +178,9 @@ def _accelerators(run: Run) -> tuple[str, ...]:
 def _flags(run: Run, _: Checkpoint | None) -> str:
     if run.recipe.train.backend != "tunix":
         raise _SkippedError("train.backend trl has none")
+    from gemsmith.train.stage import ask_xla
+
+    ask_xla(run.recipe.train)
     _accelerators(run)
     from gemsmith.train.jax.compile import check_flags
 
@@ -233,8 +243,8 @@ _CHECKS: dict[str, Callable[[Run, Checkpoint | None], str]] = {
     "rows": _rows,
     "training": partial(_settings, ["train"]),
     "backend": _backend,
-    "devices": _devices,
     "XLA flags": _flags,
+    "devices": _devices,
     "memory": _memory,
     "disk": _disk,
     "vLLM": _vllm,

@@ -17,6 +17,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
 _SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
+_LONGEST_LINE = 4000
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -119,7 +120,10 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     if message:
         kind = "error" if code in (1, 2) else "note"
         # What the user can mend is one line; what an engine wrote may be several.
-        click.echo(f"{kind}: {escape_control_chars(message, lines=code != 2)}", err=True)
+        line = escape_control_chars(message, lines=code != 2)
+        if code == 2 and len(line) > _LONGEST_LINE:  # a name in a damaged file may be the whole file
+            line = f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
+        click.echo(f"{kind}: {line}", err=True)
     sys.exit(code)
 
 

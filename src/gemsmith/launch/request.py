@@ -161,6 +161,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         if options.image is not None:
             raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
+    check_service(target, provider, options)
     if not _NAME.fullmatch(name):
         raise InputError(
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
@@ -174,6 +175,29 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         raise InputError(
             f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
             "-, _ and ."
+        )
+
+
+def check_service(target: Target, provider: str, options: LaunchOptions) -> None:
+    """Raises InputError for an option of the service where there is none."""
+    given = {"--serve-machine": options.serve_machine, "--load": options.load, "--max-replicas": options.max_replicas}
+    for option, value in given.items():
+        if value is not None and "serves" not in target.FEATURES:
+            raise InputError(
+                f"{option} {value}: --provider {provider} makes no service of the tuned model; leave it out, or choose "
+                "--provider cloud-run or gke"
+            )
+        if value is not None and "export" not in (options.stages or ()):
+            raise InputError(
+                f"{option} {value}: the service is of the merged weights, and --stages leaves export out; leave "
+                f"{option} out, or add export"
+            )
+        if value is not None and provider == "gke" and options.serve_machine is None:
+            raise InputError(f"{option} {value}: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100")
+    if options.serve_machine is not None and provider == "cloud-run":
+        raise InputError(
+            f"--serve-machine {options.serve_machine}: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on "
+            "no other; leave it out, or choose --provider gke"
         )
 
 

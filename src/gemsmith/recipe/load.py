@@ -234,7 +234,7 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(
         part
         for part in place
-        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "bool", "[key]")
+        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
         and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":

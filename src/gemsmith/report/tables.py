@@ -74,6 +74,8 @@ def print_summary(run: Run) -> None:
     console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run).to_rich())
     for notice in summary.find_notices(summary.read_findings(run)):
+        if notice.text in run.told:
+            continue
         mark = ("critical: ", "bold red") if notice.critical else ("warning: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():

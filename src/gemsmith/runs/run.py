@@ -11,7 +11,7 @@ import contextlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class Run(ExportDir):
     recipe: Recipe
     callbacks: tuple[Callable[[TrainStep], object], ...] = ()
     """Called with each step of training in the process that has the run, once the step is logged."""
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Warnings that were printed before their record was there, and need not be again."""
 
     @property
     def records(self) -> dict[str, Record]:
@@ -158,7 +160,7 @@ def open_source(
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
     _refuse_no_run(source)
     lock(source)
-    return open_run(source, *_resolve_again(source, overrides, force), force=force)
+    return open_run(source, *resolve_run(source, overrides, force), force=force)
 
 
 def check_directory(run: Run) -> None:
@@ -180,12 +182,20 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(path / "recipe.yaml", overrides)
 
 
+def resolve_run(
+    path: Path, overrides: Sequence[str] = (), force: tuple[str, ...] = ()
+) -> tuple[Recipe, list[ResolvedValue]]:
+    """What `resolve_again` makes of the recipe in a run directory; what a begun stage has used stays."""
+    run = Run(path=path, recipe=find_run(path))
+    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
+
+
 def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
     """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
 
     Raises RunError where a key outside the section differs.
     """
-    recipe, _ = _resolve_again(path, overrides, ())
+    recipe, _ = resolve_run(path, overrides)
     others = [
         key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
     ]
@@ -316,11 +326,6 @@ def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
     return [
         stage for stage in readers if has_outputs(run, stage) and not any(depends_on(stage, each) for each in force)
     ]
-
-
-def _resolve_again(path: Path, overrides: Sequence[str], force: tuple[str, ...]) -> tuple[Recipe, list[ResolvedValue]]:
-    run = Run(path=path, recipe=find_run(path))
-    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
 
 
 def _refuse_no_run(path: Path) -> None:

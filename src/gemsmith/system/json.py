@@ -1,6 +1,7 @@
 """JSON read strictly: a key given twice, which Python takes silently, and endless nesting are errors of one line."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ _DEEPEST = 100
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"{twice:.80} is given twice; keep one")
     return values
 

@@ -4,6 +4,7 @@ A step is a function of the recipe and its number, as in the JAX backend: rows, 
 AdamW with the schedule, a loader, a loss and a callback. docs/numerics.md says whose code runs which part of a step.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -122,11 +123,8 @@ class TrlTrainer(SFTTrainer):
         None where a process was `told` to stop. `feed`: their images, of this process's rows; None where training's
         rows are text alone.
         """
-        total, model, stops = np.zeros(3), self.model, 0.0
-        assert model is not None, "a trainer has one"
-        model.eval()
-        autocast = torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.recipe.train.dtype != "float32")
-        with torch.no_grad(), autocast:
+        total, stops = np.zeros(3), 0.0
+        with evaluating(self.model, self.recipe, self.group) as model:
             for number in range(1, batches.steps + 1):
                 if feed and (fault := self.group.first_fault(feed.fault)):
                     raise fault
@@ -138,10 +136,6 @@ class TrlTrainer(SFTTrainer):
                 if stops:
                     break
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
-        model.train()
-        if isinstance(model, FSDPModule):
-            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
-            model.reshard()
         return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
@@ -180,6 +174,21 @@ class TrlTrainer(SFTTrainer):
         window, device = self._variant.sliding_window, self.group.device
         mask = attention_inputs(self._attention, batch.segments[places], seen, window, device, dtype)
         return rows | {"attention_mask": mask}
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module | None, recipe: Recipe, group: ProcessGroup) -> Iterator[nn.Module]:
+    """The trainer's model, without dropout and gradients; it trains again afterwards, also where the block raises."""
+    assert model is not None, "a trainer has one"
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(group.device.type, torch.bfloat16, recipe.train.dtype != "float32"):
+            yield model
+    finally:
+        model.train()
+        if isinstance(model, FSDPModule):
+            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
+            model.reshard()
 
 
 class _StepCallback(transformers.TrainerCallback):
