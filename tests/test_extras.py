@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "gemsmith"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # A part -> the extra that it needs; a part that is not here needs none.
-NEEDS = {"checkpoints.tiny": "dev"} | _EXTRAS | {"system.files": "data", "system.storage": "data"}
+NEEDS = _EXTRAS | {"system.files": "data", "system.storage": "data"}
 # What a part imports only where something else has brought it, or says itself how to get.
 ELSEWHERE = {
     ("export", "orbax"),  # reads what the JAX backend has saved

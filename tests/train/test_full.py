@@ -14,13 +14,13 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors, trained_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import Execution, hf_names_of, load_model
 from gemsmith.recipe.schema import Optimizer
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import lay_out
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 ROWS, LENGTH, UPDATES = 2, 80, 6
 OPTIMIZER = Optimizer(learning_rate=1e-4, warmup_steps=2, weight_decay=0.1, max_grad_norm=1.0)

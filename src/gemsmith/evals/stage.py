@@ -173,7 +173,7 @@ def _make_record(
         base=first.result.base.score,
         tuned=first.result.tuned.score,
         examples=results.make_examples(first.task, first.base, first.tuned),
-        held_out_also_trained=overlap.prompts if overlap else None,
+        held_out_also_trained=overlap.counts.same_prompt if overlap else None,
         tasks=tuple(each.result for each in scored),
         critical_warnings=tuple(line for each in scored for line in results.critical_warnings(each.task, each.result)),
     )

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from gemsmith.analysis.summary import RunRecords, count_checks, held_out_words, trained_tokens
 from gemsmith.recipe.schema import Recipe
@@ -11,24 +11,33 @@ from gemsmith.report.charts import training_charts
 from gemsmith.runs.records import Computer, TrainRecord
 from gemsmith.system.format import count, plain
 
-_STEP_ROWS = 24
+_STEP_ROWS, _ANSWERS = 24, 4
+T = TypeVar("T")
 
 
 def make_training(findings: RunRecords) -> dict[str, Any]:
-    """Charts, some of the steps, evenly spread with the first and the last, and how many tokens all had."""
+    """Charts, some of the steps and of the sample answers, and how many tokens all steps had."""
     train = findings.train
     steps = train.steps if train else ()
     counts = [step.loss_tokens for step in steps]
-    last, rows = len(steps) - 1, steps
-    if last >= _STEP_ROWS:
-        rows = tuple(steps[round(row * last / (_STEP_ROWS - 1))] for row in range(_STEP_ROWS))
+    answers: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for evaluation in _spread([one for one in train.evaluations if one.answers] if train else [], _ANSWERS):
+        for each in evaluation.answers:
+            answers.setdefault((each.prompt, each.expected), []).append((evaluation.step, each.answer))
     return {
+        "answers": answers,
         "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
-        "step_rows": rows,
+        "step_rows": _spread(steps, _STEP_ROWS),
         "tokens": trained_tokens(train) if train else 0,
         "held_out": held_out_words(train) if train else "",
         "loss_tokens": sum(counts) if None not in counts else None,
     }
+
+
+def _spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """All, or so many of them evenly spread, with the first and the last."""
+    last = len(items) - 1
+    return items if last < most else [items[round(row * last / (most - 1))] for row in range(most)]
 
 
 def make_about(findings: RunRecords) -> dict[str, Any]:
