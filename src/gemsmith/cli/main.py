@@ -123,7 +123,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
         line = escape_control_chars(message, lines=code != 2)
         if code == 2 and len(line) > _LONGEST_LINE:  # a name in a damaged file may be the whole file
             line = f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
-        click.echo(f"{kind}: {line}", err=True)
+        click.echo(escape_control_chars(f"{kind}: {line}"), err=True)
     sys.exit(code)
 
 

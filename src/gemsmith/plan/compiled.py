@@ -87,7 +87,22 @@ def compile_chosen(
     """What compiler and formula say of the recipe with the chosen mesh; None where nothing is compiled there."""
     if not _compiles_for(recipe, machine) or any(not problem.startswith("needs ") for problem in choice.problems):
         return None
-    step = _compiled(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images, limits)
+    recipe = with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")])
+    file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
+    try:
+        step = CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
+    except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
+        note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
+        print(escape_control_chars(note), file=sys.stderr)
+        lasts = True
+        try:
+            step = _compile(recipe, machine, images, limits)
+        except MachineError as error:
+            step = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
+            lasts = "XLA:" in str(error)  # what XLA refuses it refuses again; others are limits of today
+        if lasts:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, step.model_dump_json(indent=1) + "\n")
     formula_step_s = rounded_range((choice.time.low_s, choice.time.high_s))
     return step.model_copy(update={"formula_bytes": choice.hbm_bytes_per_chip, "formula_step_s": formula_step_s})
 
@@ -115,26 +130,6 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
         "images": None if images is None else [images.images, images.soft_tokens],
     }
     return sha256_json(depends)
-
-
-def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
-    file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
-    try:
-        return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
-    except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
-        pass
-    note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
-    print(escape_control_chars(note), file=sys.stderr)
-    try:
-        step = _compile(recipe, machine, images, limits)
-    except MachineError as error:
-        refused = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
-        if "XLA:" not in str(error):  # a limit of today; what XLA refuses it refuses again
-            return refused
-        step = refused
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, step.model_dump_json(indent=1) + "\n")
-    return step
 
 
 def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:

@@ -8,7 +8,6 @@ from typing import Any
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import Side
 from gemsmith.analysis.summary import load_words
 from gemsmith.bench.sweep import ENOUGH
 from gemsmith.report.charts import (
@@ -246,11 +245,14 @@ def _trade_words(cell: BenchCell) -> str:
 
 def loss_chart(comparison: Comparison) -> Chart | None:
     """The running means of the training losses against the step; None where fewer than two sides have curves."""
-    smoothed = {
-        (side.name, SERIES[place % 6]): _smoothed(side)
-        for place, side in enumerate(comparison.sides)
-        if len(side.losses) > 1
-    }
+    smoothed = {}
+    for place, side in enumerate(comparison.sides):
+        if len(side.losses) > 1:  # steps and running means, few enough to draw
+            steps = [step for step, _ in side.losses]
+            losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
+            means, every = running_mean(losses, mean_window(len(losses))), max(1, len(steps) // _MOST_SMOOTHED)
+            thinned = [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
+            smoothed[side.name, SERIES[place % 6]] = thinned
     if len(smoothed) < 2:
         return None
     tokens = ("data:rows_sha256", "data:loss_mask_sha256", "data:template_sha256")
@@ -362,12 +364,3 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places:
         alt=f"Cost against hours of serving: at the start {ends[0]}; after {last:g} h {ends[1]}. {curve.say(*names)}",
         legend=[("muted", "dash", f"the same after {decimal(at)} h") for at in shown],
     )
-
-
-def _smoothed(side: Side) -> tuple[list[int], list[float]]:
-    """Steps and running means, few enough to draw."""
-    steps = [step for step, _ in side.losses]
-    losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
-    means = running_mean(losses, mean_window(len(losses)))
-    every = max(1, len(steps) // _MOST_SMOOTHED)
-    return [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]

@@ -157,7 +157,17 @@ def compile_in_child(
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors)
         try:
-            _watch(child, limit_s=limit_s, limit_bytes=limit_bytes)
+            begin = time.monotonic()
+            while child.poll() is None:
+                if limit_s is not None and time.monotonic() - begin > limit_s:
+                    raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
+                held = 0
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+                if limit_bytes is not None and held > limit_bytes:
+                    gb = f"{held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f}"
+                    raise MachineError(f"compiling held {gb} that it may, and was stopped")
+                time.sleep(_POLL_S)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -169,22 +179,6 @@ def compile_in_child(
             raise MachineError(last.removeprefix("error: "))
     facts: dict[str, Any] = json.loads((folder / "step.json").read_text())
     return facts
-
-
-def _watch(child: "subprocess.Popen[bytes]", *, limit_s: float | None, limit_bytes: float | None) -> None:
-    """Waits for the child's end. Raises MachineError where it takes longer or holds more than it may."""
-    begin = time.monotonic()
-    while child.poll() is None:
-        if limit_s is not None and time.monotonic() - begin > limit_s:
-            raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
-        held = 0
-        with contextlib.suppress(OSError, IndexError):  # it has just ended
-            held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-        if limit_bytes is not None and held > limit_bytes:
-            raise MachineError(
-                f"compiling held {held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f} that it may, and was stopped"
-            )
-        time.sleep(_POLL_S)
 
 
 def main(folder: Path) -> None:

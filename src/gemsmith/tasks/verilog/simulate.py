@@ -284,29 +284,25 @@ def open_bench(problem: Problem, sandbox: Sandbox) -> Testbench:
 
 def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> Verdict:
     try:
-        samples = _simulate(bench.problem, _guarded(bench, answer, sandbox), sandbox)
+        if len(answer) > MOST_CHARACTERS:
+            raise Failed("sandbox", f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}")
+        # Half of a surrogate pair is no text, and no file would take it.
+        source = extract_modules(answer.encode("utf-8", "replace").decode())
+        if source is None:
+            raise Failed("no module", f"the answer has no module named {TOP}")
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
+            command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
+            read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
+            _refuse_failed(read, "compile error")
+            preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
+        guarded = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
+        samples = _simulate(bench.problem, guarded, sandbox)
         if samples != bench.samples:
             raise Forged(f"the testbench compared {samples} samples, with the reference {bench.samples}")
     except Failed as failed:
         return Verdict(right=False, reason=failed.reason, detail=str(failed))
     return Verdict(right=True)
-
-
-def _guarded(bench: Testbench, answer: str, sandbox: Sandbox) -> str:
-    """The modules of an answer, preprocessed and as `guard` leaves them."""
-    if len(answer) > MOST_CHARACTERS:
-        raise Failed("sandbox", f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}")
-    # Half of a surrogate pair is no text, and no file would take it.
-    source = extract_modules(answer.encode("utf-8", "replace").decode())
-    if source is None:
-        raise Failed("no module", f"the answer has no module named {TOP}")
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
-        command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
-        read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
-        _refuse_failed(read, "compile error")
-        preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
-    return guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
 
 
 def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
