@@ -18,7 +18,6 @@ from gemsmith import load_model as load_model_of
 from gemsmith.arch import find_variant, text_tensors, trained_tensors
 from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import CheckpointError, InputError, RecipeError, RunError, VerifyError
 from gemsmith.export.adapters import read_run_weights
 from gemsmith.export.stage import export
@@ -37,6 +36,7 @@ from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, sha
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 from gemsmith.verify.stage import verify
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 ROWS, LENGTH, UPDATES = 2, 80, 6
 DEFAULTS = Lora().model_dump(mode="json")

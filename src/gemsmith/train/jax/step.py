@@ -81,11 +81,12 @@ class Step:
     step's over all hosts.
 
     `evaluate(trained, frozen, rows) -> sums` has no dropout and no update: `nll`, and `correct` and `targets` as above.
-    `rows`: see row_shapes.
+    `rows`: see row_shapes. `next_tokens(trained, frozen, rows) -> ids` (B,): see next_tokens.
     """
 
     update: Any
     evaluate: Any
+    next_tokens: Any
     trained: nnx.State
     moments: nnx.State
     frozen: nnx.State
@@ -95,8 +96,7 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
     """The compiled step of an adapted model, or without `lora` of one whose weights are trained.
 
     Both may be of ShapeDtypeStructs, and then it can only be lowered. Its loss is the sum of nll over the step's
-    supervised tokens / their count, so any split of the rows over devices and micro-batches means the same, and so do
-    dropout masks, which follow from a row's place in the step.
+    supervised tokens / their count, so any split of its rows means the same, as for dropout masks by a row's place.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
@@ -138,9 +138,12 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
-    evaluate = partial(_evaluate, model_def=model_def, dtype=dtype, mesh=mesh, micro_batches=micro_batches)
-    evaluation = jax.jit(evaluate, out_shardings=shardings[2])
-    return Step(update=compiled, evaluate=evaluation, trained=trained, moments=moments, frozen=frozen)
+    whole = partial(jax.jit, out_shardings=shardings[2])
+    evaluate = whole(partial(_evaluate, model_def=model_def, dtype=dtype, mesh=mesh, micro_batches=micro_batches))
+    predict = whole(partial(next_tokens, model_def=model_def, dtype=dtype))
+    return Step(
+        update=compiled, evaluate=evaluate, next_tokens=predict, trained=trained, moments=moments, frozen=frozen
+    )
 
 
 def _evaluate(
@@ -155,6 +158,13 @@ def _evaluate(
     split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
     nll, correct = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), split)[0]
     return {"nll": nll, "correct": correct, "targets": jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.int32)}
+
+
+def next_tokens(trained: nnx.State, frozen: nnx.State, rows: _Arrays, *, model_def: Any, dtype: Any) -> jax.Array:
+    """Of each row the most likely token after the one that its loss mask marks, (B,)."""
+    model = nnx.merge(model_def, _in_dtype(trained, dtype), frozen)
+    marked = jnp.where(rows["loss_mask"][..., None], _hidden(model, rows), 0)  # (B, L, E)
+    return jnp.argmax(model.logits(marked.sum(axis=1, keepdims=True))[:, 0], axis=-1)
 
 
 def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.ndarray:
@@ -216,10 +226,14 @@ def input_shapes(
 
 def _sum_nll(model: Gemma4, rows: _Arrays) -> tuple[jax.Array, jax.Array]:
     """The sum of the targets' nll, and how many of them have the highest logit."""
-    images = _embed_images(model, rows) if "patches" in rows else None
-    hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
-    nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
+    nll, _, correct = token_nll(model, _hidden(model, rows), rows["tokens"], rows["loss_mask"])
     return nll, correct
+
+
+def _hidden(model: Gemma4, rows: _Arrays) -> jax.Array:
+    """What the rows' logits are made from, (B, L, E)."""
+    images = _embed_images(model, rows) if "patches" in rows else None
+    return model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)
 
 
 def _embed_images(model: Gemma4, rows: _Arrays) -> SoftTokens:
