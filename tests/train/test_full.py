@@ -183,9 +183,13 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(prepare,
     keys = {"method": "full", "backend": backend, "max_steps": 4, "save_steps": 1, "save_total_limit": 9}
     runs = [prepare(tmp_path / name, train=keys, lora=DEFAULTS) for name in ("whole", "stopped")]
     records = [train(run) for run in runs]
-    # As a kill after step 2 leaves it.
-    shutil.rmtree(runs[1].checkpoints / "3")
+    # As a kill in step 4 leaves it, and a disk that turned a bit of step 3.
     shutil.rmtree(runs[1].checkpoints / "4")
+    files = [file for file in (runs[1].checkpoints / "3").rglob("*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    content = largest.read_bytes()
+    middle = len(content) // 2
+    largest.write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
     runs[1].record_file("train").unlink()
     again = train(runs[1])
     assert again.resumed_at == (2,)
@@ -218,6 +222,20 @@ def test_both_backends_train_the_same_weights(runs):
     one, other = (read_run_weights(run, 4) for run in runs.values())
     errors = {name: relative_error(other[name], value) for name, value in one.items()}
     assert errors.keys() == other.keys() and max(errors.values()) < 1e-5, max(errors.items(), key=lambda item: item[1])
+
+
+def test_matmuls_in_bfloat16_train_weights_in_float32(prepare, tmp_path):
+    keys = {"method": "full", "max_steps": 3, "save_steps": 3, "dtype": "bfloat16"}
+    losses = []
+    for backend in ("tunix", "trl"):
+        run = prepare(tmp_path / backend, train=keys | {"backend": backend}, lora=DEFAULTS)
+        losses.append([step.loss for step in train(run).steps])
+        weights = read_run_weights(run, 3)
+        assert all(array.dtype == np.float32 for array in weights.values())
+        moved = weights[f"{PREFIX}layers.0.mlp.up_proj.weight"]
+        assert not np.array_equal(moved, torch.from_numpy(moved).bfloat16().float().numpy())
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3) and losses[0] != losses[1]
+    assert losses[0][-1] < losses[0][0]
 
 
 def test_merged_is_what_was_trained_and_transformers_computes_with_it(runs):

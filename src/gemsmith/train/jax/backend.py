@@ -158,6 +158,7 @@ class TunixBackend:
             best_step=lambda: self._session.best_step,
             before_save=self._before_save,
             after_save=self._after_save,
+            frees=run.recipe.train.method == "full",
         )
 
     @cached_property
