@@ -43,15 +43,15 @@ def stepped(tiny_checkpoint):
         recipe = build_recipe({
             "checkpoint": str(folder),
             "data": {"train": {"task": "verilog", "rows": 1}, "max_length": LENGTH},
-            "lora": {"rank": 8, "dropout": 0.0},
+            "lora": {} if train.get("method") == "full" else {"rank": 8, "dropout": 0.0},
             "train": {"global_batch_size": ROWS, "dtype": "float32", **train},
         })  # fmt: skip
         mesh = jax.make_mesh((1,) * 4, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 4, devices=jax.devices()[:1])
         checkpoint = open_checkpoint(str(folder))
         model = adapted_model(recipe, checkpoint, mesh)
-        step = make_step(
-            model, nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), lora=recipe.lora, seed=0
-        )
+        optimizer = nnx.Optimizer(model, make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam)
+        lora = None if recipe.train.method == "full" else recipe.lora
+        step = make_step(model, optimizer, lora=lora, seed=0)
         return model, step, on_chips(step_cost(recipe, checkpoint.variant), "cpu", recipe)
 
     return make
@@ -79,6 +79,18 @@ def test_the_formulas_count_the_flops_and_bytes_of_the_step(stepped, variant, re
     assert 4 * size_of(step.trained) == memory.adapters, "parameter, gradient and two moments"
     if remat != "none":  # there XLA makes one loop of much that JAX saves
         assert saved_bytes(model) == pytest.approx(memory.saved, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variant", "remat"), [("tiny-31b", "none"), ("tiny-e2b", "layer")])
+def test_the_formulas_count_the_flops_and_bytes_of_a_step_of_all_weights(stepped, variant, remat):
+    model, step, work = stepped(variant, remat=remat, method="full")
+    inputs = input_shapes(model.execution.mesh, rows=ROWS, length=LENGTH)
+    traced = step.update.trace(step.trained, step.moments, step.frozen, inputs)
+    assert dot_flops(traced.jaxpr.jaxpr) == pytest.approx(matmul_flops(work) + attention_flops(work), rel=0.01)
+    memory = memory_of(replace(work, rows=1), Mesh())
+    assert memory.base == 0 and 4 * size_of(step.trained) == memory.adapters
+    assert size_of(step.frozen) == 4 * work.variant.layers, "the layers' scalars"
 
 
 def saved_bytes(model) -> int:
