@@ -17,8 +17,9 @@ def adapter_rule(setting: Setting) -> Row:
     value = setting.value
     if value in ("lora", "qlora") or (value is None and setting.config.adapter_elsewhere):
         return setting.ignored("LoRA, as Gemsmith does")
-    what = "every weight is trained" if value is None else "another kind of adapter"
-    return setting.differs(f"{what}; Gemsmith trains LoRA adapters, here its default ones")
+    if value is None:
+        return setting.differs("every weight is trained; here LoRA adapters are, unless you set train.method to full")
+    return setting.differs("another kind of adapter; Gemsmith trains LoRA's, here its default ones")
 
 
 @if_set

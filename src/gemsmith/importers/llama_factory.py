@@ -15,8 +15,9 @@ DEFAULTS = read_defaults("llama_factory")
 def method_rule(setting: Setting) -> Row:
     if setting.value in (None, "lora"):
         return setting.ignored("LoRA, as Gemsmith does")
-    named = {"full": "every weight is trained", "freeze": "some layers are trained whole"}
-    what = named.get(str(setting.value), "another kind of adapter")
+    if setting.value == "full":
+        return setting.differs("every weight is trained; here LoRA adapters are, unless you set train.method to full")
+    what = "some layers are trained whole" if setting.value == "freeze" else "another kind of adapter"
     return setting.differs(f"{what}; Gemsmith trains LoRA adapters")
 
 
