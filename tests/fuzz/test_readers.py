@@ -26,7 +26,6 @@ from gemsmith.checkpoints.folder import name_variant, patching_of, read_config
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.checkpoints.safetensors import digest, fingerprint, read_header, write_tensors
 from gemsmith.checkpoints.steps import ORBAX, add_checksum, checkpoint_steps, read_step_metadata
-from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.data.dataset import read_documents
 from gemsmith.errors import USERS_ERRNOS, GemsmithError
 from gemsmith.export.adapters import restore_lora
@@ -39,6 +38,7 @@ from gemsmith.runs.records import read_record_file
 from gemsmith.runs.stages import STAGES
 from support.damage import damaged_bytes, json_of
 from support.images import image_bytes, usable_images
+from tiny_checkpoints import make_config, text_config, with_vision
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 ROOT = Path(__file__).parents[2]
@@ -181,7 +181,7 @@ def config(folder: Path, data: bytes) -> None:
     written(folder, "config.json", data)
     variant = name_variant(read_variant(read_config(folder)))
     assert variant.layers and [*text_tensors(variant, optional=True)]
-    assert variant.scan_blocks and variant.to_config()
+    assert variant.scan_blocks and text_config(variant)
     if variant.vision:
         assert patching_of(folder, 280).dimension > 0
 

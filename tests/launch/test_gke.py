@@ -231,11 +231,10 @@ def test_serve_sh_makes_a_key_once_and_shows_it_to_nobody(launched, fake_tools, 
 
 def test_stop_removes_servers_and_clean_what_belongs_to_them(launch_record):
     record = launch_record.model_copy(update={"target": "gke", "cluster": "c1"})
-    served = record.model_copy(update={"serve_machine": "v6e-8"})
-    scaled = served.model_copy(update={"max_replicas": 2})
-    kinds = [[each.kind for each in resources(one, "created")] for one in (record, served, scaled)]
-    assert kinds[0] == ["job set"] and kinds[1] == ["job set", "deployment", "service and what belongs to it"]
-    assert kinds[2] == [*kinds[1], "monitoring of pods"]
+    scaled = record.model_copy(update={"serve_machine": "v6e-8", "max_replicas": 2})
+    kinds = [[each.kind for each in resources(one, "created")] for one in (record, scaled)]
+    assert kinds[0] == ["job set", "deployment", "service and what belongs to it"], "whoever ran serve.sh"
+    assert kinds[1] == [*kinds[0], "monitoring of pods"], "which not every cluster knows"
     assert [each.kind for each in resources(scaled, "running")] == ["job set", "deployment"]
 
 
@@ -258,7 +257,9 @@ def test_what_a_service_needs_of_the_cluster_is_looked_for(launched):
 
 def test_the_price_of_a_server_is_said(launched):
     text = gke.render(launched("gke", serve_machine="v6e-8", max_replicas=3, **V6E))["service.yaml"]
-    assert "21.60 USD/h a server, at most 64.80 USD/h" in text.partition("\n")[0]
+    head = text.partition("apiVersion")[0]
+    assert "21.60 USD/h a server, at most 64.80 USD/h" in head
+    assert "or: kubectl --context gke_demo-project_us-central1_c1 delete deployment big-server" in head
 
 
 def test_a_cluster_is_needed(launched):
@@ -268,7 +269,8 @@ def test_a_cluster_is_needed(launched):
 
 def test_commands_go_to_the_launch_s_cluster_whichever_is_current(launched, launch_record):
     record = launch_record.model_copy(update={"target": "gke", "cluster": "c1", "region": "us-east5"})
-    (resource,) = resources(record, "created")
-    for command in (resource.list, resource.remove, follow_command(record, "status"), follow_command(record, "logs")):
+    found = resources(record, "created")
+    commands = [command for resource in found for command in (resource.list, resource.remove)]
+    for command in (*commands, follow_command(record, "status"), follow_command(record, "logs")):
         assert command[:3] == ("kubectl", "--context", "gke_p_us-east5_c1")
-    assert "gemsmith-run=big" in resource.list
+    assert all("gemsmith-run=big" in resource.list for resource in found)

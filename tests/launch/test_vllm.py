@@ -91,6 +91,7 @@ print(parsed.model_tag, type(get_model_loader(loader)).__name__, parsed.mm_proce
 @pytest.mark.vllm
 @pytest.mark.parametrize(("load", "machine", "loader"), [
     ("mount", "cloud-run-20", "DefaultModelLoader"), ("stream", "2xh100", "RunaiModelStreamerLoader"),
+    ("stream", "v6e-8", "RunaiModelStreamerLoader"),
 ])  # fmt: skip
 def test_vllm_reads_every_argument(launched, load, machine, loader):
     request = launched(overrides=("serve.images=true",), load=load)

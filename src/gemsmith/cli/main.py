@@ -17,6 +17,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -37,9 +38,6 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
-
-
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 class _Terminal(io.FileIO):
@@ -125,7 +123,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
         line = escape_control_chars(message, lines=code != 2)
         if code == 2 and len(line) > _LONGEST_LINE:  # a name in a damaged file may be the whole file
             line = f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
-        click.echo(f"{kind}: {line}", err=True)
+        click.echo(escape_control_chars(f"{kind}: {line}"), err=True)
     sys.exit(code)
 
 

@@ -23,6 +23,8 @@ from gemsmith.cli.options import (
 from gemsmith.errors import InputError
 
 _FORMS = ("html", "md", "csv", "json")
+_WEIGHTS = click.Choice(["adapter", "merged"])
+_SORT = click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"])
 
 
 @cli.command(short_help="Write the page of a run, or compare runs.")
@@ -99,13 +101,7 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
 
 @cli.command(short_help="List runs: state, loss, speed and cost.")
 @click.argument("folder", type=FOLDER, default=Path("runs"))
-@option(
-    "--sort",
-    type=click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"]),
-    default="started",
-    show_default=True,
-    help="What to sort by; runs without it come last.",
-)
+@option("--sort", type=_SORT, default="started", show_default=True, help="What to sort by; runs without it come last.")
 @option("--reverse", is_flag=True, help="The other way round.")
 @option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state; may be repeated.")
 @option("--name", metavar="PATTERN", help="Only runs whose name matches, such as 'gpu-*'.")
@@ -172,13 +168,7 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
 @cli.command(short_help="Put the weights on the Hugging Face hub.")
 @click.argument("source", type=FOLDER)
 @option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
-@option(
-    "--weights",
-    type=click.Choice(["adapter", "merged"]),
-    default="adapter",
-    show_default=True,
-    help="What is uploaded.",
-)
+@option("--weights", type=_WEIGHTS, default="adapter", show_default=True, help="What is uploaded.")
 @option("--private", is_flag=True, help="Make a repository that only you see.")
 @option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
 @option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")

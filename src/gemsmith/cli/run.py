@@ -13,6 +13,9 @@ from gemsmith.cli.main import cli
 from gemsmith.cli.options import RunArgs, conflicts, given_options, lazy_import, option, print_json, run_args
 from gemsmith.errors import InputError
 
+_OF_HOSTS = ("coordinator", "processes", "process_id")
+_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
+
 
 @cli.command(short_help="Run every stage that is not complete.")
 @run_args(force=True)
@@ -65,9 +68,6 @@ def data(args: RunArgs, show: int | None) -> None:
     lazy_import("data.preview").show(args.run_stage("data")[0], show)
 
 
-_OF_HOSTS = ("coordinator", "processes", "process_id")
-
-
 @cli.command(short_help="Train the adapter, or resume it.")
 @run_args(force=True)
 @option("--steps", type=str, metavar="[+]N", help="Train a finished run on: so many steps in all, or with + more.")
@@ -100,9 +100,6 @@ def train(args: RunArgs, steps: str | None, epochs: int | None, **hosts: str | i
         args.print_record(pipeline.run_stage(opened, "train"))
     else:
         args.print_record(args.run_stage("train")[1])
-
-
-_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 
 @cli.command(short_help="Write adapter and merged weights.")

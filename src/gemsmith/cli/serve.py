@@ -32,6 +32,15 @@ from gemsmith.errors import InputError
 
 url_option = partial(option, "--url", metavar="URL")
 model_option = partial(option, "--model", metavar="NAME")
+_OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsafe answers".split()
+OF_A_RUN = ("base", "tuned")
+SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+
+temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+seed_option = option("--seed", type=int, help="Of sampling; default: none.")
+max_tokens = partial(option, "--max-tokens", metavar="N", default=512, show_default=True)
+max_tokens_option = max_tokens(help="Of an answer.")
 
 
 @cli.command(short_help="Keep the tuned model up in vLLM.")
@@ -114,9 +123,6 @@ def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: An
     else:
         record = args.run_stage("bench", skip_verify_check=skip_verify_check)[1]
     args.print_record(record)
-
-
-_OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsafe answers".split()
 
 
 @cli.command(name="eval", short_help="Score base and tuned model.")
@@ -221,16 +227,6 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     if dumped[-1] in dumped[:-1]:
         dumped.pop()
     return f"eval.tasks={json.dumps(dumped)}"
-
-
-OF_A_RUN = ("base", "tuned")
-SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
-
-temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
-top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
-seed_option = option("--seed", type=int, help="Of sampling; default: none.")
-max_tokens = partial(option, "--max-tokens", metavar="N", default=512, show_default=True)
-max_tokens_option = max_tokens(help="Of an answer.")
 
 
 @cli.command(short_help="Answer a file of prompts.")

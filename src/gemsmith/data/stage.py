@@ -47,7 +47,7 @@ from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, EvalRows, HeldOut, ImageBucket
+from gemsmith.runs.records import DataRecord, EvalRows, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console, track
@@ -347,13 +347,8 @@ def _compare(
     if not held_out:
         return {}, ()
     found = find_overlap(answers, held_out)
-    same = HeldOut(
-        rows=found.rows,
-        same_prompt=found.prompts,
-        same_answer=found.answers,
-        same_image=count_shared_images(trained, held_out),
-    )
-    return {"held_out_also_trained": found.prompts, "held_out": same}, overlap_notices(found)
+    counts = found.counts.model_copy(update={"same_image": count_shared_images(trained, held_out)})
+    return {"held_out_also_trained": counts.same_prompt, "held_out": counts}, overlap_notices(found)
 
 
 def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemsmith.arch import Variant, find_variant, variant_of_hub_id
+from gemsmith.arch import find_variant, variant_of_hub_id
 from gemsmith.errors import InputError, RecipeError, some
 from gemsmith.importers import axolotl, llama_factory
 from gemsmith.importers import hf_trainer as trainer
@@ -95,7 +95,15 @@ def _readings(
     projects = [_project(file, values) for file, values in files.items()]
     adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    backend, variant = given.get("train.backend"), _variant(files, given)
+    backend = given.get("train.backend")
+    variant = None  # that target modules are matched against
+    names = ((f"{file}: {key}", values.get(key)) for file, values in files.items() for key in BASE_KEYS)
+    if "model" in given:
+        variant = find_variant(given["model"])
+    elif "checkpoint" in given:
+        variant = find_base(given["checkpoint"], "--set checkpoint").variant
+    elif found := next(((name, where) for where, name in names if name is not None), None):
+        variant = find_base(*found).variant
     readings = []
     for (file, values), (name, rules, defaults) in zip(files.items(), projects, strict=True):
         elsewhere = adapters > (name == trainer.PEFT_PROJECT)
@@ -138,17 +146,6 @@ def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapp
     if "model_name_or_path" in keys:
         defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(values.get("use_peft")) else {})
     return trainer.SFT_PROJECT, trainer.RULES, defaults
-
-
-def _variant(files: Mapping[str, Settings], given: Mapping[str, str]) -> Variant | None:
-    """The model that target modules are matched against. Raises RecipeError for a base that is no Gemma 4."""
-    if "model" in given:
-        return find_variant(given["model"])
-    if "checkpoint" in given:
-        return find_base(given["checkpoint"], "--set checkpoint").variant
-    names = ((file, key, values.get(key)) for file, values in files.items() for key in BASE_KEYS)
-    found = next(((file, key, name) for file, key, name in names if name is not None), None)
-    return find_base(found[2], f"{found[0]}: {found[1]}").variant if found else None
 
 
 def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule:

@@ -279,6 +279,9 @@ class Train(Section):
     early_stopping_patience: NotCompiled[Steps | None] = Field(
         None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
     )
+    sample_answers: Annotated[int, Says("trackers", compiled=False), Field(ge=0, le=16)] = Field(
+        0, description="So many prompts of data.eval that the model answers at each of eval_steps, in up to 64 tokens."
+    )
     report_to: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
         Says("trackers", compiled=False),

@@ -41,9 +41,7 @@ def read_json(file: Path, *, most_bytes: int = 2**27) -> Any:
     values = parse_json(text)
     level = [values]
     for _ in range(_DEEPEST):
-        nested = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
+        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [inner for each in nested for inner in each]
         if not level:
             return values

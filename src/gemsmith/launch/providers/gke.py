@@ -127,7 +127,8 @@ def render_service(request: LaunchRequest) -> str:
         request,
         heading=(
             f"The tuned model as a private service on {machine.name}; run serve.sh once the job has ended. It costs "
-            f"money, asked or not, until gemsmith launch stop {options.name}: {price}.",
+            f"money, asked or not: {price}.",
+            f"Removed by gemsmith launch stop {options.name}, or: {kubectl} delete deployment {server}",
             f"Reached through: {kubectl} port-forward service/{server} {PORT}, and in another terminal:",
             f"export VLLM_API_KEY=$({kubectl} get secret {server} --output 'jsonpath={{.data.key}}' | base64 --decode)",
             f"gemsmith chat --url http://127.0.0.1:{PORT} --model {options.name}",

@@ -7,7 +7,7 @@ AdamW with the schedule, a loader, a loss and a callback. docs/numerics.md says 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.data.batches import Batches
 from gemsmith.data.packing import Rows
 from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.records import SampleAnswer
+from gemsmith.train.inputs import Answers, SamplePrompts
 from gemsmith.train.loop import Plan, StepOutcome
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.torch.attention import attention_inputs
@@ -138,6 +140,32 @@ class TrlTrainer(SFTTrainer):
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
         return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
+    def answer_prompts(
+        self, prompts: SamplePrompts, feed: DecodedImages | None, told: Callable[[], bool]
+    ) -> Answers | None:
+        """The greedy answers to all prompts; None and `feed` as of evaluate_held_out."""
+        answers: list[SampleAnswer] = []
+        with evaluating(self.model, self.recipe, self.group) as model:
+            for number in range(1, prompts.batches.steps + 1):
+                if feed and (fault := self.group.first_fault(feed.fault)):
+                    raise fault
+                batch, images = prompts.batches.batch(number), feed.take() if feed else None
+
+                def next_tokens(
+                    tokens: np.ndarray, mask: np.ndarray, batch: Rows = batch, images: Images | None = images
+                ) -> np.ndarray | None:
+                    found = np.zeros(len(batch))
+                    (rows,) = self._own_rows(replace(batch, tokens=tokens, loss_mask=mask), images, parts=1)
+                    found[self.group.rows(len(batch))] = model(**self._prepare_inputs(rows), predicts=True).cpu()
+                    *ids, stops = self.group.total([*found.tolist(), float(told())])
+                    return None if stops else np.array(ids, np.int64)
+
+                some = prompts.answer(number, next_tokens)
+                if some is None:
+                    return None
+                answers += some
+        return tuple(answers)
+
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
         micro = self.recipe.train.gradient_accumulation_steps
@@ -155,11 +183,11 @@ class TrlTrainer(SFTTrainer):
             for rows in self._own_rows(batch, images):
                 yield {"counts": counts, "rows": rows}
 
-    def _own_rows(self, batch: Rows, images: Images | None) -> Iterator[dict[str, Any]]:
-        """This process's rows of the batch, in as many parts as a step has micro-batches."""
-        train, own = self.recipe.train, self.group.rows(self.batches.global_batch_size)
+    def _own_rows(self, batch: Rows, images: Images | None, parts: int | None = None) -> Iterator[dict[str, Any]]:
+        """This process's rows of the batch, by default in as many parts as a step has micro-batches."""
+        train, own = self.recipe.train, self.group.rows(len(batch.segments))
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
-        for places in np.array_split(np.arange(own.start, own.stop), train.gradient_accumulation_steps):
+        for places in np.array_split(np.arange(own.start, own.stop), parts or train.gradient_accumulation_steps):
             some = None if images is None else [images[place - own.start] for place in places]
             yield self._tensors(batch, places, some, dtype)
 
