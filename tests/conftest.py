@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.cli import main
 from gemsmith.launch.provider import LaunchRecord
 from gemsmith.recipe.load import build_recipe
@@ -25,6 +24,7 @@ from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
+from tiny_checkpoints import make_checkpoint, with_vision
 
 pytest_plugins = ["support.faults"]
 
@@ -108,7 +108,7 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.getbasetemp()
     folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
     keys = {"compilation_cache_dir": str(folder), "compilation_cache_max_size": 2**30}
-    keys["persistent_cache_min_compile_time_secs"] = 0.5
+    keys["persistent_cache_min_compile_time_secs"] = 0.1
     os.environ |= {f"JAX_{name.upper()}": str(value) for name, value in keys.items()}
     if "jax" in sys.modules:
         for name, value in keys.items():

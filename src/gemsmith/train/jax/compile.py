@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,9 @@ from gemsmith.errors import InputError, MachineError, RecipeError, last_line
 from gemsmith.recipe.schema import Train
 from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
+from gemsmith.train.jax.distributed import check_accelerator
 from gemsmith.train.jax.step import Step
+from gemsmith.train.jax.upstream import count_tpu_hosts
 from gemsmith.train.resume import Stop
 
 Option = bool | int | float | str
@@ -105,6 +108,24 @@ def check_flags(train: Train) -> int:
     except _REFUSALS as error:
         raise explain_refusal(error, flags, train, platform=platform) or error from None
     return len(flags)
+
+
+def main() -> int:
+    """Prints how many flags XLA gets, by the section `train` on stdin, and returns 0; or the error's line, and 2.
+
+    Of a TPU slice of several hosts, whose devices are there once all have started, the environment's are asked alone.
+    """
+    train = Train.model_validate_json(sys.stdin.read())
+    if count_tpu_hosts() > 1:
+        jax.config.update("jax_platforms", "cpu")
+        train = Train()
+    try:
+        check_accelerator()
+        print(check_flags(train))
+    except InputError as error:
+        print(error)
+        return 2
+    return 0
 
 
 def _compile_one_sum(flags: dict[str, Any]) -> None:
@@ -203,3 +224,7 @@ def _cache_hits() -> Iterator[list[str]]:
         yield hits
     finally:
         jax.monitoring.unregister_event_listener(listen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
