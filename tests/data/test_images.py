@@ -312,7 +312,7 @@ def test_a_folder_of_photos_is_prepared(prepared, tmp_path):
     run, record = prepared(pets, data=data)
     assert (record.rows, record.images, record.held_out_also_trained) == (8, 8, 0)
     assert is_up_to_date(run, "data")
-    pipeline.check_stages(run, ["data"])
+    pipeline.refuse_problems(run, ["data"])
     (pets / "cat" / "9.png").write_bytes(write())
     with pytest.raises(RunError, match=r"pets has changed since .*data.json was made from it"):
         pipeline._refuse_changed_rows(run)

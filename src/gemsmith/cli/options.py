@@ -115,9 +115,14 @@ class RunArgs:
     force: bool = False
 
     def open_run(
-        self, *, force: tuple[str, ...] = (), trains: bool = False, stack: contextlib.ExitStack | None = None
+        self,
+        *,
+        force: tuple[str, ...] = (),
+        trains: bool = False,
+        stack: contextlib.ExitStack | None = None,
+        check: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The run, its directory locked until the command ends, or until `stack` is closed."""
+        """The run, its directory locked until the command ends, or until `stack` is closed; `check` as open_source."""
         enter = stack.enter_context if stack else click.get_current_context().with_resource
 
         def lock(folder: Path) -> None:
@@ -126,7 +131,7 @@ class RunArgs:
                 enter(lazy_import("system.locks").locked(folder))
 
         opener = lazy_import("runs.run").open_source
-        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock)
+        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock, check=check)
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     """
     pipeline = lazy_import("pipeline")
     stages = pipeline.select_stages(until, skip)
-    opened = args.open_run(force=stages if args.force else (), trains="train" in stages)
+    check = partial(lazy_import("pipeline.preflight").refuse_before, stages=stages, force=args.force)
+    opened = args.open_run(force=stages if args.force else (), trains="train" in stages, check=check)
     records = pipeline.run_stages(opened, stages, force=args.force)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)

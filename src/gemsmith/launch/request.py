@@ -27,6 +27,7 @@ from gemsmith.launch.provider import (
 )
 from gemsmith.launch.shards import find_images
 from gemsmith.launch.upload import check_wheel
+from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.keys import PATHS
@@ -34,6 +35,7 @@ from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
+from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES, check_stage_names
 from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
@@ -105,7 +107,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
     takes whichever it gets has the others of that kind beside it.
     """
-    recipe, derived = resolve_file(source, options.overrides)
+    recipe, derived = resolve_file(source, options.overrides, stages=())
+    refuse_problems(Run(path=Path(), recipe=recipe), options.stages or STAGES_THERE, "names")
     if options.stages is None:
         # What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own.
         tasks = {task.task for task in eval_tasks(recipe)}

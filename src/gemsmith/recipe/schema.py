@@ -125,8 +125,12 @@ class Data(Section):
     @property
     def sources(self) -> tuple[str, ...]:
         """The files, folders and addresses that data.train names; none where its rows are made."""
-        train = self.train
-        return (train,) if isinstance(train, str) else tuple(one.path for one in train if isinstance(one, RowSource))
+        return sources_of(self.train)
+
+
+def sources_of(rows: Rows | None) -> tuple[str, ...]:
+    """The files, folders and addresses that data.train or data.eval names."""
+    return (rows,) if isinstance(rows, str) else tuple(one.path for one in rows or () if isinstance(one, RowSource))
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:

@@ -31,7 +31,7 @@ from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
 from gemsmith.runs.resolve import absolute_paths, resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
-from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
+from gemsmith.system.files import bucket_path, is_system_folder, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
 from gemsmith.system.version import __version__
 
@@ -146,14 +146,19 @@ def open_source(
     *,
     force: tuple[str, ...] = (),
     lock: Callable[[Path], Any],
+    check: Callable[[Run], None] | None = None,
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
 
-    `lock(directory)` is called before anything is written, and before a run there is read: to lock it.
+    `lock(directory)` is called before anything is written, and before a run there is read: to lock it. `check` is asked
+    before that, of a recipe, and in place of what the recipe says of all stages.
     """
     if not source.is_dir():
-        folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
+        folder = path or Path("runs") / source.stem
+        resolved = resolve_file(source, overrides, stages=() if check else tuple(STAGES))
         _refuse_foreign(folder)
+        if check:
+            check(Run(path=folder, recipe=resolved[0]))
         lock(folder)
         return open_run(folder, *resolved, force=force)
     if path is not None and path.resolve() != source.resolve():
@@ -337,6 +342,8 @@ def _refuse_no_run(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
+    if "\0" not in str(path) and is_system_folder(path):
+        raise RunError(f"run directory {path}: is the system's; name a folder of your own with --run")
     if path.exists() and not (path / "recipe.yaml").exists() and any(file.name != LOCK for file in path.iterdir()):
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
 

@@ -223,4 +223,4 @@ def prompt_rows(prompts: Sequence[np.ndarray], length: int) -> Rows:
     arrays["positions"] += np.arange(length, dtype=np.int32)
     for row, prompt in zip(arrays["tokens"], prompts, strict=True):
         row[: len(prompt)] = prompt
-    return Rows(**arrays)
+    return Rows(**arrays, images=())

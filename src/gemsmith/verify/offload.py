@@ -37,7 +37,11 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
     places = checkpoint.places
     tables = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _TABLES}
     for name, module in tables.items():
-        _put(module, "weight", _mapped(places[f"{name}.weight"]))
+        place = places[f"{name}.weight"]
+        # Copy on write, since torch warns of memory that it may not write to; nobody writes.
+        raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
+        dtype = getattr(torch, numpy_dtype(place.dtype).name)
+        _put(module, "weight", torch.from_numpy(np.asarray(raw)).view(dtype).view(place.shape))
         # The rows that are looked up are read from the file, each time.
         module.forward = partial(lambda table, ids: table.weight[ids].float() * table.scalar_embed_scale, module)
     for name, _ in list(model.named_parameters()):
@@ -148,20 +152,10 @@ def _put(module: Any, name: str, value: Any) -> None:
 
 
 def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
+    import torch
+
     if name not in places:
         raise CheckpointError(
             f"transformers has {name}, which the checkpoint lacks; are its config.json and weights of one model?"
         )
-    if places[name].held:
-        import torch
-
-        return torch.from_numpy(places[name].read().astype(np.float32))
-    return _mapped(places[name]).float().contiguous().clone()
-
-
-def _mapped(place: TensorPlace) -> Any:
-    import torch
-
-    # Copy on write, since torch warns of memory that it may not write to; nobody writes.
-    raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
-    return torch.from_numpy(np.asarray(raw)).view(getattr(torch, numpy_dtype(place.dtype).name)).view(place.shape)
+    return torch.from_numpy(places[name].read().astype(np.float32))

@@ -42,8 +42,8 @@ def test_all_is_well_with_a_recipe_that_runs(examined: Callable[..., Any]) -> No
     code, found, err = examined()
     assert (code, err) == (0, "")
     assert list(found) == [
-        "recipe", "checkpoint", "tokenizer", "rows", "training", "backend", "XLA flags", "devices", "memory", "disk",
-        "vLLM", "serving", "server", "scoring", "sandbox",
+        "recipe", "checkpoint", "files", "tokenizer", "rows", "training", "backend", "XLA flags", "devices", "memory",
+        "disk", "vLLM", "serving", "server", "scoring", "sandbox",
     ]  # fmt: skip
     assert {name for name, (state, _) in found.items() if state == "skipped"} == {"scoring", "sandbox"}
     assert "20 rows are read and rendered" in found["rows"][1]
@@ -64,11 +64,11 @@ def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], 
             "eval.tasks=[{task: verilog, dataset: nowhere}]",
         )
     failed = {name: detail for name, (state, detail) in found.items() if state == "fails"}
-    assert (code, err) == (2, f"error: {len(failed)} of 15 checks fail; mend these, and run gemsmith doctor again\n")
+    assert (code, err) == (2, f"error: {len(failed)} of 16 checks fail; mend these, and run gemsmith doctor again\n")
     for name, said in {
         "rows": "more than data.max_length = 8 tokens",
         "training": "lora.rank: 100000 was given; no matrix of tiny-31b with an adapter has more rows or columns than",
-        "backend": "adapter /etc: has no adapter_config.json",
+        "files": "adapter /etc: has no adapter_config.json",
         "XLA flags": "train.compiler_options.xla_no_such_flag: the recipe sets it",
         "memory": r"cpu: needs .* GiB a chip .*the largest parts, in GiB a chip: .*adapters",
         "vLLM": "serve.python: .*nowhere does not exist; make it with",
@@ -186,7 +186,7 @@ def test_what_two_checks_find_is_told_once(examined: Callable[..., Any], tmp_pat
     (tmp_path / "held.jsonl").write_text("")
     code, found, err = examined("data.eval=held.jsonl", "train.eval_steps=1", "eval.scorer=exact")
     assert (code, found["rows"][0], found["scoring"]) == (2, "fails", ("skipped", "fails as rows does"))
-    assert err.startswith("error: 1 of 15 checks fail")
+    assert err.startswith("error: 1 of 16 checks fail")
 
 
 def test_a_run_directory_is_resolved_as_its_stages_do(
@@ -215,7 +215,7 @@ def test_a_flag_in_the_environment_that_xla_does_not_know_fails_and_ends_nothing
 ) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_no_such=1")
     code, found, err = examined()
-    assert code == 2 and err.startswith("error: 1 of 15 checks fail")
+    assert code == 2 and err.startswith("error: 1 of 16 checks fail")
     assert found["XLA flags"][1] == (
         "XLA_FLAGS: XLA ends at once: Unknown flag in XLA_FLAGS: --xla_no_such=1; mend it, or unset it"
     )
