@@ -20,6 +20,7 @@ import jax
 
 from gemsmith.errors import InputError, MachineError, RecipeError, last_line
 from gemsmith.recipe.schema import Train
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
 from gemsmith.train.jax.distributed import check_accelerator
@@ -111,7 +112,7 @@ def check_flags(train: Train) -> int:
 
 
 def main() -> int:
-    """Prints how many flags XLA gets, by the section `train` on stdin, and returns 0; or the error's line, and 2.
+    """Returns 0 where XLA takes its flags, those of the section `train` on stdin among them; or 2, and prints why not.
 
     Of a TPU slice of several hosts, whose devices are there once all have started, the environment's are asked alone.
     """
@@ -121,9 +122,9 @@ def main() -> int:
         train = Train()
     try:
         check_accelerator()
-        print(check_flags(train))
+        check_flags(train)
     except InputError as error:
-        print(error)
+        print(escape_control_chars(str(error), lines=False))
         return 2
     return 0
 
