@@ -271,7 +271,7 @@ def test_damaged_metadata_is_refused_in_one_line(trained, tmp_path, damage, mess
 
 def test_a_leaf_that_is_no_matrix_is_refused(tmp_path, monkeypatch):
     leaves = {("layers", "0", "attn", "q_einsum", f"w_lora_{side}"): np.ones(()) for side in "ab"}
-    monkeypatch.setattr("gemsmith.export.tunix.restore_lora", lambda _: iter(leaves.items()))
+    monkeypatch.setattr("gemsmith.export.tunix.restore_trained", lambda _: iter(leaves.items()))
     (tmp_path / "_METADATA").touch()
     with pytest.raises(CheckpointError, match=r"lora_a or lora_b of layers\.0\.attn\.q_einsum\.w is no matrix"):
         read_tunix_adapter(tmp_path, SHORT_31B, alpha=1.0)

@@ -1,6 +1,8 @@
 """Full fine-tuning here and in transformers + torch, from the same base, fp32."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +14,32 @@ import torch
 import transformers
 from flax import nnx
 
+from gemsmith import load_model as load_model_of
 from gemsmith.arch import find_variant, text_tensors, trained_tensors
+from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints import open_checkpoint
+from gemsmith.errors import CheckpointError, InputError, RecipeError, RunError, VerifyError
+from gemsmith.export.adapters import read_run_weights
+from gemsmith.export.stage import export
+from gemsmith.hardware.model import step_cost
+from gemsmith.hardware.model.memory import memory_breakdown, memory_of
+from gemsmith.hardware.model.step_time import matmul_flops
 from gemsmith.models import Execution, hf_names_of, load_model
-from gemsmith.recipe.schema import Optimizer
+from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Lora, Mesh, Optimizer
+from gemsmith.report.push import push
+from gemsmith.runs.records import TrainRecord
+from gemsmith.runs.run import read_record
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import lay_out
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
+from gemsmith.train.stage import train
+from gemsmith.verify.stage import verify
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 ROWS, LENGTH, UPDATES = 2, 80, 6
+DEFAULTS = Lora().model_dump(mode="json")
 OPTIMIZER = Optimizer(learning_rate=1e-4, warmup_steps=2, weight_decay=0.1, max_grad_norm=1.0)
 
 
@@ -161,6 +178,153 @@ def test_every_gradient_is_transformers_and_so_are_the_weights_after_updates(bas
     assert max(errors.values()) < 1e-5, max(errors.items(), key=lambda item: item[1])
 
 
+@pytest.mark.parametrize("backend", ["tunix", "trl"])
+def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path, snapshot, backend):
+    keys = {"method": "full", "backend": backend, "max_steps": 4, "save_steps": 1, "save_total_limit": 9}
+    runs = [prepare(tmp_path / name, train=keys, lora=DEFAULTS) for name in ("whole", "stopped")]
+    records = [train(run) for run in runs]
+    # As a kill in step 4 leaves it, and a disk that turned a bit of step 3.
+    shutil.rmtree(runs[1].checkpoints / "4")
+    files = [file for file in (runs[1].checkpoints / "3").rglob("*") if file.is_file()]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    content = largest.read_bytes()
+    middle = len(content) // 2
+    largest.write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
+    runs[1].record_file("train").unlink()
+    again = train(runs[1])
+    assert again.resumed_at == (2,)
+    assert [step.loss for step in again.steps] == [step.loss for step in records[0].steps]
+    arrays = [read_run_weights(run, 4) for run in runs]
+    assert all(np.array_equal(arrays[0][name], arrays[1][name]) for name in arrays[0])
+    assert again.trained_parameters == sum(array.size for array in arrays[0].values()) and again.adapted == {}
+
+
+@pytest.fixture(scope="module")
+def runs(prepare, tmp_path_factory):
+    """A trained run of each backend."""
+    keys = {"method": "full", "max_steps": 4, "save_steps": 4}
+    sections = {"optimizer": {"learning_rate": 1e-4, "warmup_steps": 1, "weight_decay": 0.1}, "lora": DEFAULTS}
+    backends = {"tunix": {}, "trl": {"gradient_accumulation_steps": 2}}
+    runs = {
+        name: prepare(tmp_path_factory.mktemp(name) / "run", train=keys | {"backend": name} | more, **sections)
+        for name, more in backends.items()
+    }
+    for run in runs.values():
+        train(run)
+    return runs
+
+
+def test_both_backends_train_the_same_weights(runs):
+    ours, theirs = (read_record(run, TrainRecord) for run in runs.values())
+    assert [step.loss for step in ours.steps] == pytest.approx([step.loss for step in theirs.steps], rel=1e-5)
+    assert [step.grad_norm for step in ours.steps] == pytest.approx([step.grad_norm for step in theirs.steps], rel=1e-4)
+    assert ours.trained_parameters == theirs.trained_parameters
+    one, other = (read_run_weights(run, 4) for run in runs.values())
+    errors = {name: relative_error(other[name], value) for name, value in one.items()}
+    assert errors.keys() == other.keys() and max(errors.values()) < 1e-5, max(errors.items(), key=lambda item: item[1])
+
+
+def test_matmuls_in_bfloat16_train_weights_in_float32(prepare, tmp_path):
+    keys = {"method": "full", "max_steps": 3, "save_steps": 3, "dtype": "bfloat16"}
+    losses = []
+    for backend in ("tunix", "trl"):
+        run = prepare(tmp_path / backend, train=keys | {"backend": backend}, lora=DEFAULTS)
+        losses.append([step.loss for step in train(run).steps])
+        weights = read_run_weights(run, 3)
+        assert all(array.dtype == np.float32 for array in weights.values())
+        moved = weights[f"{PREFIX}layers.0.mlp.up_proj.weight"]
+        assert not np.array_equal(moved, torch.from_numpy(moved).bfloat16().float().numpy())
+    assert losses[0] == pytest.approx(losses[1], rel=5e-3) and losses[0] != losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_merged_is_what_was_trained_and_transformers_computes_with_it(runs):
+    run = runs["tunix"]
+    record, weights = export(run), read_run_weights(run, 4)
+    assert record.adapter == () and not run.adapter.exists() and record.merged_tensors == len(weights)
+    merged = transformers.AutoModelForImageTextToText.from_pretrained(run.merged, dtype=torch.float32)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(run.recipe.checkpoint, dtype=torch.float32)
+    tokens = torch.arange(200, 240)[None]
+    with torch.no_grad():
+        before, after = model(input_ids=tokens).logits, merged(input_ids=tokens).logits
+        for name, value in weights.items():
+            assert np.array_equal(merged.get_parameter(name).numpy(), value), name
+            model.get_parameter(name).copy_(torch.from_numpy(value))
+        assert torch.equal(model(input_ids=tokens).logits, after) and not torch.equal(before, after)
+    found = verify(run)
+    assert found.passed and found.changed_tensors >= len(weights) - 1, found.checks
+    assert [check.name for check in found.checks] == ["files", "base", "other files", "tensors", "logits", "loss"]
+    assert all(check.passed for check in found.checks) and found.losses.exported < found.losses.base
+    assert load_model_of(run).generate("module", max_new_tokens=2) is not None
+    with pytest.raises(InputError, match=r"train\.method full makes none; give 'merged'"):
+        load_model_of(run, "adapter")
+    with pytest.raises(RunError, match=r"train\.method full makes no adapter; add --weights merged"):
+        push(run, "hub:me/model")
+    for name in (f"{PREFIX}norm.weight", f"{PREFIX}layers.0.layer_scalar"):  # trained, and not
+        place = open_checkpoint(str(run.merged)).places[name]
+        content = place.file.read_bytes()
+        place.file.write_bytes(content[: place.begin] + bytes([content[place.begin] ^ 1]) + content[place.begin + 1 :])
+        with pytest.raises(VerifyError, match=f"tensors: {name}"):
+            verify(run)
+        place.file.write_bytes(content)
+
+
+def test_a_step_of_trl_is_exported_and_one_that_is_damaged_told(runs):
+    run = runs["trl"]
+    assert export(run).adapter == ()
+    assert verify(run).passed
+    file = run.checkpoints / "4" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not what was saved"):
+        export(run)
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"lora": {"rank": 8}}, "lora.rank: 8 was given, but train.method full trains the weights themselves"),
+        ({"lora": {"targets": ["q", "v"]}}, "lora.targets: q, v was given"),
+        ({"train": {"init_adapter": "a"}}, "train.init_adapter: a was given"),
+        ({"serve": {"weights": "adapter"}}, "serve.weights: adapter was given"),
+        ({"train": {"dtype": "nf4"}}, "train.dtype: nf4 was given, but train.method full trains weights"),
+        ({"train": {"dtype": "int8"}}, "a quantized base stays as it is; set bfloat16 or float32"),
+    ],
+)
+def test_what_is_for_adapters_alone_is_refused(sections, message):
+    values = {"checkpoint": "base", "data": {"train": "rows.jsonl"}, **sections}
+    values["train"] = {"method": "full"} | values.get("train", {})
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        build_recipe(values)
+
+
+def test_adapters_at_their_defaults_are_no_contradiction():
+    recipe = build_recipe(
+        {"checkpoint": "base", "data": {"train": "rows"}, "lora": {"rank": 64}, "train": {"method": "full"}}
+    )
+    assert recipe.train.method == "full"
+
+
+@pytest.mark.parametrize("name", ["gemma4-e2b", "gemma4-26b-a4b"])
+def test_a_plan_counts_weights_gradients_moments_and_their_products(name):
+    values = {"model": name, "checkpoint": "base", "data": {"train": "rows", "max_length": 4096}}
+    recipe, variant = build_recipe(values | {"train": {"method": "full"}}), find_variant(name)
+    full, lora = step_cost(recipe, variant), step_cost(build_recipe(values), variant)
+    trained = sum(tensor.size for tensor in trained_tensors(variant))
+    assert full.trained_parameters == trained == full.parameters - variant.layers
+    mesh = Mesh(fsdp=4, tp=2)
+    memory = memory_of(full, mesh)
+    # float32 weight, gradient and two moments, and the bfloat16 copy that matmuls use.
+    assert memory.base == 0 and memory.adapters == trained / 8 * 18
+    parts = memory_breakdown(full, memory)
+    assert "frozen weights" not in parts and parts["trained weights"] == round(trained / 8 * 6)
+    per_token = matmul_flops(full) / full.tokens
+    weights = full.layer_matmul_parameters + full.head_parameters
+    assert per_token == 6 * weights + 2 * full.recomputed_parameters
+    assert per_token > (matmul_flops(lora) / lora.tokens) * 1.1
+
+
 # In a process of its own, in which the processor is four devices. Prints how far a step on a mesh is from that on one
 # device, and the largest share of a matrix, or its moments, that a device holds.
 ON_A_MESH = """
@@ -175,8 +339,9 @@ import numpy as np
 from flax import nnx
 from test_full import by_name, make_inputs, make_model, relative_error, start
 
+jax.config.update("jax_disable_most_optimizations", True)
 results = []
-for sizes in ((1, 1, 1, 1), (1, 2, 1, 2), (1, 1, 4, 1)):
+for sizes in ((1, 1, 1, 1), (1, 2, 1, 2)):
     model = make_model(sys.argv[1], sizes=sizes, remat="none" if not results else "layer")
     step, mesh = start(model), model.execution.mesh
     trained, moments, metrics = step.update(step.trained, step.moments, step.frozen, make_inputs(mesh, 1)[2])
@@ -191,6 +356,7 @@ for sizes in ((1, 1, 1, 1), (1, 2, 1, 2), (1, 1, 4, 1)):
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_computes_what_one_device_does_and_splits_weights_and_moments(base):
     here = Path(__file__).parent
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(here)}
@@ -201,4 +367,4 @@ def test_a_mesh_computes_what_one_device_does_and_splits_weights_and_moments(bas
         loss, gradient, held = map(float, line.split())
         assert loss < 1e-6 and gradient < 2e-5, line
         assert held <= 0.5, line
-    assert len(done.stdout.splitlines()) == 2
+    assert len(done.stdout.splitlines()) == 1

@@ -52,6 +52,7 @@ RULES = (
     Rule("train.max_steps", ("quality", "cost"), "more or fewer updates: hours, cost and what is learnt"),
     Rule("train.global_batch_size", _TQ, "another batch: fuller matmuls, other updates"),
     Rule("train.tokens_per_step", _TQ, "another batch: fuller matmuls, other updates"),
+    Rule("train.method", KINDS, "adapters, or the weights themselves: other capacity, other work"),
     Rule("train.init_adapter", _Q, "another start"),
     Rule("train.dtype", _TQ, "other precision"),
     Rule("train.double_quant", _TQ, "other precision"),

@@ -1,11 +1,12 @@
-"""A checkpoint as training held it: of train.dtype nf4 and int8, with the matrices that a quantized base stands for.
+"""A checkpoint as training held it: with the weights that it trained, or those that a quantized base stands for.
 
 Computed as gemsmith.models.quantization and bitsandbytes do, bit for bit, and without either, on whatever machine they
 ran: no quotient of two bfloat16 lies within 2e-7 of the middle between two levels of nf4, and in int8 the middle is
 compared without division.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import ml_dtypes
@@ -14,6 +15,8 @@ import numpy as np
 from gemsmith.arch import text_tensors
 from gemsmith.arch.lora_targets import KINDS, LEVELS, block_of, is_quantized
 from gemsmith.checkpoints.folder import Checkpoint
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, numpy_dtype
+from gemsmith.errors import CheckpointError
 from gemsmith.recipe.schema import Train
 
 _LEVELS = np.array(LEVELS, np.float32)
@@ -30,6 +33,34 @@ def as_trained(base: Checkpoint, train: Train) -> Checkpoint:
     places = dict(base.places)
     for tensor in filter(is_quantized, text_tensors(base.variant)):
         places[tensor.name] = replace(places[tensor.name], held=partial(dequantized, kind=train.dtype))
+    return replace(base, places=places)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedPlace(TensorPlace):
+    """A tensor that was trained itself: the file has what it was before."""
+
+    weights: np.ndarray
+
+    def rows(self, rows: slice) -> np.ndarray:
+        """Those rows of the matrix, rounded to the file's dtype."""
+        with np.errstate(over="ignore"):  # float16 overflows to infinity, which the merge refuses
+            return self.weights.reshape(self.matrix)[rows].astype(numpy_dtype(self.dtype))
+
+    def read(self) -> np.ndarray:
+        return self.rows(slice(None)).reshape(self.shape)
+
+
+def with_trained(base: Checkpoint, weights: Mapping[str, np.ndarray]) -> Checkpoint:
+    """The base whose places read those weights, by name, instead. Raises CheckpointError where they do not fit it."""
+    places = dict(base.places)
+    for name, value in weights.items():
+        place = places.get(name)
+        if place is None or place.shape != value.shape or place.dtype not in FLOATS:
+            found = "is missing" if place is None else f"is {place.dtype} {list(place.shape)}"
+            raise CheckpointError(f"checkpoint {base.folder}: {name} {found}; was trained: {list(value.shape)}")
+        known = {each.name: getattr(place, each.name) for each in fields(place)}
+        places[name] = TrainedPlace(**known | {"held": np.asarray}, weights=value)
     return replace(base, places=places)
 
 

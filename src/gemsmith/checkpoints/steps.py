@@ -3,6 +3,7 @@
     Orbax             checkpoints/<step>/_CHECKPOINT_METADATA  model_params/  optimizer_state/
     the TRL backend   checkpoints/<step>/training.json  adapter_config.json  adapter_model.safetensors
                                          moments.safetensors
+                                         (model.safetensors instead of the adapter where train.method is full)
 
 Either has metadata: what training says of the step, `checksums` of what lies beside it, and the `sha256` of all that.
 Those of files are SHA-256; those of tensors can be computed where a tensor's parts are, split over devices and hosts:
@@ -37,7 +38,7 @@ ResultT = TypeVar("ResultT")
 
 # Said by what is still under way once a read or save has failed, and its event loop is closed, or the interpreter ends.
 LEFT_OVER = ("Event loop is closed", "cannot schedule new futures after")
-ORBAX, TRAINING = "_CHECKPOINT_METADATA", "training.json"
+ORBAX, TRAINING, TRAINED = "_CHECKPOINT_METADATA", "training.json", "model.safetensors"
 _CHECKSUMS, _SHA256 = "checksums", "sha256"
 
 

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
-from gemsmith.arch import Variant, VisionTower, lora_targets
+from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets, trained_tensors
 from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.steps import (
+    TRAINED,
     check_files,
     checkpoint_steps,
     checksum,
@@ -34,7 +37,9 @@ from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, read_record
 
 MODEL = "model_params"
-"""Orbax's folder of the adapter within a step's; the moments of the optimizer lie in another."""
+"""Orbax's folder of what was trained within a step's; the moments of the optimizer lie in another."""
+NO_ADAPTER = Adapter(modules={}, rank=1, alpha=1.0)
+"""What is merged where the weights themselves were trained."""
 
 
 def find_step(run: Run, step: int | None = None) -> int:
@@ -62,9 +67,48 @@ def latest_restorable_step(run: Run, *, but: int) -> int | None:
     """The last saved step, other than one that is damaged, whose adapter can be exported; it is read to know that."""
     for step in reversed(checkpoint_steps(run.checkpoints)):
         with contextlib.suppress(CheckpointError):
-            if step != but and read_run_adapter(run, step):
+            if step != but and read_trained(run, step):
                 return step
     return None
+
+
+def read_trained(run: Run, step: int | None = None) -> Adapter | dict[str, np.ndarray]:
+    """The adapter of a run's saved step, or the weights where train.method is full. Raises as either."""
+    return read_run_weights(run, step) if run.recipe.train.method == "full" else read_run_adapter(run, step)
+
+
+def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]:
+    """What train.method full has trained by a run's saved step, float32, by the checkpoint's names and in its shapes.
+
+    Raises as read_run_adapter.
+    """
+    folder, variant = run.checkpoints / str(find_step(run, step)), recipe_variant(run.recipe)
+    try:
+        metadata = read_step_metadata(folder)
+        if of_torch := is_peft_step(folder):
+            check_files(folder, metadata, (TRAINED,))
+        weights = load_file(folder / TRAINED) if of_torch else _read_orbax_weights(folder, metadata, variant)
+    except (CorruptCheckpointError, SafetensorError) as error:
+        raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
+    if odd := sorted(weights.keys() ^ {tensor.name for tensor in trained_tensors(variant)}):
+        raise CheckpointError(f"{folder}: {some(odd)} is missing, or not of {variant.name}; export another step")
+    return weights
+
+
+def _read_orbax_weights(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, np.ndarray]:
+    from gemsmith.models.sharding import is_transposed, path_of
+
+    places: dict[str, list[Tensor]] = {}
+    for tensor in trained_tensors(variant):
+        places.setdefault("/".join(map(str, path_of(variant, tensor))), []).append(tensor)
+    weights, sums = {}, {}
+    for path, stack in restore_trained(folder / MODEL, lora=False):
+        sums["/".join(path)] = checksum(stack)
+        tensors = places.get("/".join(path).removesuffix("/value"), [])
+        for tensor, value in zip(tensors, stack if tensors and tensors[0].layer is not None else [stack], strict=False):
+            weights[tensor.name] = contiguous(np.swapaxes(value, -1, -2) if is_transposed(tensor) else value)
+    compare_checksums(metadata, MODEL, sums)
+    return weights
 
 
 def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
@@ -99,7 +143,7 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
 
 def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LoraPair]:
     stacks, sums = {}, {}
-    for path, stack in restore_lora(folder / MODEL):
+    for path, stack in restore_trained(folder / MODEL):
         stacks[path], sums["/".join(path)] = stack, checksum(stack)
     compare_checksums(metadata, MODEL, sums)
     sides: dict[str, dict[str, np.ndarray]] = {}
@@ -139,11 +183,14 @@ def delta_norm(pair: LoraPair, scale: float) -> float:
     return abs(scale) * math.sqrt(max(float(((b.T @ b) * (a @ a.T)).sum()), 0.0))
 
 
-def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Every LoRA matrix of an Orbax tree, by its path; nothing else of it is read, and none is kept.
+def restore_trained(folder: Path, *, lora: bool = True) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Every LoRA matrix of an Orbax tree, or every array, by its path; nothing else of it is read, and none is kept.
 
     As float32 numpy: jax would put them on chips that may not be here. Raises CorruptCheckpointError.
     """
+
+    def is_wanted(keys: Sequence[str]) -> bool:
+        return not lora or any("lora_" in key for key in keys)
 
     def restore() -> Any:
         import orbax.checkpoint as ocp
@@ -153,17 +200,13 @@ def restore_lora(folder: Path) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
         # there is none.
         handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
         tree = handler.metadata(path).tree
-        wanted = _map_leaves(tree, lambda keys, leaf: leaf if _is_lora(keys) else ocp.PLACEHOLDER)
+        wanted = _map_leaves(tree, lambda keys, leaf: leaf if is_wanted(keys) else ocp.PLACEHOLDER)
         as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
         return handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
 
     for keys, value in _take_leaves(read_or_damage(restore)):
-        if _is_lora(keys):
+        if is_wanted(keys):
             yield keys, np.asarray(value, dtype=np.float32)
-
-
-def _is_lora(keys: Sequence[str]) -> bool:
-    return any("lora_" in key for key in keys)
 
 
 def _map_leaves(tree: Any, function: Any, path: tuple[str, ...] = ()) -> Any:

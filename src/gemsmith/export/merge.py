@@ -305,7 +305,8 @@ def _merged_block(
         if count_nonfinite(place):
             remedy = "copy the file again"
             raise CheckpointError(f"{place.file}: {name} holds NaN or infinity before the adapter is added; {remedy}")
-        raise CheckpointError(f"{place.file}: {name} with the adapter added has NaN or infinity in {place.dtype}")
+        how = "with the adapter added" if pair is not None else "as trained"
+        raise CheckpointError(f"{place.file}: {name} {how} has NaN or infinity in {place.dtype}")
     return block
 
 

@@ -7,8 +7,10 @@ A run's lie in its directory. Of a base and any PEFT adapter or Tunix checkpoint
 And the way back: a recipe whose training starts from a PEFT adapter.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,11 +33,11 @@ from gemsmith.checkpoints.peft import (
     write_peft_adapter,
 )
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
-from gemsmith.checkpoints.quantized import as_trained
+from gemsmith.checkpoints.quantized import as_trained, with_trained
 from gemsmith.checkpoints.safetensors import WrittenFile
 from gemsmith.checkpoints.steps import is_peft_step, read_step_metadata
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
-from gemsmith.export.adapters import find_step, latest_restorable_step, read_run_adapter
+from gemsmith.export.adapters import NO_ADAPTER, find_step, latest_restorable_step, read_trained
 from gemsmith.export.merge import (
     FileStates,
     Merged,
@@ -60,7 +62,10 @@ _ORBAX = "orbax-checkpoint"
 
 
 def export(run: Run) -> ExportRecord:
-    """Writes adapter/ and merged/ of the run from the step export.step, or the last, and records what is in them."""
+    """Writes adapter/ and merged/ of the run from the step export.step, or the last, and records what is in them.
+
+    Where train.method is full there is no adapter/, and merged/ has the trained weights.
+    """
     clock = start_clock()
     step = find_step(run, run.recipe.export.step)
     base = open_checkpoint(run.recipe.checkpoint)
@@ -69,22 +74,30 @@ def export(run: Run) -> ExportRecord:
         begun_on = read_record(run, DataRecord).provenance.inputs_sha256.get("checkpoint")
         check_base(base, begun_on, fingerprint, source=str(run.path))
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
+    full, saved = run.recipe.train.method == "full", _read_saved(run, step)
     with (
         no_space_named(run.merged),
-        atomic_replace_dir(run.adapter) as adapter_folder,
+        nullcontext(run.adapter) if full else atomic_replace_dir(run.adapter) as adapter_folder,
         atomic_replace_dir(run.merged) as merged_folder,
     ):
-        quantized = run.recipe.train.dtype if run.recipe.train.dtype in KINDS else None
-        adapter = replace(_read_saved(run, step), base_sha256=fingerprint, quantized=quantized)
-        written = _write_adapter(base, adapter, adapter_folder, run.recipe.lora.dropout)
-        del adapter
-        # From the file, one module at a time, so that all of them need not lie in memory.
-        adapter = read_peft_adapter(adapter_folder)
+        written: dict[str, WrittenFile] = {}
+        if isinstance(saved, Adapter):
+            quantized = run.recipe.train.dtype if run.recipe.train.dtype in KINDS else None
+            saved = replace(saved, base_sha256=fingerprint, quantized=quantized)
+            written = _write_adapter(base, saved, adapter_folder, run.recipe.lora.dropout)
+            saved = {}
+            # From the file, one module at a time, so that all of them need not lie in memory.
+            adapter = read_peft_adapter(adapter_folder)
+        else:
+            into, adapter = with_trained(base, saved), NO_ADAPTER
         check_mergeable(into, adapter)
         check_space(run.merged, merged_bytes(into))
         merged = write_merged(into, adapter, merged_folder)
         # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
+    if full:
+        merged = replace(merged, merged_tensors=len(saved))
+        shutil.rmtree(run.adapter, ignore_errors=True)  # of the run's earlier adapters
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
         provenance=make_provenance(run, "export", clock, packages=packages),
@@ -99,10 +112,10 @@ def export(run: Run) -> ExportRecord:
     return record
 
 
-def _read_saved(run: Run, step: int) -> Adapter:
-    """The adapter of a saved step; one that is damaged is told together with another that is good."""
+def _read_saved(run: Run, step: int) -> Adapter | dict[str, Any]:
+    """What a saved step trained; one that is damaged is told together with another that is good."""
     try:
-        adapter = read_run_adapter(run, step)
+        adapter = read_trained(run, step)
     except CorruptCheckpointError as error:
         good = latest_restorable_step(run, but=step)
         if good is None:

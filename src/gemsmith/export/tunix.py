@@ -21,7 +21,7 @@ from gemsmith.arch.tensors import PREFIX
 from gemsmith.checkpoints.peft import Adapter, LoraPair, some
 from gemsmith.checkpoints.steps import ORBAX, checkpoint_steps, read_json
 from gemsmith.errors import CheckpointError, CorruptCheckpointError
-from gemsmith.export.adapters import MODEL, check_values, contiguous, restore_lora
+from gemsmith.export.adapters import MODEL, check_values, contiguous, restore_trained
 
 # Tunix's name in a layer -> HF's modules.
 _MODULES: Mapping[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ def read_tunix_adapter(
     place = _find_params(folder, step)
     sides: dict[tuple[int, str], dict[str, np.ndarray]] = {}
     try:
-        for path, value in restore_lora(place):
+        for path, value in restore_trained(place):
             layer, name, side = _parse(path, variant, place)
             sides.setdefault((layer, name), {})[side] = value
     except CorruptCheckpointError as error:

@@ -132,7 +132,8 @@ def disk_bytes(request: LaunchRequest) -> dict[str, int]:
             (train.save_total_limit + 1 + (train.keep == "best")) * SAVED_BYTES * request.plan.trained_parameters
         )
     if "export" in stages or not READERS_OF_MERGED.isdisjoint(stages):
-        held["merged weights"] = weights + ADAPTER_BYTES * request.plan.trained_parameters
+        adapter = ADAPTER_BYTES * request.plan.trained_parameters if train.method == "lora" else 0
+        held["merged weights"] = weights + adapter
     return held
 
 

@@ -18,7 +18,16 @@ from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import AttentionEngine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantization import dequantize_state, holds_quantized
-from gemsmith.models.sharding import BATCH, EVERY, axis_size, constrain, gathered, gathered_specs, platform_of
+from gemsmith.models.sharding import (
+    BATCH,
+    EVERY,
+    TRAINED,
+    axis_size,
+    constrain,
+    gathered,
+    gathered_specs,
+    platform_of,
+)
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
@@ -180,7 +189,10 @@ class Gemma4(nnx.Module):
 
     def _rows(self, table: nnx.Embed, token_ids: jax.Array) -> jax.Array:
         """The tokens' rows of the table, (B, L, …); of one in float32, which is trained, their gradients add up so."""
-        return jnp.take(table.embedding[...], token_ids, axis=0).astype(self.dtype)
+        rows = jnp.take(table.embedding[...], token_ids, axis=0).astype(self.dtype)
+        if isinstance(table.embedding, TRAINED):  # as in transformers, padding's is not trained
+            rows = jnp.where(token_ids[..., None] == 0, jax.lax.stop_gradient(rows), rows)
+        return rows
 
     def _per_layer_inputs(self, token_ids: jax.Array, embedded: jax.Array) -> jax.Array | None:
         """What each layer gets beside the residual, (layers, B, L, P): half by the token's id, half its embedding."""

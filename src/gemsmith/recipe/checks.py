@@ -4,9 +4,10 @@ import json
 import re
 
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
+from gemsmith.arch.lora_targets import KINDS
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.backends import BACKENDS, NAMES
-from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Train
+from gemsmith.recipe.schema import Data, GeneratedData, Lora, Recipe, Train
 from gemsmith.recipe.serving import Bench
 from gemsmith.tasks import SOURCES, find_source, is_prompt_file
 
@@ -44,6 +45,8 @@ def check_recipe(recipe: Recipe) -> None:
                 f"such as to 50, or leave train.{key} out"
             )
     _check_backend(recipe)
+    if recipe.train.method == "full":
+        _check_full(recipe)
     _check_eval_tasks(recipe)
     if recipe.model not in (None, "custom"):
         find_variant(recipe.model)
@@ -172,6 +175,24 @@ def _check_backend(recipe: Recipe) -> None:
         raise RecipeError(
             f"lora.targets: {ALL_LINEAR} was given, and train.backend {name} adapts projections alone; name their "
             f"kinds, or set train.backend to {others}"
+        )
+
+
+def _check_full(recipe: Recipe) -> None:
+    """What is for adapters alone, and a base that has no weights to train."""
+    given = {f"lora.{key}": value for key, value in recipe.lora if value != Lora.model_fields[key].default}
+    given |= {"train.init_adapter": recipe.train.init_adapter} if recipe.train.init_adapter else {}
+    given |= {"serve.weights": "adapter"} if recipe.serve.weights == "adapter" else {}
+    for key, value in given.items():
+        named = ", ".join(value) if isinstance(value, tuple) else value if isinstance(value, str) else json.dumps(value)
+        raise RecipeError(
+            f"{key}: {named} was given, but train.method full trains the weights themselves, and there is no adapter; "
+            "leave it out, or set train.method to lora"
+        )
+    if recipe.train.dtype in KINDS:
+        raise RecipeError(
+            f"train.dtype: {recipe.train.dtype} was given, but train.method full trains weights, and a quantized base "
+            "stays as it is; set bfloat16 or float32, or train.method to lora"
         )
 
 

@@ -179,7 +179,7 @@ class Optimizer(Section):
         None, description="Instead of warmup_steps: their share of all updates, rounded up."
     )
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
-        0.001, description="AdamW's: an update also takes this share of the adapters, times the learning rate."
+        0.001, description="AdamW's: an update also takes this share of the matrices, times the learning rate."
     )
     max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         1.0, description="Global gradient norm; null: no clipping."
@@ -212,6 +212,9 @@ class Mesh(Section):
 class Train(Section):
     stages = "plan train"
 
+    method: Literal["lora", "full"] = Field(
+        "lora", description="What is trained: adapters, or with `full` the text model's own weights, in float32."
+    )
     backend: Literal["tunix", "trl"] = Field("tunix", description="JAX on TPU, GPU or CPU; or TRL on GPU.")
     init_adapter: Annotated[str | None, Says(path=True, compiled=False)] = Field(
         None, description="A folder of a PEFT adapter whose matrices training starts from."
@@ -253,7 +256,7 @@ class Train(Section):
     )
     dtype: Literal["bfloat16", "float32", "nf4", "int8"] = Field(
         "bfloat16",
-        description="Of the frozen base, `nf4` and `int8` computing in bfloat16; adapters and moments are float32.",
+        description="Of the frozen base, `nf4` and `int8` computing in bfloat16; what is trained is float32.",
     )
     double_quant: NotCompiled[bool] = Field(False, description="trl, nf4: the scales are rounded to 8 bits, too.")
     compile: NotCompiled[bool] = Field(

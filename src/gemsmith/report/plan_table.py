@@ -16,6 +16,7 @@ BAR = 8
 PARTS = {
     "frozen weights": ("W", "weights", "s1"),
     "adapters": ("A", "adapters, moments, gradients", "s2"),
+    "trained weights": ("A", "trained weights, moments, gradients", "s2"),
     "moments": ("A", "adapters, moments, gradients", "s2"),
     "gradients": ("A", "adapters, moments, gradients", "s2"),
     "saved activations": ("S", "saved activations", "s3"),
@@ -26,7 +27,7 @@ PARTS = {
 OTHER = ("L", "the layer or loss at hand", "s4")
 """The same of all other parts."""
 LEGEND = (
-    "memory: W frozen weights, A adapters with moments and gradients, S saved activations,\n"
+    "memory: W frozen weights, A what is trained with moments and gradients, S saved activations,\n"
     "L the layer or loss at hand, r the runtime's, . free, > more than there is"
 )
 DETAILED = 3

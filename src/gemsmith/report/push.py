@@ -45,6 +45,8 @@ def push(
     if found is None:
         raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
     name = found[1]
+    if weights == "adapter" and run.recipe.train.method == "full":
+        raise RunError(f"{run.path}: train.method full makes no adapter; add --weights merged")
     issue = find_verification_issue(run, adapter=weights == "adapter")
     if issue is not None and not skip_verify_check:
         raise RunError(

@@ -99,6 +99,8 @@ def load_local_model(run: Run, weights: str) -> LocalModel:
         raise InputError(f"load_model: {weights!r} was given{suggest(weights, WEIGHTS)}; allowed: {', '.join(WEIGHTS)}")
     if weights != "base" and read_record(run, ExportRecord) and not is_up_to_date(run, "export"):
         raise RunError(f"{run.record_file('export')}: was made from other settings; run: gemsmith export {run.path}")
+    if weights == "adapter" and run.recipe.train.method == "full":
+        raise InputError("load_model: 'adapter' was given, and train.method full makes none; give 'merged'")
     if weights == "adapter" and run.recipe.train.dtype in KINDS:
         raise InputError(
             f"load_model: the adapter was trained on a base in {run.recipe.train.dtype}, and would be on the original "

@@ -3,7 +3,7 @@
 import gc
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +83,34 @@ def compare_logits(
             return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)))
     check = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
     return replace(check, losses=_losses(prompts, before, after, merged))
+
+
+def compare_trained(
+    base: Checkpoint, weights: Mapping[str, np.ndarray], merged_folder: Path, prompts: Sequence[Prompt]
+) -> LogitCheck:
+    """Runs the prompts through base, the base with trained weights, with these rounded to its dtype, and merged."""
+    if (free_bytes := free_memory_bytes()) < (need_bytes := memory_needed_bytes(base)):
+        memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
+        detail = f"not compared: {memory}; run verify on a larger machine"
+        return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
+    import torch
+
+    with quiet():
+        try:
+            model = load_model(base.folder)
+            plain, found = _run(model, prompts), []
+            for rounds in (False, True):
+                for name, value in weights.items():
+                    weight = torch.from_numpy(value)
+                    model.get_parameter(name).data = _rounded(weight, base.places[name].dtype) if rounds else weight
+                found.append(_run(model, prompts))
+            del model
+            gc.collect()
+            merged = _run(load_model(merged_folder), prompts)
+        except CheckpointError as error:
+            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)))
+    check = _judge(plain, found[0], found[1], merged, what=("the trained weights", "training"))
+    return replace(check, losses=_losses(prompts, plain, found[0], merged))
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -251,14 +279,22 @@ def _run(model: Any, prompts: Sequence[Prompt]) -> Logits:
     return logits
 
 
-def _judge(plain: Logits, unmerged: Logits, rounded: Logits, merged: Logits, *, how: str = "") -> LogitCheck:
+def _judge(
+    plain: Logits,
+    unmerged: Logits,
+    rounded: Logits,
+    merged: Logits,
+    *,
+    how: str = "",
+    what: tuple[str, str] = ("base + adapter", "the adapter"),
+) -> LogitCheck:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)
     effect, kept = _distance(unmerged, plain), _distance(rounded, plain)
     detail = (
-        f"merged differs from base + adapter by {difference:.2g} with the same rounding of weights (allowed "
-        f"{allowed:.2g}) and by {rounding:.2g} without; the adapter moves logits by {effect:.2g}, with that rounding "
+        f"merged differs from {what[0]} by {difference:.2g} with the same rounding of weights (allowed "
+        f"{allowed:.2g}) and by {rounding:.2g} without; {what[1]} moves logits by {effect:.2g}, with that rounding "
         f"by {kept:.2g}{how}"
     )
     passed = difference <= allowed and kept >= SMALLEST_EFFECT * difference and kept > 0

@@ -57,6 +57,12 @@ def check_served(
 ) -> tuple[Check, ...]:
     """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
     place.logs.mkdir(exist_ok=True)
+    if isinstance(place, Run) and place.recipe.train.method == "full":
+        with running_server(base.folder, name="base", settings=settings, log=place.logs / "vllm-base.log") as server:
+            plain = _ask(server, "base", prompts)
+        log = place.logs / "vllm-merged.log"
+        with running_server(place.merged, name="merged", settings=settings, log=log) as server:
+            return (_differs(plain, _ask(server, "merged", prompts)),)
     read = read_peft_adapter(place.adapter)
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":

@@ -11,11 +11,11 @@ import numpy as np
 
 from gemsmith.checkpoints import Checkpoint, TensorPlace, open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, read_peft_adapter, some
-from gemsmith.checkpoints.quantized import as_trained
+from gemsmith.checkpoints.quantized import as_trained, with_trained
 from gemsmith.checkpoints.safetensors import FLOATS
 from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
-from gemsmith.export.adapters import delta_norm, read_run_adapter
+from gemsmith.export.adapters import NO_ADAPTER, delta_norm, read_run_adapter, read_run_weights
 from gemsmith.export.merge import row_blocks
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.provenance import start_clock
@@ -25,7 +25,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
 from gemsmith.system.format import size
 from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
-from gemsmith.verify.logits import compare_logits
+from gemsmith.verify.logits import compare_logits, compare_trained
 from gemsmith.verify.prompts import make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
@@ -75,6 +75,8 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> d
     mark, other = base.fingerprint(), exported.base_sha256
     another = f"{base.source} has the fingerprint {mark[:12]}…, exported was from {other[:12]}…"
     checks.append(make_check("base", [another] if mark != other else [], "the one that was exported from"))
+    if run and run.recipe.train.method == "full":
+        return found | _check_full(run, exported, base, checks)
     try:
         adapter, merged = read_peft_adapter(place.adapter), open_checkpoint(str(place.merged))
     except CheckpointError as error:
@@ -94,6 +96,42 @@ def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> d
     else:
         logits, more = _compare_models(place, into, trained_on, adapter, rounding_loss)
         checks, found = checks + logits, found | more
+    return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
+
+
+def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list[Check]) -> dict[str, Any]:
+    """The same where the weights were trained: merged/ is not the base plus an adapter, but what the step saved.
+
+    Each trained tensor is that of the step, rounded to the base's dtype, and each other the base's, bit for bit.
+    """
+    try:
+        merged = open_checkpoint(str(run.merged))
+        checks.append(make_check("other files", compare_other_files(base, merged), "all are the base's"))
+        weights = read_run_weights(run, exported.step)
+        trained = with_trained(base, weights)
+    except (CheckpointError, RunError) as error:
+        detail = f"not compared with step {exported.step}: {error}"
+        gone = isinstance(error, CorruptCheckpointError | RunError)  # the step, which training may have deleted
+        checks.append(Check(name="tensors", passed=None if gone else False, detail=detail))
+        return {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
+    tensors, changed = compare_tensors(trained, merged, NO_ADAPTER)[0], compare_tensors(base, merged, NO_ADAPTER)[1]
+    detail = f"those of step {exported.step}, rounded to the base's dtype, {changed} of them other than the base's"
+    passed = f"{len(weights)} are {detail}; the other {len(base.places) - len(weights)} are the base's"
+    problems = [] if changed else ["training changed nothing: every tensor is the base's"]
+    checks.append(make_check("tensors", problems, passed) if tensors.passed else tensors)
+    found: dict[str, Any] = {"changed_tensors": changed}
+    if any(check.passed is False for check in checks):
+        checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
+    else:
+        rows, recipe = trained_rows(run), run.recipe
+        prompts = make_prompts(base, rows, NO_ADAPTER, image_tokens=recipe.data.image_tokens, seed=recipe.seed)
+        logits = compare_trained(base, weights, run.merged, prompts)
+        checks.append(logits.check)
+        found |= {"logits_max_abs_difference": logits.max_abs_difference, "logits_effect": logits.effect}
+        found |= {"logits_rounding": logits.rounding, "losses": logits.losses}
+        if logits.losses:
+            check, found["warnings"] = check_losses(logits.losses, dtype=recipe.train.dtype, original=False)
+            checks.append(check)
     return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
 
 

@@ -8,8 +8,9 @@ import torch
 
 from gemsmith.data.batches import open_rows
 from gemsmith.data.stage import prepare_data
-from gemsmith.export.adapters import read_run_adapter
+from gemsmith.export.adapters import read_run_adapter, read_run_weights
 from gemsmith.recipe.load import build_recipe
+from gemsmith.recipe.schema import Lora
 from gemsmith.runs.run import open_run
 from gemsmith.train.stage import train
 from support.images import image_bytes
@@ -95,6 +96,22 @@ def test_both_backends_make_the_same_of_rows_with_images(even_checkpoint, tmp_pa
     assert longest > 64 and max(len(packed.documents(row)) for row in range(len(packed))) > 1
     assert theirs.images.seen == ours.images.seen >= 30
     assert_alike((jax_run, ours), (trl_run, theirs))
+
+
+@pytest.mark.slow
+def test_both_backends_train_the_same_weights_beside_a_frozen_tower(even_checkpoint, tmp_path):
+    torch.set_num_threads(1)
+    checkpoint, rows = even_checkpoint("tiny-e2b", vision=True), write_rows_with_images(tmp_path / "rows")
+    data = {"train": str(rows), "max_length": 320, "image_tokens": 140}
+    lora, keys = Lora().model_dump(mode="json"), {"method": "full", "max_steps": 4, "save_steps": 4}
+    (jax_run, ours), (trl_run, theirs) = (
+        trained(backend, checkpoint, tmp_path / backend, data, lora, **keys) for backend in ("tunix", "trl")
+    )
+    assert theirs.images.seen == ours.images.seen > 4
+    assert [step.loss for step in theirs.steps] == pytest.approx([step.loss for step in ours.steps], rel=1e-5)
+    expected, found = (read_run_weights(run, 4) for run in (jax_run, trl_run))
+    errors = {name: relative_error(found[name], value) for name, value in expected.items()}
+    assert max(errors.values()) < 2e-5, max(errors.items(), key=lambda item: item[1])
 
 
 @pytest.mark.slow

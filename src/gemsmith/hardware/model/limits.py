@@ -17,7 +17,7 @@ from gemsmith.system.format import mesh as name_mesh
 def check_training(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for what is known to fail before there is a machine, or a mesh where that is left to it."""
     rank, most = recipe.lora.rank, max(max(each.shape) for each in lora_targets(variant, recipe.lora.targets))
-    if rank > most:
+    if rank > most and recipe.train.method == "lora":
         remedy = f"no matrix of {variant.name} with an adapter has more rows or columns than {most}; set that or less"
         raise RecipeError(f"lora.rank: {rank} was given; {remedy}")
     train, wanted = recipe.train, recipe.train.mesh

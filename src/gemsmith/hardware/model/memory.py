@@ -43,7 +43,8 @@ class Memory:
 
     base: float
     adapters: float
-    """With gradients, both moments, and the copy in the base's dtype that the matmuls use."""
+    """Or the weights themselves where these are trained: with gradients, both moments, and the copy in the base's dtype
+    that the matmuls use."""
     saved: float
     """Activations saved from the forward to the backward pass."""
     layer: "Workspace"
@@ -85,7 +86,7 @@ class Workspace:
 def memory_of(work: StepCost, mesh: Mesh) -> Memory:
     """What one device of the mesh holds at the peak of a step."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
-    base = work.base_bytes / (weight_shards(mesh) * mesh.tp)
+    base = 0.0 if work.trained_weights else work.base_bytes / (weight_shards(mesh) * mesh.tp)
     data = float(BATCH_BYTES * tokens_per_device(work, mesh))
     if images := work.images:
         # What embeds images is not split over tp; it stays in the dtype that it is computed in.
@@ -94,7 +95,7 @@ def memory_of(work: StepCost, mesh: Mesh) -> Memory:
         data += -(-work.rows // (mesh.replica * mesh.fsdp)) * images.row_bytes
     return Memory(
         base=base,
-        adapters=(work.adapters_along_fsdp + work.adapters_along_tp / mesh.tp)
+        adapters=(work.adapters_along_fsdp + (work.adapters_along_tp + work.trained_weights) / mesh.tp)
         / weight_shards(mesh)
         * (4 * ADAPTER_BYTES + copy_bytes),
         saved=_saved(work, mesh),
@@ -119,7 +120,7 @@ def memory_breakdown(work: StepCost, memory: Memory) -> dict[str, int]:
     activations = "tower's activations" if peak is memory.tower else "layer's activations"
     parts = {
         "frozen weights": memory.base,
-        "adapters": number * (ADAPTER_BYTES + copy_bytes),
+        "trained weights" if work.trained_weights else "adapters": number * (ADAPTER_BYTES + copy_bytes),
         "moments": number * 2 * ADAPTER_BYTES,
         "gradients": number * ADAPTER_BYTES,
         "data": memory.data,

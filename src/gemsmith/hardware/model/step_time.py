@@ -119,12 +119,13 @@ def share_reached(work: StepCost, machine: Machine, mesh: Mesh, step_s: float) -
 
 
 def matmul_flops(work: StepCost) -> float:
-    """Of a step, a weight and token: 2 forward, 2 for activations' gradients, 2 for an adapter's own, 2 recomputed.
+    """Of a step, a weight and token: 2 forward, 2 for activations' gradients, 2 for what is trained, 2 recomputed.
 
     The loss has the head's gradient from the logits at hand.
     """
     again = work.recomputed_parameters / work.layer_matmul_parameters
-    base = 4 * work.layer_matmul_parameters + 2 * work.recomputed_parameters + 4 * work.head_parameters
+    each = 6 if work.trained_weights else 4
+    base = each * (work.layer_matmul_parameters + work.head_parameters) + 2 * work.recomputed_parameters
     return float(work.tokens * (base + (6 + 2 * again) * work.text_adapters))
 
 

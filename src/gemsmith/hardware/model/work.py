@@ -18,6 +18,7 @@ from gemsmith.arch import (
     lora_targets,
     parameter_count,
     text_tensors,
+    trained_tensors,
     vision_tensors,
 )
 from gemsmith.arch.lora_targets import disk_bytes
@@ -149,7 +150,7 @@ class Widths:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """One optimizer step of LoRA training: rows of `length` tokens, in micro-batches one after the other."""
+    """One optimizer step: rows of `length` tokens, in micro-batches one after the other."""
 
     variant: Variant
     rows: int
@@ -189,6 +190,8 @@ class StepCost:
     """The results that train.remat can name, each summed over all layers."""
     images: ImageWork | None = None
     """None where rows are text alone."""
+    trained_weights: int = 0
+    """The text model's that are trained, float32, instead of adapters."""
 
     @property
     def dequantizes(self) -> bool:
@@ -197,12 +200,12 @@ class StepCost:
 
     @property
     def trained_parameters(self) -> int:
-        return self.adapters_along_fsdp + self.adapters_along_tp
+        return self.trained_weights + self.adapters_along_fsdp + self.adapters_along_tp
 
     @property
     def text_adapters(self) -> int:
-        """Trained parameters that every token meets."""
-        return self.trained_parameters - (self.images.adapters if self.images else 0)
+        """Adapters' parameters that every token meets."""
+        return self.trained_parameters - self.trained_weights - (self.images.adapters if self.images else 0)
 
     @property
     def nearby_attention(self) -> Attention:
@@ -294,7 +297,8 @@ def step_cost(
     tensors = text_tensors(variant)
     inside = (tensor for tensor in tensors if tensor.layer is not None)
     layers = [list(group) for _, group in itertools.groupby(inside, key=lambda tensor: tensor.layer)]
-    targets = lora_targets(variant, recipe.lora.targets)
+    adapted = () if recipe.train.method == "full" else recipe.lora.targets
+    targets = lora_targets(variant, adapted) if adapted else []
     along_model = sum(tensor.shape[1] if tensor.role in _COLUMN else tensor.shape[0] for tensor in targets)
     met: Counter[str] = Counter()
     for tensor in tensors:
@@ -302,7 +306,7 @@ def step_cost(
             met[tensor.role] += tensor.size // variant.experts * variant.experts_per_token
         elif tensor.role in _IN_LAYER:
             met[tensor.role] += tensor.size
-    adapted, remat, dtype = recipe.lora.targets, recipe.train.remat, recipe.train.dtype
+    remat, dtype = recipe.train.remat, recipe.train.dtype
     return StepCost(
         variant=variant,
         rows=recipe.train.global_batch_size,
@@ -319,6 +323,7 @@ def step_cost(
         base_bytes=sum(disk_bytes(tensor, dtype) for tensor in tensors),
         adapters_along_fsdp=recipe.lora.rank * along_model,
         adapters_along_tp=recipe.lora.rank * (sum(sum(tensor.shape) for tensor in targets) - along_model),
+        trained_weights=0 if adapted else parameter_count(trained_tensors(variant)),
         layer_parameters=met,
         projection_parameters=sum(tensor.size for tensor in tensors if tensor.role == "per_layer_projection"),
         head_parameters=variant.vocabulary * variant.embed_dim,

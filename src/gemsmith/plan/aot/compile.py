@@ -85,12 +85,15 @@ def lower_step(
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
     dtype, quantized = base_kinds(recipe.train.dtype)
     how = make_execution(recipe, variant, mesh, device_bytes=device_bytes, images=images)
-    base = abstract_model(variant, dtype=dtype, quantized=quantized, execution=how, vision=images is not None)
-    model = add_adapters(base, variant, recipe.lora, seed=recipe.seed)
+    lora = None if recipe.train.method == "full" else recipe.lora
+    kinds: dict[str, Any] = {"dtype": dtype, "quantized": quantized, "vision": images is not None}
+    model = abstract_model(variant, **kinds, execution=how, trains=lora is None)
+    if lora:
+        model = add_adapters(model, variant, lora, seed=recipe.seed)
     optimizer = nnx.eval_shape(partial(nnx.Optimizer, tx=make_optimizer(recipe.optimizer), wrt=nnx.LoRAParam), model)
     nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     micro_batches = micro_batches_on(recipe, variant, mesh)
-    step = make_step(model, optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches)
+    step = make_step(model, optimizer, lora=lora, seed=recipe.seed, micro_batches=micro_batches)
     shape = None if images is None else bucket_shape(images.vision, images)
     inputs = input_shapes(mesh, rows=recipe.train.global_batch_size, length=recipe.data.max_length, images=shape)
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how

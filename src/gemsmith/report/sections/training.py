@@ -67,7 +67,10 @@ def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str
         yield "Data", rows if isinstance(rows, str) else f"{count(rows.rows)} made rows of the {rows.task} task"
     dropout = f", dropout {plain(lora.dropout)}" if lora.dropout else ""
     scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {plain(lora.alpha)}"
-    yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
+    if train.method == "full":
+        yield "Trained", "every weight of the text model, in float32"
+    else:
+        yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
     steps = trained.warmup_steps if optimizer.warmup_steps is None and trained else optimizer.warmup_steps
     if optimizer.warmup_ratio is not None:
         warmup = f"warm-up in {100 * optimizer.warmup_ratio:g} % of the steps"

@@ -111,13 +111,15 @@ def adapted_model(
 ) -> Gemma4:
     """The checkpoint's model on the mesh, with adapters at their start: the recipe's, or one that is new.
 
+    Where train.method is full, its weights are trained instead, and float32.
     With `vision` it takes images; `images`, those of the rows, count towards the memory that train.remat leaves.
     """
-    start = load_init_adapter(recipe, checkpoint.variant)
+    full = recipe.train.method == "full"
+    start = None if full else load_init_adapter(recipe, checkpoint.variant)
     dtype, quantized = base_kinds(recipe.train.dtype)
     execution = make_execution(recipe, checkpoint.variant, mesh, images=images)
-    base = load_model(checkpoint, dtype=dtype, quantized=quantized, execution=execution, vision=vision)
-    return add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
+    base = load_model(checkpoint, dtype=dtype, quantized=quantized, execution=execution, vision=vision, trains=full)
+    return base if full else add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
 
 def _when_ready(arrays: Any) -> float:
@@ -156,6 +158,7 @@ class TunixBackend:
             best_step=lambda: self._session.best_step,
             before_save=self._before_save,
             after_save=self._after_save,
+            frees=run.recipe.train.method == "full",
         )
 
     @cached_property
@@ -231,7 +234,11 @@ class TunixBackend:
         recipe = self._run.recipe
         micro_batches = micro_batches_on(recipe, self.model.variant, self._mesh)
         self._step: Step = make_step(
-            self.model, self.trainer.optimizer, lora=recipe.lora, seed=recipe.seed, micro_batches=micro_batches
+            self.model,
+            self.trainer.optimizer,
+            lora=None if recipe.train.method == "full" else recipe.lora,
+            seed=recipe.seed,
+            micro_batches=micro_batches,
         )
         self.trained, self.moments = self._step.trained, self._step.moments
         how, rows, length = self._images, recipe.train.global_batch_size, recipe.data.max_length

@@ -67,7 +67,8 @@ class OrbaxCheckpoints(CheckpointManager):
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
     are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
-    that does not match them is not restored. The best step is saved, too, and stays beside the newest.
+    that does not match them is not restored. The best step is saved, too, and stays beside the newest. `frees`: where a
+    step is read, the present arrays make room first, and are gone where it is damaged.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class OrbaxCheckpoints(CheckpointManager):
         best_step: Callable[[], int | None],
         before_save: Callable[[], dict[str, Any]],
         after_save: Callable[[float, int], None],
+        frees: bool = False,
     ) -> None:
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
@@ -90,6 +92,7 @@ class OrbaxCheckpoints(CheckpointManager):
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
         self._keep, self._best_step, self._before_save, self._after_save = keep, best_step, before_save, after_save
+        self._frees = frees
 
     def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
         """Which steps stay, as Orbax asks its policy."""
@@ -137,6 +140,8 @@ class OrbaxCheckpoints(CheckpointManager):
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
         """A step's arrays, placed where the model's and the optimizer's are. Raises CorruptCheckpointError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
+        for leaf in jax.tree.leaves(states) if self._frees else ():
+            leaf.delete()
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
         for name, state in restored.items():

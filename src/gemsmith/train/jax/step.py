@@ -134,12 +134,12 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
         metrics = {"loss": loss, "grad_norm": grad_norm, "skipped": ~keep, "stop": jnp.max(inputs["stop"])}
         return trained, moments, metrics | {"correct": correct.astype(jnp.int32)} | _count_tokens(rows, count)
 
-    lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
-    shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
-    compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
-    whole, known = partial(jax.jit, out_shardings=shardings[2]), {"model_def": model_def, "dtype": dtype}
-    evaluate = whole(partial(_evaluate, **known, mesh=mesh, micro_batches=micro_batches))
-    programs = {"update": compiled, "evaluate": evaluate, "next_tokens": whole(partial(next_tokens, **known))}
+    shardings = (*jax.tree.map(lambda leaf: leaf.sharding, (trained, moments)), NamedSharding(mesh, PartitionSpec()))
+    step = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
+    whole = partial(jax.jit, out_shardings=shardings[2])
+    evaluate = whole(partial(_evaluate, model_def=model_def, dtype=dtype, mesh=mesh, micro_batches=micro_batches))
+    predict = whole(partial(next_tokens, model_def=model_def, dtype=dtype))
+    programs = {"update": step, "evaluate": evaluate, "next_tokens": predict}
     return Step(**programs, trained=trained, moments=moments, frozen=frozen)
 
 

@@ -31,17 +31,18 @@ from gemsmith.train.inputs import Answers, check_patching, load_init_adapter, lo
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 from gemsmith.train.torch.attention import kernels
-from gemsmith.train.torch.checkpoints import Arrays, PeftCheckpoints
+from gemsmith.train.torch.checkpoints import PeftCheckpoints
 from gemsmith.train.torch.distributed import ProcessGroup, count_gpus, joined, started_by_torchrun
 from gemsmith.train.torch.images import DecodedImages
 from gemsmith.train.torch.model import (
     adapted_model,
     attention_heads,
     count_adapted,
-    lora_state_dict,
     set_moments,
     set_start,
+    set_weights,
     shard,
+    trained_weights,
     whole_array,
     whole_moments,
 )
@@ -113,7 +114,8 @@ class TrlBackend:
         same = {"versions": [__version__, torch.__version__], "last checkpoint": session.done}
         self._group.agree(self._run, same)
         # Read before the base, which takes longer to load than to find a start that does not fit.
-        start = None if session.done else load_init_adapter(recipe, variant)
+        full = recipe.train.method == "full"
+        start = None if session.done or full else load_init_adapter(recipe, variant)
         group, mesh, vision = self._group, self._mesh, self._patching is not None
         # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
         place = group.device if group.size == 1 else torch.device("cpu")
@@ -133,12 +135,12 @@ class TrlBackend:
             checkpoint=self._checkpoint,
             folder=self._run.logs,
         )
-        if not session.done:
+        if not session.done and not full:
             set_start(self._model, recipe, variant, start)
 
     def restore(self, step: int) -> None:
-        adapter, moments = self.checkpoints.read(step)
-        set_start(self._model, self._run.recipe, self._checkpoint.variant, adapter)
+        weights, moments = self.checkpoints.read(step)
+        set_weights(self._model, weights)
         set_moments(self._trainer.adamw, self._model, moments)
 
     def check_saved(self, step: int) -> None:
@@ -208,15 +210,13 @@ class TrlBackend:
         step, session = outcome.plan.step, self._session
         goes_on = self._evaluate(step) and not outcome.should_stop and not session.is_complete
         if not goes_on or step % self._run.recipe.train.save_steps == 0 or step == session.best_step:
-            matrices: dict[str, Arrays] = {}
             begun_s = time.monotonic()
             # Every process gives its part, the first writes.
-            for module, side, weight in lora_state_dict(self._model):
-                matrices.setdefault(module, {})[side] = whole_array(weight)
+            weights = {name: whole_array(weight) for name, weight in trained_weights(self._model)}
             moments = whole_moments(self._trainer.adamw, self._model)
-            self.checkpoints.save(step, matrices, moments, session.metadata())
-            arrays = (*moments.values(), *(array for sides in matrices.values() for array in sides.values()))
-            session.saved(time.monotonic() - begun_s, sum(array.nbytes for array in arrays))
+            self.checkpoints.save(step, weights, moments, session.metadata())
+            size_bytes = sum(array.nbytes for array in (*moments.values(), *weights.values()))
+            session.saved(time.monotonic() - begun_s, size_bytes)
         return goes_on
 
     def facts(self) -> BackendInfo:
@@ -227,7 +227,9 @@ class TrlBackend:
         real, padded = self._trainer.patches.tolist()
         return BackendInfo(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
-            adapted=count_adapted(self._model, variant, self._run.recipe.lora.targets),
+            adapted={}
+            if train.method == "full"
+            else count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),

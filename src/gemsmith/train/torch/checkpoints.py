@@ -1,6 +1,7 @@
 """Checkpoints of the TRL backend: each a folder that PEFT opens, and beside the adapter what exact continuation needs.
 
     checkpoints/<step>/adapter_config.json  adapter_model.safetensors  moments.safetensors  training.json
+                       model.safetensors    (instead of the adapter, where train.method is full; float32)
 
 A folder has its name only once all of it is on disk, so whatever is called by a number is complete. training.json holds
 the SHA-256 of the other files and its own.
@@ -20,6 +21,7 @@ from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, read_peft_adap
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import write_tensors
 from gemsmith.checkpoints.steps import (
+    TRAINED,
     TRAINING,
     add_checksum,
     check_files,
@@ -51,10 +53,10 @@ class PeftCheckpoints:
         """Steps there that the JAX backend saved: an export would take theirs where they are later."""
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
-    def save(self, step: int, matrices: Mapping[str, Arrays], moments: Arrays, metadata: Mapping[str, Any]) -> None:
+    def save(self, step: int, weights: Arrays, moments: Arrays, metadata: Mapping[str, Any]) -> None:
         """Writes a step, and deletes those that are too many, but for metadata's `best_step`.
 
-        `matrices`: module -> {"a": (R, in), "b": (out, R)}.
+        `weights`: a module's name and `.a` (R, in) or `.b` (out, R), or with train.method full a tensor's name.
         """
         if not self._writes:
             return
@@ -64,13 +66,19 @@ class PeftCheckpoints:
         beside, place = self.folder / f".{step}.partial", self.folder / str(step)
         try:
             recipe, lora = self._recipe, self._recipe.lora
-            pairs = {module: LoraPair(**sides) for module, sides in matrices.items()}
-            adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
-            names = class_names(recipe_variant(recipe))
-            written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=lora.dropout, class_names=names)
-            # On a full disk safetensors' own raises no OSError.
-            shapes = {name: value.shape for name, value in moments.items()}
-            written[MOMENTS] = write_tensors(beside / MOMENTS, shapes, moments.__getitem__)
+            files, written = {MOMENTS: moments}, {}
+            if recipe.train.method == "full":
+                beside.mkdir()
+                files[TRAINED] = weights
+            else:
+                modules = dict.fromkeys(name.rpartition(".")[0] for name in weights)
+                pairs = {name: LoraPair(a=weights[f"{name}.a"], b=weights[f"{name}.b"]) for name in modules}
+                adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+                names, dropout = class_names(recipe_variant(recipe)), lora.dropout
+                written = write_peft_adapter(adapter, beside, recipe.checkpoint, dropout=dropout, class_names=names)
+            for name, arrays in files.items():  # on a full disk safetensors' own raises no OSError
+                shapes = {tensor: value.shape for tensor, value in arrays.items()}
+                written[name] = write_tensors(beside / name, shapes, arrays.__getitem__)
             sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
             (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
@@ -92,12 +100,16 @@ class PeftCheckpoints:
         """Gives a damaged step a name that is no step's, which is returned."""
         return set_aside(self.folder / str(step), writes=self._writes)
 
-    def read(self, step: int) -> tuple[Adapter, Arrays]:
-        """The adapter and the moments. Raises CorruptCheckpointError where they are not what was saved."""
-        folder = self.folder / str(step)
-        check_files(folder, self.read_metadata(step), (CONFIG, WEIGHTS, MOMENTS))
+    def read(self, step: int) -> tuple[Arrays, Arrays]:
+        """The weights and the moments. Raises CorruptCheckpointError where they are not what was saved."""
+        folder, full = self.folder / str(step), self._recipe.train.method == "full"
+        check_files(folder, self.read_metadata(step), (*((TRAINED,) if full else (CONFIG, WEIGHTS)), MOMENTS))
         try:
-            return read_peft_adapter(folder), load_file(folder / MOMENTS)
+            if full:
+                return load_file(folder / TRAINED), load_file(folder / MOMENTS)
+            pairs = read_peft_adapter(folder).modules.items()
+            weights = {f"{name}.{side}": getattr(pair, side) for name, pair in pairs for side in "ab"}
+            return weights, load_file(folder / MOMENTS)
         except (CheckpointError, SafetensorError, ValueError) as error:
             raise CorruptCheckpointError(str(error)) from None
 

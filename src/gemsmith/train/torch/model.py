@@ -17,7 +17,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from gemsmith.arch import Variant, class_names, lora_targets, name_in_files, text_tensors, vision_targets
+from gemsmith.arch import (
+    Variant,
+    class_names,
+    lora_targets,
+    name_in_files,
+    text_tensors,
+    trained_tensors,
+    vision_targets,
+)
 from gemsmith.arch.lora_targets import is_quantized
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import Adapter, target_pattern
@@ -27,7 +35,7 @@ from gemsmith.recipe.backends import LOGIT_TOKENS
 from gemsmith.recipe.schema import Recipe
 from gemsmith.train.inputs import first_pair
 from gemsmith.train.torch.attention import FULL, SLIDING, attend_documents
-from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_readable, normed
+from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_readable, embedded, normed
 
 
 def token_nll(
@@ -39,9 +47,10 @@ def token_nll(
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    Only what predicts a target meets the embedding matrix, which itself gets no gradient; the logits of a whole row are
-    never held.
+    Only what predicts a target meets the embedding matrix, which gets its gradient where it is trained; the logits of a
+    whole row are never held.
     """
+    embedding = embedding.to(hidden.dtype) if embedding.requires_grad else embedding
     places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
     # Place k of the rows without their first column lies k // (L - 1) further in the rows with it.
     length = tokens.shape[1]
@@ -68,8 +77,9 @@ class _Nll(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total, correct = (torch.zeros((), dtype=torch.float32, device=hidden.device) for _ in range(2))
         gradient = torch.zeros_like(hidden)
+        of_matrix = torch.zeros_like(embedding, dtype=torch.float32) if context.needs_input_grad[1] else None
         for places, some in zip(predicting.split(LOGIT_TOKENS), targets.split(LOGIT_TOKENS), strict=True):
-            logits = _logits(hidden[places].to(embedding.dtype), embedding)
+            logits = _float32_product(hidden[places].to(embedding.dtype), embedding)
             slope = torch.tanh_(logits.div_(softcap)) if softcap else None
             if slope is not None:
                 logits = slope * softcap
@@ -82,26 +92,32 @@ class _Nll(torch.autograd.Function):
             surplus[torch.arange(len(some), device=some.device), some] -= 1.0
             if slope is not None:
                 surplus.mul_(slope.square_().neg_().add_(1.0))
-            gradient.index_copy_(0, places, (surplus.to(embedding.dtype) @ embedding).to(hidden.dtype))
-        context.save_for_backward(gradient)
+            surplus = surplus.to(embedding.dtype)
+            gradient.index_copy_(0, places, (surplus @ embedding).to(hidden.dtype))
+            if of_matrix is not None:
+                of_matrix += _float32_product(surplus.T, hidden[places].T)
+        context.save_for_backward(gradient, of_matrix)
         context.mark_non_differentiable(correct)
         return total, correct
 
     @staticmethod
-    def backward(context: Any, *above: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        (gradient,) = context.saved_tensors
-        return gradient * above[0].to(gradient.dtype), None, None, None, None
+    def backward(context: Any, *above: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient, of_matrix = context.saved_tensors
+        slope = above[0].to(gradient.dtype)
+        if of_matrix is not None:
+            of_matrix = (of_matrix * above[0]).to(gradient.dtype)
+        return gradient * slope, of_matrix, None, None, None
 
 
-def _logits(hidden: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """Float32, as in the JAX backend: bfloat16 numbers of 20 are 0.125 apart.
+def _float32_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product left rightᵀ in float32, as in the JAX backend: bfloat16 logits of 20 are 0.125 apart.
 
     Only torch's CUDA kernels sum bfloat16 into float32.
     """
-    if embedding.is_cuda and embedding.dtype != torch.float32:
-        return torch.mm(hidden, embedding.T, out_dtype=torch.float32)
-    with torch.autocast(embedding.device.type, enabled=False):
-        return hidden.float() @ embedding.float().T
+    if right.is_cuda and right.dtype != torch.float32:
+        return torch.mm(left, right.T, out_dtype=torch.float32)
+    with torch.autocast(right.device.type, enabled=False):
+        return left.float() @ right.float().T
 
 
 _DOCUMENTS = "gemsmith_documents"
@@ -111,12 +127,20 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def adapted_model(
     recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
-) -> peft.PeftModel:
+) -> Any:
     """The checkpoint's model on the device, frozen, with a float32 adapter on every target, not yet at its start.
 
-    Its forward pass takes a step's rows, with `vision` also their images, and gives the sum of their targets' nll.
+    Where train.method is full, it is transformers' own, and the weights of trained_tensors are trained. Its forward
+    pass takes a step's rows, with `vision` also their images, and gives the sum of their targets' nll.
     """
     base = load_base(recipe, checkpoint, attention, device, vision=vision)
+    if recipe.train.compile:
+        for layer in base.model.language_model.layers:
+            layer.compile(dynamic=False)
+    if recipe.train.method == "full":
+        names = {tensor.name for tensor in trained_tensors(checkpoint.variant)}
+        assert names == set(dict(trained_weights(base))), "transformers trains other weights"
+        return base
     targets = lora_targets(checkpoint.variant, recipe.lora.targets)
     renamed = class_names(checkpoint.variant)
     config = peft.LoraConfig(
@@ -136,35 +160,30 @@ def adapted_model(
     for name, layer in adapters_of(model).items():
         layer.forward = MethodType(adapted_by_itself if name in embedding else adapted, layer)
     base.adapts_images = bool(embedding)
-    if recipe.train.compile:
-        for layer in base.model.language_model.layers:
-            layer.compile(dynamic=False)
     return model
 
 
 def load_base(
     recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
 ) -> Any:
-    """The frozen base, with `vision` with what embeds images.
+    """The frozen base, with `vision` with what embeds images; for train.method full float32, its text model trained.
 
     Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library.
     """
     check_readable(checkpoint)
     AttentionInterface.register(_DOCUMENTS, attend_documents)
-    dtype, options = recipe.train.dtype, {}
+    dtype, options, full = recipe.train.dtype, dict[str, Any](), recipe.train.method == "full"
     implementation: Any = _DOCUMENTS if attention == "documents" else attention
     if vision:
         implementation = {"text_config": implementation, "vision_config": "sdpa"}
     if dtype == "nf4":
-        dtype, options = (
-            "bfloat16",
-            {"quantization_config": nf4_config(checkpoint.variant, double=recipe.train.double_quant)},
-        )
+        config = nf4_config(checkpoint.variant, double=recipe.train.double_quant)
+        dtype, options = "bfloat16", {"quantization_config": config}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.folder,
-            dtype=getattr(torch, dtype),
+            dtype=torch.float32 if full else getattr(torch, dtype),
             attn_implementation=implementation,
             # Read straight onto it: the 31B is 57 GiB, more than many machines have beside a GPU.
             device_map={"": device},
@@ -181,7 +200,13 @@ def load_base(
             setattr(model.model, tower, None)
     for norm in (module for module in model.modules() if type(module).__name__.endswith("RMSNorm")):
         norm.forward = MethodType(normed, norm)
+    # It lies on its devices, split where there are several: accelerate need not move or wrap it.
+    model._is_distributed_loading_by_transformers = True
     model.requires_grad_(False)
+    if full:
+        text: Any = model.model.language_model.requires_grad_(True)
+        for table in (part for part in text.modules() if hasattr(part, "embed_scale")):
+            table.forward = MethodType(embedded, table)
     model.config.use_cache = False
     model.adapts_images = False
     model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
@@ -190,9 +215,9 @@ def load_base(
     return model
 
 
-def shard(model: peft.PeftModel, mesh: DeviceMesh) -> None:
+def shard(model: Any, mesh: DeviceMesh) -> None:
     """Splits every layer's parameters, and those outside layers, over the mesh's `fsdp` axis; `replica` copies them."""
-    base: Any = model.get_base_model()
+    base: Any = model.get_base_model() if isinstance(model, peft.PeftModel) else model
     for layer in base.model.language_model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -204,11 +229,20 @@ def adapters_of(model: peft.PeftModel) -> dict[str, Any]:
     return {name_in_files(name): module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
 
 
-def lora_state_dict(model: peft.PeftModel) -> Iterator[tuple[str, str, nn.Parameter]]:
-    """What is trained: module, "a" (R, in) or "b" (out, R), parameter."""
+def trained_weights(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """What is trained, by its name: of adapters a module's with `.a` (R, in) or `.b` (out, R), else the files'."""
+    if not isinstance(model, peft.PeftModel):
+        yield from ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+        return
     for name, layer in adapters_of(model).items():
-        yield name, "a", layer.lora_A["default"].weight
-        yield name, "b", layer.lora_B["default"].weight
+        yield f"{name}.a", layer.lora_A["default"].weight
+        yield f"{name}.b", layer.lora_B["default"].weight
+
+
+def set_weights(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Gives what is trained the values that are under its names."""
+    for name, weight in trained_weights(model):
+        assign(weight, arrays[name])
 
 
 def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
@@ -238,25 +272,25 @@ def whole_array(value: torch.Tensor) -> np.ndarray:
     return whole.detach().cpu().numpy()
 
 
-def set_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel, moments: Mapping[str, np.ndarray]) -> None:
+def set_moments(optimizer: torch.optim.Optimizer, model: Any, moments: Mapping[str, np.ndarray]) -> None:
     """Gives AdamW the state that whole_moments returned."""
     fused = optimizer.defaults["fused"]
-    for module, side, weight in lora_state_dict(model):
+    for of, weight in trained_weights(model):
         state = {name: torch.zeros_like(weight) for name in _MOMENTS}
         for name, place in state.items():
-            assign(place, moments[f"{module}.{side}.{name}"])
+            assign(place, moments[f"{of}.{name}"])
         step = torch.tensor(moments["step"].item(), dtype=torch.float32, device=weight.device if fused else "cpu")
         optimizer.state[weight] = {"step": step, **state}
 
 
-def whole_moments(optimizer: torch.optim.Optimizer, model: peft.PeftModel) -> dict[str, np.ndarray]:
-    """AdamW's state by module, "a" or "b", and name, and the number of updates that counted. Every process must ask."""
+def whole_moments(optimizer: torch.optim.Optimizer, model: Any) -> dict[str, np.ndarray]:
+    """AdamW's state by weight and name, and the number of updates that counted. Every process must ask."""
     arrays: dict[str, np.ndarray] = {}
     step = 0.0
-    for module, side, weight in lora_state_dict(model):
+    for of, weight in trained_weights(model):
         state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
         step = float(state.get("step", 0.0))
-        arrays |= {f"{module}.{side}.{name}": whole_array(state[name]) for name in _MOMENTS}
+        arrays |= {f"{of}.{name}": whole_array(state[name]) for name in _MOMENTS}
     return {"step": np.array([step], np.float32), **arrays}
 
 
@@ -327,7 +361,7 @@ def _of_hidden(
     if not predicts:
         return token_nll(hidden, embedding, tokens, loss_mask, softcap)
     marked = hidden[torch.arange(len(hidden), device=hidden.device), loss_mask.int().argmax(dim=1)]  # (B, E)
-    return _logits(marked.to(embedding.dtype), embedding).argmax(dim=-1)  # whose order no softcap changes
+    return _float32_product(marked.to(embedding.dtype), embedding).argmax(dim=-1)  # whose order no softcap changes
 
 
 def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import datasets
 import numpy as np
-import peft
 import torch
 import transformers
 from torch import nn
@@ -56,7 +55,7 @@ class TrlTrainer(SFTTrainer):
 
     def __init__(
         self,
-        model: peft.PeftModel,
+        model: Any,
         recipe: Recipe,
         batches: Batches,
         group: ProcessGroup,
@@ -78,8 +77,11 @@ class TrlTrainer(SFTTrainer):
         """Of the step under way, this process's part of loss and correct tokens, and what the whole of it holds."""
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = recipe.optimizer
+        # As Hugging Face's own, decay leaves norms and router scales alone; of adapters every tensor is a matrix.
+        vectors = {"params": [weight for weight in self.trained if weight.ndim < 2], "weight_decay": 0.0}
+        groups: list[dict[str, Any]] = [{"params": [weight for weight in self.trained if weight.ndim > 1]}, vectors]
         self.adamw = torch.optim.AdamW(
-            self.trained,
+            groups,
             lr=1.0,  # times what the schedule says
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
@@ -89,8 +91,6 @@ class TrlTrainer(SFTTrainer):
         schedule = LambdaLR(
             self.adamw, lambda update: learning_rate(optimizer, update=done + update, updates=batches.steps)
         )
-        # The model lies on its devices, split where there are several: accelerate need not move or wrap it.
-        model.is_distributed_loading_by_transformers = True  # type: ignore[assignment]
         super().__init__(
             model,
             _config(recipe, group, steps=batches.steps - done, folder=folder),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch.nn.functional import rms_norm
 from transformers.utils import logging
 
@@ -51,7 +52,20 @@ def normed(self: Any, x: torch.Tensor) -> torch.Tensor:
     Autocast would turn x, and what comes out, into float32.
     """
     with torch.autocast(x.device.type, enabled=False):
+        if self.with_scale and self.weight.dtype != x.dtype:  # one that is trained
+            return rms_norm(x.float(), x.shape[-1:], self.weight, self.eps).to(x.dtype)
         return rms_norm(x, x.shape[-1:], self.weight if self.with_scale else None, self.eps)
+
+
+def embedded(self: Any, tokens: torch.Tensor) -> torch.Tensor:
+    """Gives the tokens' rows of an embedding that is trained, in autocast's dtype, as all that follows is.
+
+    Transformers' own are float32, and so would be all that is added to them.
+    """
+    rows, kind = nn.functional.embedding(tokens, self.weight, self.padding_idx), tokens.device.type
+    if torch.is_autocast_enabled(kind):
+        rows = rows.to(torch.get_autocast_dtype(kind))
+    return rows * self.embed_scale.to(rows.dtype)
 
 
 @contextlib.contextmanager
