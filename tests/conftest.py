@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
+from support.made import made_once, shared_folder
 
 pytest_plugins = ["support.faults"]
 
@@ -105,8 +107,7 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, for the other processes
     of pytest-xdist, and for those that tests start; out of the developer's own cache. Only one of a limited size has
     a lock."""
-    root = tmp_path_factory.getbasetemp()
-    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
+    folder = shared_folder(tmp_path_factory) / "compiled"
     keys = {"compilation_cache_dir": str(folder), "compilation_cache_max_size": 2**30}
     keys["persistent_cache_min_compile_time_secs"] = 0.1
     os.environ |= {f"JAX_{name.upper()}": str(value) for name, value in keys.items()}
@@ -119,20 +120,19 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write
     into it."""
-    made: dict[tuple[str, str], Path] = {}
+    root = shared_folder(tmp_path_factory) / "checkpoints"
 
+    @cache
     def make(variant: str, dtype: str = "float32") -> Path:
-        if (variant, dtype) not in made:
-            folder = tmp_path_factory.mktemp("checkpoints") / f"{variant}-{dtype}"
-            made[variant, dtype] = make_checkpoint(find_variant(variant), folder, dtype=dtype)
-        return made[variant, dtype]
+        return made_once(root / f"{variant}-{dtype}", partial(make_checkpoint, find_variant(variant), dtype=dtype))
 
     return make
 
 
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(SMALL, tmp_path_factory.mktemp("small") / "base", dtype="float32", shards=1)
+    folder = shared_folder(tmp_path_factory) / "checkpoints" / "small"
+    return made_once(folder, partial(make_checkpoint, SMALL, dtype="float32", shards=1))
 
 
 @pytest.fixture
@@ -201,8 +201,8 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
 @pytest.fixture(scope="session")
 def seeing_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny E2B that takes images, in float32. Tests must not write into it."""
-    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-e2b-vision"
-    return make_checkpoint(with_vision(find_variant("tiny-e2b")), folder, dtype="float32")
+    folder = shared_folder(tmp_path_factory) / "checkpoints" / "tiny-e2b-vision"
+    return made_once(folder, partial(make_checkpoint, with_vision(find_variant("tiny-e2b")), dtype="float32"))
 
 
 @pytest.fixture
