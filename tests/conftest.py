@@ -28,7 +28,7 @@ from gemsmith.system.files import sha256_file
 from support.images import image_bytes
 from support.made import made_once, shared_folder
 
-pytest_plugins = ["support.faults"]
+pytest_plugins = ["pytester", "support.faults"]
 
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
 NEVER_SKIPPED_IN_CI = (

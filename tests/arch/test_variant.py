@@ -9,6 +9,7 @@ from gemsmith.arch import VARIANTS, find_variant, read_variant
 from gemsmith.arch.config import differing_fields
 from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError
+from support.cases import each
 
 
 def config_of(variant):
@@ -75,7 +76,7 @@ def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path)
     assert read_variant(saved).global_head_dim == published.head_dim
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama'"),

@@ -6,6 +6,7 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
 from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
+from support.cases import each
 
 MINIMAL = {"checkpoint": "/folder", "data": {"train": "/rows.jsonl"}}
 
@@ -42,7 +43,7 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
     assert expected in refused(with_value(key, 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value", "expected"),
     [
         ("lora.rank", "big", "lora.rank: 'big' was given"),
