@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -15,21 +15,23 @@ help:
 	@echo "make test       the quick tests;  make test-slow: those of whole runs;  make test-vllm: those that need vLLM"
 	@echo "make test-faults  what may go wrong does, and nothing is lost;  make test-faults-long: for more minutes"
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
+	@echo "make fuzz       damaged files of each kind, for FUZZ_SECONDS=60: each is read, or refused in one line"
+	@echo "make sbom       what the environments and images are made of (CycloneDX), and its licenses, into build"
 	@echo "make build/wheel    Gemsmith's wheel and locks, for launch --provider tpu-vm --wheel"
 	@echo "make bench      every benchmark in a short form, each held against its bound"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make clean      environments, caches and runs"
 
-.venv/.done: requirements/train.lock requirements/dev.lock scripts/make_env.sh
-	@scripts/make_env.sh .venv requirements/train.lock requirements/dev.lock
+.venv/.done: requirements/train.lock requirements/dev.lock requirements/torch.lock scripts/make_env.sh
+	@scripts/make_env.sh .venv requirements/train.lock requirements/dev.lock requirements/torch.lock
 
 .venv/.gemsmith: .venv/.done pyproject.toml
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . > .venv/gemsmith.log 2>&1 || { cat .venv/gemsmith.log >&2; exit 2; }
 	@touch $@
 
-.venv-serve/.done: requirements/serve.lock scripts/make_env.sh
-	@LIBRARIES=libnuma.so.1=libnuma1 scripts/make_env.sh .venv-serve requirements/serve.lock
+.venv-serve/.done: requirements/serve.lock requirements/torch.lock scripts/make_env.sh
+	@LIBRARIES=libnuma.so.1=libnuma1 scripts/make_env.sh .venv-serve requirements/serve.lock requirements/torch.lock
 
 env: .venv/.gemsmith
 
@@ -56,7 +58,7 @@ build/wheel: env
 	@rm -rf $@ build/lib && mkdir -p $@
 	@$(BIN)/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w $@ .
 	@rm -rf build/lib build/bdist.*
-	@cp requirements/train.lock requirements/tpu.lock requirements/gcs.lock $@
+	@cp requirements/train.lock requirements/tpu.lock requirements/gcs.lock requirements/torch.lock $@
 
 demo-launch: env serve-env $(if $(IMAGES),build/fashion_mnist)
 	$(BIN)/python scripts/demo_launch.py $(if $(IMAGES),--recipe recipes/demo_images.yaml --folder runs/demo-launch-images)
@@ -78,6 +80,11 @@ test-faults-long: env
 test-install: env
 	$(BIN)/python -m pytest -m install
 
+FUZZ_SECONDS ?= 60
+
+fuzz: env
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz
+
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm
 
@@ -93,9 +100,12 @@ check: env docs
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/shellcheck .ci/run scripts/*.sh $(shell find tests/launch/golden -name '*.sh')
 
+sbom: env serve-env
+	@$(BIN)/python scripts/sbom.py
+
 docs: env
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
 
 clean:
-	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache build runs
+	rm -rf .venv .venv-serve .venv.log .venv-serve.log .mypy_cache .ruff_cache .pytest_cache .hypothesis build runs
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model import choose_remat, memory_of, on_chips, step_cost
 from gemsmith.recipe.load import load_recipe
@@ -30,6 +29,7 @@ from gemsmith.runs.records import TrainRecord, read_record_file
 from gemsmith.runs.resolve import recipe_variant
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
+from tiny_checkpoints import make_checkpoint
 
 RECORD = RECORDS / "cpu_memory.json"
 DEMO = Path(__file__).parents[1] / "recipes" / "demo_base"

@@ -191,7 +191,7 @@ def encode_ratios(checkpoint: Path) -> dict[str, float]:
 def main() -> None:
     pairs, count = (int(value) for value in (sys.argv[1:] + ["2" if SHORT else "3", "30000"][len(sys.argv) - 1 :])[:2])
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.checkpoints.tiny import make_checkpoint
+        from tiny_checkpoints import make_checkpoint
 
         checkpoint, rows = make_checkpoint(VARIANT, Path(temporary) / "base"), Path(temporary) / "rows.jsonl"
         write_rows(rows, count)

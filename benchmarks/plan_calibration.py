@@ -26,13 +26,13 @@ import numpy as np
 
 from gemsmith import __version__
 from gemsmith.arch import Variant
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model import StepCost, choose_remat, on_chips, step_cost
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, share_reached, step_time
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT
+from tiny_checkpoints import make_checkpoint
 from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours
 
 RECORD = RECORDS / "plan_calibration.json"

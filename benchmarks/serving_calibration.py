@@ -21,7 +21,6 @@ from typing import Any
 from gemsmith import __version__
 from gemsmith.arch import Variant
 from gemsmith.bench.sweep import run_sweep
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import Shares, output_tokens_per_s, roofline_utilization, under_way
@@ -33,6 +32,7 @@ from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServeSettings, find_vllm
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
+from tiny_checkpoints import make_checkpoint
 
 RECORD = RECORDS / "serving_calibration.json"
 MODELS = ("22 M",) if SHORT else ("9 M", "22 M", "84 M")

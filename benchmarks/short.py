@@ -5,7 +5,10 @@ $GEMSMITH_BENCH_SHORT is a folder for records of short ones.
 
 import os
 import re
+import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # which has tiny_checkpoints
 
 SHORT = bool(os.environ.get("GEMSMITH_BENCH_SHORT"))
 RECORDS = Path(os.environ.get("GEMSMITH_BENCH_SHORT") or Path(__file__).parent / "records")

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.run import Run, find_run
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
+from tiny_checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[1]
 RECORD = RECORDS / "sigterm.json"

@@ -260,7 +260,7 @@ def compare(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    from gemsmith.checkpoints.tiny import make_checkpoint
+    from tiny_checkpoints import make_checkpoint
 
     variants: dict[str, Any] = {}
     for variant in VARIANTS:

@@ -26,7 +26,8 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant
 from gemsmith.errors import GemsmithError, MachineError
 from gemsmith.hardware import Chip, load_catalog
-from gemsmith.hardware.model import ImageWork, StepCost, forward_attention_flops, images_of, step_cost
+from gemsmith.hardware.model import ImageWork, StepCost, images_of, step_cost
+from gemsmith.hardware.model.work import forward_attention_flops
 from gemsmith.plan.aot.compile import check_compiler, compile_in_child
 from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, Operation, walk
 from gemsmith.recipe.load import build_recipe

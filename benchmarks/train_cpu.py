@@ -223,7 +223,7 @@ def check_losses(threads: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 1 if SHORT else 2
     with tempfile.TemporaryDirectory() as temporary:
-        from gemsmith.checkpoints.tiny import make_checkpoint
+        from tiny_checkpoints import make_checkpoint
 
         folder = make_checkpoint(VARIANT, Path(temporary) / "base", dtype="float32", shards=1)
         threads = {str(count): measure(folder, count, pairs) for count in ((2,) if SHORT else (1, 2))}

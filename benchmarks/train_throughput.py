@@ -31,10 +31,10 @@ from data_throughput import write_rows
 from gemsmith import __version__
 from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
-from gemsmith.checkpoints.tiny import make_config, make_tokenizer
 from gemsmith.hardware import load_catalog
 from gemsmith.runs.provenance import host_info
 from short import RECORDS, SHORT, peak_memory_bytes
+from tiny_checkpoints import make_config, make_tokenizer
 from train_cpu import VARIANT
 
 SIDES = ("gemsmith-trl", "gemsmith-tunix", "trl")

@@ -24,11 +24,11 @@ from typing import Any
 
 import yaml
 
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.runs.provenance import host_info
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 from sigterm import SMALL
+from tiny_checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parent
 RECIPE = """\

@@ -11,13 +11,13 @@ RUN apt-get update \
 ENV PATH=/opt/gemsmith/bin:$PATH
 
 WORKDIR /build
-COPY requirements/train.lock requirements/train.lock
-COPY pyproject.toml README.md LICENSE ./
-COPY src/gemsmith/__init__.py src/gemsmith/system/version.py src/gemsmith/
-RUN pip install --no-cache-dir --constraint requirements/train.lock '.[trl,verify,serve,report]' bitsandbytes==0.49.2
+COPY requirements/train.lock requirements/gpu.lock requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/train.lock -r requirements/gpu.lock \
+    && python -c 'import bitsandbytes, peft, torch, transformers, trl'
 
+COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --no-deps --force-reinstall . \
+RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1001 gemsmith
 USER 1001
 WORKDIR /home/gemsmith

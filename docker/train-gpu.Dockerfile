@@ -9,15 +9,15 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 
-# Constrained to the locked versions; torch itself names the exact versions of the CUDA wheels that it needs.
+# The locks name every package, those of CUDA too, and the hash of each.
 WORKDIR /build
-COPY requirements/train.lock requirements/train.lock
-COPY pyproject.toml README.md LICENSE ./
-COPY src/gemsmith/__init__.py src/gemsmith/system/version.py src/gemsmith/
-RUN pip install --no-cache-dir --constraint requirements/train.lock '.[trl,verify,report]' bitsandbytes==0.49.2
+COPY requirements/train.lock requirements/gpu.lock requirements/
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/train.lock -r requirements/gpu.lock \
+    && python -c 'import bitsandbytes, peft, torch, transformers, trl'
 
+COPY pyproject.toml README.md LICENSE ./
 COPY src src
-RUN pip install --no-cache-dir --no-deps --force-reinstall . \
+RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 gemsmith
 USER 1000
 WORKDIR /home/gemsmith

@@ -7,10 +7,11 @@ FROM python:3.11.13-slim-bookworm
 # --build-arg PIP_EXTRA_INDEX_URL; the usual wheel brings several GB of CUDA, which is of no use here.
 ARG PIP_EXTRA_INDEX_URL=""
 WORKDIR /build
-COPY requirements/train.lock requirements/tpu.lock requirements/gcs.lock requirements/
+COPY requirements/train.lock requirements/tpu.lock requirements/gcs.lock requirements/torch.lock requirements/gpu.lock requirements/
 # The locks name every package: pip must not look for others, since google-tunix and transformers ask for different versions of safetensors.
-RUN pip install --no-cache-dir --no-deps -r requirements/train.lock -r requirements/tpu.lock -r requirements/gcs.lock \
-    && { python -c 'import torch' || pip install --no-cache-dir "$(grep '^torch==' requirements/train.lock)"; } \
+RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/train.lock -r requirements/tpu.lock -r requirements/gcs.lock \
+    && pip install --no-cache-dir --no-deps -r requirements/torch.lock \
+    && { python -c 'import torch' || pip install --no-cache-dir --no-deps --require-hashes -r requirements/gpu.lock; } \
     && python -c 'import gcsfs, jax, peft, torch, transformers'
 
 COPY pyproject.toml README.md LICENSE ./

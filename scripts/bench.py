@@ -172,8 +172,8 @@ def pinned() -> dict[str, set[str]]:
     """Package -> its versions in the locks."""
     found: dict[str, set[str]] = {}
     for lock in (ROOT / "requirements").glob("*.lock"):
-        for line in lock.read_text(encoding="utf-8").split():
-            name, _, version = line.partition("==")
+        for pin in re.findall(r"\S+==\S+", lock.read_text(encoding="utf-8")):
+            name, _, version = pin.partition("==")
             found.setdefault(_normalized(name), set()).add(version.partition("+")[0])
     return found
 

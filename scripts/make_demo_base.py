@@ -1,7 +1,7 @@
 """Makes recipes/demo_base, the tiny Gemma 4 that the demo starts from: seeded, on a CPU, in about half an hour.
 
     python scripts/make_demo_base.py            recipes/demo_base
-    python scripts/make_demo_base.py --tokenizer   src/gemsmith/checkpoints/tiny_tokenizer.json, which it needs
+    python scripts/make_demo_base.py --tokenizer   scripts/tiny_checkpoints/tokenizer.json, which it needs
 
 LoRA on a random model learns next to nothing, so the base must know something. It learns to repeat words, and to write
 C, Python, JSON and port lists for the specifications of gemsmith.tasks.verilog.demo's train split. It never sees a
@@ -24,11 +24,11 @@ from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
 from gemsmith.arch import find_variant
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints.tiny import SPECIAL_TOKENS, make_tokenizer, write_checkpoint
 from gemsmith.tasks.verilog.demo import PORTS, WORDS, Spec, describe, expression, generate_rows, make_specs
+from tiny_checkpoints import SPECIAL_TOKENS, make_tokenizer, text_config, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
-TOKENIZER = ROOT / "src" / "gemsmith" / "checkpoints" / "tiny_tokenizer.json"
+TOKENIZER = ROOT / "scripts" / "tiny_checkpoints" / "tokenizer.json"
 FOLDER = ROOT / "recipes" / "demo_base"
 VARIANT = find_variant("tiny-31b")
 IGNORED = -100
@@ -171,7 +171,7 @@ def start_lively(model: torch.nn.Module, embed_dim: int) -> None:
 def pretrain(steps: int, rows: int, learning_rate: float, seed: int) -> Gemma4ForCausalLM:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    config = Gemma4TextConfig(**VARIANT.to_config())
+    config = Gemma4TextConfig(**text_config(VARIANT))
     config._attn_implementation = "eager"
     model = Gemma4ForCausalLM(config).float()
     start_lively(model, VARIANT.embed_dim)

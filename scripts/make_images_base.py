@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_config, make_tokenizer, write_checkpoint
 from gemsmith.data.prepare.fashion_mnist import CLASSES, read_images
 from gemsmith.images.patches import PatchConfig, make_patches
 from make_demo_base import IGNORED, start_lively
+from tiny_checkpoints import IMAGE_TOKENS, make_config, make_tokenizer, write_checkpoint
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "recipes" / "demo_images_base"

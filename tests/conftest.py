@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.cli import main
 from gemsmith.launch.provider import LaunchRecord
 from gemsmith.recipe.load import build_recipe
@@ -27,6 +26,7 @@ from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
 from support.made import made_once, shared_folder
+from tiny_checkpoints import make_checkpoint, with_vision
 
 pytest_plugins = ["pytester", "support.faults"]
 

@@ -45,3 +45,10 @@ def test_bad_input_is_one_line_and_exit_code_2(gemsmith, recipe, arguments, expe
     assert out == ""
     assert err.startswith("error: ") and err.count("\n") == 1
     assert expected in err
+
+
+def test_a_name_as_long_as_a_damaged_file_does_not_flood_the_terminal(gemsmith, recipe, tmp_path):
+    (tmp_path / "rows.csv").write_text(f"{'[' * 100_000},b\n1,2\n")
+    code, _, err = gemsmith("data", recipe, "--run", tmp_path / "run", "--set", f"data.train={tmp_path / 'rows.csv'}")
+    assert code == 2 and len(err) < 5000 and err.count("\n") == 1
+    assert err.startswith("error: rows.csv line 2: has the columns [[[") and "[ … [" in err and "allowed: " in err

@@ -114,7 +114,8 @@ def test_functions_that_architecture_names_are_there():
     missing = []
     for name in sorted(named):
         module, _, function = name.rpartition(".")
-        file = ROOT / "src" / "gemsmith" / f"{module.replace('.', '/')}.py"
+        place = ROOT / "src" / "gemsmith" / module.replace(".", "/")
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         text = file.read_text(encoding="utf-8") if file.is_file() else ""
         if not re.search(rf"^(def|class) {function}\b|^{function}\b.*=", text, flags=re.MULTILINE):
             missing.append(name)

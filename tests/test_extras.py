@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "gemsmith"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 # A part -> the extra that it needs; a part that is not here needs none.
-NEEDS = {"checkpoints.tiny": "dev"} | _EXTRAS | {"system.files": "data", "system.storage": "data"}
+NEEDS = _EXTRAS | {"system.files": "data", "system.storage": "data"}
 # What a part imports only where something else has brought it, or says itself how to get.
 ELSEWHERE = {
     ("export", "orbax"),  # reads what the JAX backend has saved
@@ -125,17 +125,35 @@ def test_the_extras_that_error_lines_name_are_there():
     assert named | set(NEEDS.values()) <= PROJECT["optional-dependencies"].keys()
 
 
+LOCKS = ("train", "dev", "serve", "tpu", "gcs", "gpu", "torch")
+
+
+def test_the_locks_are_found():
+    assert sorted(LOCKS) == sorted(file.stem for file in (ROOT / "requirements").iterdir())
+
+
 def read_lock(name: str) -> list[str]:
-    return (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8").split()
+    return re.findall(r"\S+==\S+", (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8"))
 
 
 def test_locks_of_one_environment_name_each_package_once():
-    pinned = [normalized(line) for line in read_lock("train") + read_lock("dev")]
+    pinned = [normalized(line) for line in [*read_lock("train"), *read_lock("dev"), *read_lock("torch")]]
     assert len(pinned) == len(set(pinned))
 
 
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_pin_has_hashes_and_no_lock_an_address(name):
+    text = (ROOT / "requirements" / f"{name}.lock").read_text(encoding="utf-8")
+    blocks = re.findall(r"^(\S+==\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})*)\n", text, re.M)
+    assert sum(len(pin) + len(hashes) + 1 for pin, hashes in blocks) == len(text)
+    assert all(bool(hashes) == (name != "torch") for _, hashes in blocks)
+
+
 def test_the_locks_have_what_the_extras_ask_for():
-    pinned = {normalized(line): line.partition("==")[2] for line in read_lock("train") + read_lock("dev")}
+    pinned = {
+        normalized(line): line.partition("==")[2]
+        for line in [*read_lock("train"), *read_lock("dev"), *read_lock("torch")]
+    }
     asked = [Requirement(item) for extra in PROJECT["optional-dependencies"].values() for item in extra]
     checked = [item for item in asked if normalized(item.name) in pinned]
     assert len(checked) > 30

@@ -408,3 +408,14 @@ def test_notices_of_a_stage_are_printed_as_they_are_the_grave_ones_first(capsys)
         capsys.readouterr().err
         == "data: critical: Do not use [b].\ndata: warning: 3 rows of [/a] are also trained on.\n"
     )
+
+
+def test_a_warmup_that_takes_all_steps_is_told_once(recipe, gemsmith):
+    """Before training, and not again with its record and below the summary."""
+    asked = ("--until", "train", "--set", "train.backend=trl", "--set", "optimizer.warmup_steps=9")
+    code, out, err = gemsmith("run", recipe(steps=1), *asked)
+    assert code == 0, err
+    notice = "Training has 1 step and warm-up takes 9, so no step gets optimizer.learning_rate"
+    assert (out.count(notice), err.count(notice)) == (0, 1) and "train: warning: " not in err
+    out, err = gemsmith("run", "runs/my", "--until", "train")[1:]
+    assert (out.count(notice), err.count(notice)) == (1, 0)  # nothing is trained, so the summary alone tells it

@@ -3,7 +3,8 @@
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 _LONGEST_LINE = 200
 
@@ -18,6 +19,14 @@ class InputError(GemsmithError):
     """What the user gave cannot be used: says what was given, what is allowed, what to do."""
 
     exit_code = 2
+
+
+class ProblemsError(InputError):
+    """Several things that are wrong, each an error of its own; the message has a line for each."""
+
+    def __init__(self, problems: Sequence[InputError]) -> None:
+        super().__init__("\n".join(" ".join(str(problem).split()) for problem in problems))
+        self.problems = tuple(problems)
 
 
 class RecipeError(InputError):
@@ -79,6 +88,16 @@ class Terminated(SystemExit):
     """
 
     exit_code = code = 143
+
+
+def as_one(problems: Sequence[InputError]) -> InputError:
+    """The only one, or a ProblemsError of several."""
+    return problems[0] if len(problems) == 1 else ProblemsError(problems)
+
+
+def problems_of(error: GemsmithError) -> tuple[Any, ...]:
+    """The error, or those that it is made of."""
+    return error.problems if isinstance(error, ProblemsError) else (error,)
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:

@@ -4,8 +4,8 @@ from collections import Counter
 import pytest
 
 from gemsmith.arch import ALL_LINEAR, LORA_KINDS, VISION, find_variant, kinds_of, lora_targets, vision_targets
-from gemsmith.checkpoints.tiny import with_vision
 from gemsmith.errors import RecipeError
+from tiny_checkpoints import with_vision
 
 
 def adapter_count(targets, rank):

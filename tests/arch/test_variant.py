@@ -7,13 +7,13 @@ import transformers
 
 from gemsmith.arch import VARIANTS, find_variant, read_variant
 from gemsmith.arch.config import differing_fields
-from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError
 from support.cases import each
+from tiny_checkpoints import make_config, text_config, with_vision
 
 
 def config_of(variant):
-    return {"model_type": variant.model_type, "text_config": variant.to_config()}
+    return {"model_type": variant.model_type, "text_config": text_config(variant)}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def config():
 def test_a_variant_reads_back_from_its_own_config(name):
     variant = VARIANTS[name]
     assert differing_fields(read_variant(config_of(variant)), variant) == []
-    assert differing_fields(read_variant(variant.to_config()), variant) == []
+    assert differing_fields(read_variant(text_config(variant)), variant) == []
 
 
 def test_a_config_that_gives_the_global_heads_by_layer_is_read(config):
@@ -62,7 +62,7 @@ def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path)
         find_variant("tiny-12b" if "Unified" in name else "tiny-31b"), layers=layers, global_every=every
     )
     published = published if "Text" in name else with_vision(published)
-    config = published.to_config() if "Text" in name else make_config(published)
+    config = text_config(published) if "Text" in name else make_config(published)
     getattr(transformers, name).from_dict(config).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
     text = saved.get("text_config", saved)
@@ -100,6 +100,18 @@ def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path)
         ),
         ({"enable_moe_block": True}, "num_experts = None"),
         ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input = 9"),
+        ({"layer_types": 60}, "layer_types = 60; it must be a list of names"),
+        ({"layer_types": [["full_attention"]] * 60}, "layer_types = [["),
+        ({"rope_parameters": ["default"]}, "rope_parameters = ['default']; it must be an object"),
+        ({"rope_parameters": {"sliding_attention": 1, "full_attention": {}}}, "rope_parameters.sliding_attention = 1"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": "big"}, "full_attention": {}}},
+            "rope_parameters.sliding_attention.rope_theta = 'big'; it must be a number above 0",
+        ),
+        ({"final_logit_softcapping": "soft"}, "final_logit_softcapping = 'soft'"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps = nan"),
+        ({"rms_norm_eps": {}}, "rms_norm_eps = {}"),
+        ({"hidden_size": "word " * 999}, "hidden_size = 'word word"),
     ],
 )
 def test_a_config_that_is_no_gemma_4_is_refused_by_the_key(config, change, message):
@@ -111,7 +123,7 @@ def test_a_config_that_is_no_gemma_4_is_refused_by_the_key(config, change, messa
             bad["text_config"][key] = value
     with pytest.raises(CheckpointError) as error:
         read_variant(bad)
-    assert message in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize(

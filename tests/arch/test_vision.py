@@ -3,8 +3,8 @@ import pytest
 from gemsmith.arch import VARIANTS, PatchProjection, VisionTower, find_variant, read_variant
 from gemsmith.arch.config import differing_fields
 from gemsmith.arch.vision_config import read_vision
-from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError
+from tiny_checkpoints import make_config, with_vision
 
 PUBLISHED = [name for name in VARIANTS if name.startswith("gemma4")]
 
@@ -43,6 +43,10 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it():
         ("gemma4-31b", {"hidden_activation": "silu"}, "vision_config.hidden_activation = 'silu'"),
         ("gemma4-31b", {"num_key_value_heads": 4}, "vision_config.num_key_value_heads = 4"),
         ("gemma4-12b", {"output_proj_dims": 5376}, "vision_config.output_proj_dims = 5376"),
+        ("gemma4-12b", {"rms_norm_eps": None}, "vision_config.rms_norm_eps = None"),
+        ("gemma4-31b", {"rms_norm_eps": "1e-6"}, "vision_config.rms_norm_eps = '1e-6'"),
+        ("gemma4-31b", {"rope_parameters": [1]}, r"vision_config.rope_parameters = \[1\]"),
+        ("gemma4-31b", {"rope_parameters": {"rope_theta": 0}}, "vision_config.rope_parameters.rope_theta = 0"),
     ],
 )
 def test_what_no_gemma_4_has_is_refused(name, wrong, said):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gemsmith.bench.cell import Count, LoadSpec, read_cell
-from gemsmith.bench.sweep import digest_cell, find_cell, keep_cell
+from gemsmith.bench.sweep import digest_cell, find_cell
 from gemsmith.recipe.serving import Load
 from gemsmith.runs.bench_records import Slo
 
@@ -20,11 +20,11 @@ def digest(
     return digest_cell(ask, slo, facts, client)
 
 
-def test_a_cell_is_found_again_under_its_digest(tmp_path: Path, result: dict[str, Any]) -> None:
-    cell = read_cell(ASK, result)
-    keep_cell(tmp_path / "cells", digest(), cell)
-    assert find_cell(tmp_path / "cells", digest()) == cell
-    assert find_cell(tmp_path / "cells", digest(client="vllm 0.33")) is None
+def test_a_cell_is_found_again(tmp_path: Path, result: dict[str, Any]) -> None:
+    cell, file = read_cell(ASK, result), tmp_path / "cell.json"
+    assert find_cell(file) is None
+    file.write_text(cell.model_dump_json(indent=1))
+    assert find_cell(file) == cell
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_a_cell_in_another_place_of_the_grid_is_the_same_cell() -> None:
 
 @pytest.mark.parametrize("damage", ["", "{", "{}", "null"])
 def test_a_damaged_cell_is_measured_again(damage: str, tmp_path: Path) -> None:
-    (tmp_path / f"{digest()}.json").write_text(damage)
-    assert find_cell(tmp_path, digest()) is None
+    (tmp_path / "cell.json").write_text(damage)
+    assert find_cell(tmp_path / "cell.json") is None

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.folder import INDEX
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.errors import CheckpointError
+from tiny_checkpoints import make_checkpoint, with_vision
 
 
 @pytest.mark.parametrize("name", ["tiny-12b", "tiny-31b", "tiny-e2b", "tiny-26b-a4b"])

@@ -76,6 +76,8 @@ def test_which_modules_get_an_adapter_is_told_as_peft_reads_it(read, change, exp
         ({"target_modules": 5}, "has target_modules = 5; it must be a list of modules' names, or one regular"),
         ({"target_modules": ["q_proj", 5]}, "has target_modules"),
         ({"exclude_modules": 5}, "has exclude_modules = 5"),
+        ({"modules_to_save": ["lm_head"] * 9999}, "has modules_to_save = .{200}; only plain"),
+        ({"init_lora_weights": "x" * 9999}, "has init_lora_weights = .{200}, which"),
         ({"layers_to_transform": "3"}, 'has layers_to_transform = "3"; it must be a layer or a list of them'),
     ],
 )

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.safetensors import check_digest, digest, fingerprint, read_header, write_tensors
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
+from tiny_checkpoints import make_checkpoint
 
 
 def test_tensors_read_as_transformers_reads_them(tiny_checkpoint):

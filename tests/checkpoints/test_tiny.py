@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 
 from gemsmith.arch import VARIANTS, find_variant, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
+from tiny_checkpoints import IMAGE_TOKENS, make_checkpoint, with_vision
 
 TINY = [name for name in VARIANTS if name.startswith("tiny")]
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints.tiny import make_tokenizer
 from gemsmith.data.dataset import Document
 from gemsmith.data.tokenize import Renderer, open_renderer
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from gemsmith.tasks.messages import text_message
+from tiny_checkpoints import make_tokenizer
 
 WORDS = ("user", "model", "system", "wire", "▁wire")
 

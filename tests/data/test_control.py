@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, SPECIAL_TOKENS
 from gemsmith.data.chat_template import EMPTY_THOUGHT, GEMMA_CONTROL, PLACEHOLDERS, find_control_tokens
 from gemsmith.data.dataset import Dataset, Document, read_dataset
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
@@ -12,6 +11,7 @@ from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import text_message
 from support.cases import each
+from tiny_checkpoints import IMAGE_TOKENS, SPECIAL_TOKENS
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
 PLAIN = ("<b>", "</b>", "<table>", "<unused7>", "[multimodal]", "\n\n", "\t\t", "<|>", "<||>")

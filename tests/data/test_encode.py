@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from gemsmith.checkpoints.tiny import make_tokenizer
 from gemsmith.data.encode import WordEncoder
+from tiny_checkpoints import make_tokenizer
 
 PIECES = [
     " ",

@@ -21,7 +21,6 @@ from gemsmith.errors import CheckpointError, DataError, RunError
 from gemsmith.images import workers
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import PatchConfig, count_soft_tokens, make_patches
-from gemsmith.images.workers import answer
 from gemsmith.runs.run import is_up_to_date
 from gemsmith.system.console import open_console
 from support.images import image_bytes, unusable_images, usable_images
@@ -38,7 +37,7 @@ def _in_this_process(request, monkeypatch):
     @contextmanager
     def open_workers(processes):
         with ThreadPoolExecutor(processes) as threads:
-            yield lambda asked: threads.submit(answer, asked)
+            yield threads.submit
 
     if "in_processes" not in request.fixturenames:
         monkeypatch.setattr(workers, "open_workers", open_workers)
@@ -313,7 +312,7 @@ def test_a_folder_of_photos_is_prepared(prepared, tmp_path):
     run, record = prepared(pets, data=data)
     assert (record.rows, record.images, record.held_out_also_trained) == (8, 8, 0)
     assert is_up_to_date(run, "data")
-    pipeline.check_stages(run, ["data"])
+    pipeline.refuse_problems(run, ["data"])
     (pets / "cat" / "9.png").write_bytes(write())
     with pytest.raises(RunError, match=r"pets has changed since .*data.json was made from it"):
         pipeline._refuse_changed_rows(run)

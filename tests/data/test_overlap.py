@@ -19,8 +19,8 @@ def hashes(documents: list[Document]) -> np.ndarray:
 
 
 def overlap(trained: list[Document], *held_out: Document):
-    found = find_overlap(hashes(trained), held_out)
-    return found.prompts, found.answers
+    counts = find_overlap(hashes(trained), held_out).counts
+    return counts.same_prompt, counts.same_answer
 
 
 @pytest.mark.parametrize(("held_out", "expected"), [

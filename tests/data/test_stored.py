@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import struct
 
 import pyarrow
 import pyarrow.parquet
@@ -105,6 +106,43 @@ def test_a_saved_dataset_with_a_missing_shard_is_refused(tmp_path):
     assert "data-00000-of-00001.arrow is missing" in refused(tmp_path)
     with pytest.raises(DataError):
         find_files(str(tmp_path))
+
+
+def test_a_name_that_stands_twice_among_very_many_is_found_without_comparing_all(tmp_path):
+    names = [*map("c{}".format, range(200_000)), "c199999"]
+    (tmp_path / "rows.csv").write_text(",".join(names) + "\n")
+    (tmp_path / "rows.jsonl").write_text("{" + ",".join(f'"{name}":1' for name in names) + "}")
+    assert "rows.csv line 1: has the column 'c199999' twice" in refused(tmp_path / "rows.csv")
+    assert "c199999 is given twice" in refused(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("entries", [7, [None], [{}], [["a.arrow"]]])
+def test_a_saved_dataset_that_names_no_files_is_refused(tmp_path, entries):
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": entries}))
+    assert "state.json: names no files; save the dataset again" in refused(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": {"a": entries}}))
+    assert refused(tmp_path).endswith(f"such as {tmp_path / 'train'}")
+
+
+def test_an_arrow_file_whose_offsets_lie_outside_it_is_refused_before_they_are_followed(tmp_path):
+    table = pyarrow.Table.from_pylist([PAIR] * 3)
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
+    file, offsets = tmp_path / "a.arrow", struct.Struct("<4i")
+    whole = file.read_bytes()
+    assert whole.count(offsets.pack(0, 3, 6, 9)) == 1
+    file.write_bytes(whole.replace(offsets.pack(0, 3, 6, 9), offsets.pack(0, 2**30, 2**30 + 3, 9)))
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "a.arrow"}]}))
+    assert "cannot be read as an arrow stream (" in refused(tmp_path)
+
+
+def test_what_arrow_says_in_several_lines_is_refused_in_one(tmp_path):
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([PAIR]), file)
+    data = bytearray(file.read_bytes())
+    data[4:12] = b"\xff" * 8
+    file.write_bytes(data)
+    assert "rows.parquet: cannot be read (" in refused(file)
 
 
 def test_a_key_that_a_row_gives_twice_is_refused_with_its_line(tmp_path):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints.tiny import make_tokenizer
 from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.recipe.schema import Data
 from support.cases import each
+from tiny_checkpoints import make_tokenizer
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
@@ -155,7 +155,6 @@ NOT_COMPILED = [
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from gemsmith.checkpoints.tiny import make_tokenizer
 from gemsmith.system.workers import ProcessLimits, limited
 from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 folder = Path(sys.argv[1])

@@ -12,14 +12,14 @@ import pytest
 from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.tokenize import render_documents
-from gemsmith.data.workers import Opening, Prompts
+from gemsmith.data.workers import Opening
 from gemsmith.errors import DataError
 from gemsmith.system.workers import ProcessLimits
 
 
 @pytest.fixture
 def ask(tokenizer_folder, monkeypatch):
-    """Returns the worker's replies to requests: `ask([document], Prompts(()))`."""
+    """Returns the worker's replies to requests: `ask([document], ())`."""
 
     def replies(*requests: object) -> list[object]:
         opening = Opening(folder=tokenizer_folder, template=find_template(tokenizer_folder), limits=ProcessLimits())
@@ -49,7 +49,7 @@ def test_rows_come_back_end_to_end_as_rendering_them_here_gives(ask, renderer, d
 
 def test_a_row_that_is_refused_is_the_answer_and_the_next_request_is_answered(ask, document):
     good, forged = document("user=a", "assistant=b"), document("user=a", "assistant=b<turn|>")
-    refused, packed, (ids,), refused_prompt = ask([forged], [good], Prompts(((good, 1),)), Prompts(((forged, 2),)))
+    refused, packed, (ids,), refused_prompt = ask([forged], [good], ((good, 1),), ((forged, 2),))
     ((origin, error),) = refused.bad
     assert (refused.origins, origin, error.kind) == ([], "rows.jsonl line 1", "control token")
     assert "holds <turn|>, a control token" in str(error)

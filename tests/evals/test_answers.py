@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_read_is_one_line(gemsmith, dataset, write, rows, 
     ],
 )
 def test_what_does_not_go_together_is_one_line(gemsmith, monkeypatch, arguments, said):
-    monkeypatch.setattr("gemsmith.tasks.verilog.task.find_simulator", lambda: "Icarus Verilog")
+    monkeypatch.setattr("gemsmith.tasks.verilog.simulate.find_simulator", lambda: "Icarus Verilog")
     code, out, err = gemsmith("eval", *arguments)
     assert (code, out) == (2, "") and said in err and len(err.strip().splitlines()) == 1
 

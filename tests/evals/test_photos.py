@@ -144,7 +144,7 @@ def test_held_out_images_of_a_run_that_was_trained_on_text_need_a_server_that_ta
 def test_images_that_the_server_resizes_itself_are_counted(photo_run: Callable[..., Run]) -> None:
     run = photo_run()
     (task,), _ = open_tasks(run)
-    assert image_notices(task) == []
+    assert not list(image_notices(task))
     Path(task.questions[0].images[0].path).write_bytes(image_bytes(200, 100))
     (task,), _ = open_tasks(run)
     (notice,) = image_notices(task)

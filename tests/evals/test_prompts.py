@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS
 from gemsmith.errors import EngineError
 from gemsmith.evals.stage import evaluate
 from gemsmith.evals.tasks import open_tasks
 from gemsmith.images.patches import PatchConfig, count_soft_tokens
 from gemsmith.runs.run import Run
 from gemsmith.serve.stage import Servers
+from tiny_checkpoints import IMAGE_TOKENS
 
 BOI, IMAGE, EOI = (IMAGE_TOKENS[f"{name}_token"][0] for name in ("boi", "image", "eoi"))
 

@@ -19,6 +19,7 @@ from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, RunError
 from gemsmith.export.adapters import delta_norm, find_step, read_run_adapter
 from gemsmith.verify.logits import load_model, load_peft
+from tiny_checkpoints import text_config
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 
@@ -195,7 +196,7 @@ def test_peft_puts_the_adapter_on_the_text_only_class(adapter_of, tmp_path, vari
 
     numbers = find_variant(variant)
     unified = "Unified" if numbers.model_type == "gemma4_unified" else ""
-    config = getattr(transformers, f"Gemma4{unified}TextConfig")(**numbers.to_config() | {"dtype": "float32"})
+    config = getattr(transformers, f"Gemma4{unified}TextConfig")(**text_config(numbers) | {"dtype": "float32"})
     model = getattr(transformers, f"Gemma4{unified}ForCausalLM")(config)
     adapter = adapter_of(variant)
     mapping = {r"^model\.language_model\.": "model."} if way == "renamed while loading" else None

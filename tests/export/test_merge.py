@@ -17,11 +17,11 @@ import pytest
 from gemsmith.arch import find_variant, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
 from gemsmith.system.files import atomic_replace_dir
 from gemsmith.verify.logits import load_model, load_peft
+from tiny_checkpoints import make_checkpoint, with_vision
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 Usage = namedtuple("Usage", "total used free")

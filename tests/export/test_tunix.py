@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import Variant, find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.export.stage import export_tunix
 from gemsmith.export.tunix import read_tunix_adapter
 from gemsmith.verify.logits import load_model
+from tiny_checkpoints import make_checkpoint
 
 # Tunix's own, of names that newer JAX and Flax have elsewhere.
 pytestmark = [

@@ -2,7 +2,7 @@ from datetime import date
 
 import pytest
 
-from gemsmith.hardware import Price, billed_hours, doubts_of, load_catalog
+from gemsmith.hardware.catalog import Price, billed_hours, doubts_of, load_catalog
 
 TODAY = date(2026, 11, 23)
 

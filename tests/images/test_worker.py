@@ -1,17 +1,19 @@
 import pickle
 import subprocess
 import sys
+from functools import partial
 
+from gemsmith.images.check import validate_image
 from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig
-from gemsmith.images.workers import Validate
 from support.images import image_bytes
 
 PATCHING = PatchConfig(budget=70)
 
 
 def test_each_request_is_answered_in_turn_until_there_are_no_more():
-    requests = b"".join(pickle.dumps(Validate(data, PATCHING)) for data in (image_bytes(), b"", image_bytes(5, 5)))
+    calls = (partial(validate_image, data, PATCHING) for data in (image_bytes(), b"", image_bytes(5, 5)))
+    requests = b"".join(map(pickle.dumps, calls))
     command = [sys.executable, "-P", "-c", "from gemsmith.images.workers import main; main()"]
     replies = subprocess.run(command, input=requests, capture_output=True, check=True).stdout
     found = []

@@ -73,8 +73,8 @@ def killing(monkeypatch, code: str) -> None:
 def test_a_decoder_that_crashes_is_a_fault_of_its_image_and_of_no_other(monkeypatch, images):
     killing(
         monkeypatch,
-        "import os, signal, gemsmith.images.workers as worker; kept = worker.validate_image; "
-        "worker.validate_image = lambda source, patching: kept(source, patching) if source != b'crash' "
+        "import os, signal, gemsmith.images.check as check; kept = check.validate_image; "
+        "check.validate_image = lambda source, patching: kept(source, patching) if source != b'crash' "
         "else os.kill(os.getpid(), signal.SIGSEGV)",
     )
     found = list(check_images([images[0].path, b"crash", images[1].path], PATCHING, processes=1))

@@ -8,6 +8,7 @@ import pytest
 
 from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.convert import find_rule
+from gemsmith.importers.table import unknown
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def trl() -> Any:
 def test_every_key_of_pefts_lora_config_has_a_rule():
     config = fields_of(pytest.importorskip("peft").LoraConfig)
     assert len(config) > 30
-    assert [key for key in config if not find_rule(key, trainer.PEFT_RULES)] == []
+    assert [key for key in config if find_rule(key, trainer.PEFT_RULES) is unknown] == []
     assert {key: config[key] for key in trainer.PEFT_DEFAULTS} == trainer.PEFT_DEFAULTS
 
 
@@ -40,7 +41,7 @@ def test_every_key_of_trls_configs_has_a_rule(trl):
         "dataset_kwargs",
     }
     assert len(keys) > 120
-    assert [key for key in sorted(keys) if not find_rule(key, trainer.RULES)] == []
+    assert [key for key in sorted(keys) if find_rule(key, trainer.RULES) is unknown] == []
 
 
 def test_defaults_are_those_of_trl_and_transformers(trl):

@@ -47,10 +47,9 @@ def revision_template(template: dict) -> dict:
 
 def volume_of(volume: dict) -> dict:
     source = volume["csi"]
-    return {
-        "name": volume["name"],
-        "gcs": {"bucket": source["volumeAttributes"]["bucketName"], "readOnly": source["readOnly"]},
-    }
+    given = source["volumeAttributes"]
+    options = {"mountOptions": given["mountOptions"].split(",")} if "mountOptions" in given else {}
+    return {"name": volume["name"], "gcs": {"bucket": given["bucketName"], "readOnly": source["readOnly"], **options}}
 
 
 def container_of(container: dict) -> dict:
@@ -115,18 +114,23 @@ def kept_bodies():
                 yield "run_v2.Job", job_of(sent["body"])
             elif sent["path"].endswith("/services"):
                 yield "run_v2.Service", service_of(sent["body"])
+    yield "run_v2.Service", service_of(yaml.safe_load((GOLDEN / "cloud-run" / "stream" / "service.yaml").read_text()))
     for file in sorted((GOLDEN / "gke").rglob("jobset.yaml")):
         for replicated in yaml.safe_load(file.read_text())["spec"]["replicatedJobs"]:
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "slice"}, **replicated["template"]}
             yield "k8s", job
+    for file in sorted((GOLDEN / "gke").rglob("service.yaml")):
+        for document in yaml.safe_load_all(file.read_text()):
+            if document["kind"] != "PodMonitoring":  # which is Google's own
+                yield "k8s", document
 
 
 def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
-        "k8s": 6,
+        "k8s": 11,
         "run_v2.Job": 7,
-        "run_v2.Service": 5,
+        "run_v2.Service": 6,
         "tpu_v2.QueuedResource": 6,
     }
 

@@ -92,6 +92,18 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
         (("--tasks", "2"), "--tasks 2: only --provider cloud-run --stages predict, without other stages, shares"),
         (("--rows", "gs://b/r.jsonl", "--stages", "predict"), "--timeout-hours: is missing, and nothing tells how"),
         (("--stages", "predict,train"), "--stages predict,train: must name stages in their order: plan,data,train"),
+        (
+            ("--load", "stream", "--stages", "plan,data,train"),
+            "--load stream: the service is of the merged weights, and",
+        ),
+        (
+            ("--max-replicas", "2", "--stages", "plan"),
+            "--max-replicas 2: the service is of the merged weights, and --st",
+        ),
+        (
+            ("--load", "stream", "--set", "serve.container_image=vllm/vllm-openai:v0.11.0"),
+            "serve.container_image: vllm/vllm-openai:v0.11.0 is older than vLLM 0.11.1 and cannot stream weights",
+        ),
         (("--max-usd", "1"), "--max-usd 1: this launch can cost"),
         (
             ("--set", "hardware.catalog=unpriced.yaml", "--machine", "cloud-run-20", "--stages", "plan,data,train"),
@@ -102,6 +114,60 @@ def test_a_token_that_is_missing_is_named_with_what_to_do(refused):
 def test_what_cannot_be_launched_is_refused_before_anything_is_asked(refused, options, error):
     Path("unpriced.yaml").write_text(UNPRICED)
     assert error in refused(*options)[1]
+
+
+@pytest.mark.parametrize("on", ["tpu-vm", "sky"])
+@pytest.mark.parametrize("option", [("--load", "stream"), ("--load", "mount"), ("--max-replicas", "1")])
+def test_where_there_is_no_service_its_options_are_refused(refused, on, option):
+    error = refused("--provider", on, "--zone", "us-east5-a", *option)[1]
+    assert f"{' '.join(option)}: --provider {on} makes no service of the tuned model; leave it out, or choose" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--load", "stream"), "--load stream: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100"),
+        (("--max-replicas", "2"), "--max-replicas 2: needs --serve-machine, the service's machine"),
+        (("--serve-machine", "v6e-8", "--stages", "plan,data"), "--serve-machine v6e-8: the service is of the merged"),
+        (("--serve-machine", "v7x-8"), "--serve-machine: 'v7x-8' is not in the catalog"),
+        (("--serve-machine", "v6e-16"), "--serve-machine v6e-16: on Kubernetes a server has one host, of v5e-4"),
+        (("--serve-machine", "cloud-run-20"), "--serve-machine cloud-run-20: on Kubernetes a server has one host"),
+        (("--serve-machine", "cpu"), "--serve-machine cpu: on Kubernetes a server has one host"),
+        (("--serve-machine", "2xv6e-8"), "--serve-machine 2xv6e-8: on Kubernetes a server has one host"),
+        (("--serve-machine", "v6e-1"), "--serve-machine v6e-1: gemma4-31b needs "),
+        (
+            ("--serve-machine", "1xh100", "--set", "serve.dtype=float32"),
+            "--serve-machine 1xh100: gemma4-31b needs ",
+        ),
+        (
+            ("--serve-machine", "1xh100", "--set", "serve.arguments=[--api-key, x]"),
+            "serve.arguments: --api-key: --api-key would be printed and recorded",
+        ),
+        (
+            ("--serve-machine", "2xh100", "--load", "stream", "--set", "serve.container_image=me/vllm:v0.10.2"),
+            "serve.container_image: me/vllm:v0.10.2 is older than vLLM 0.11.1",
+        ),
+    ],
+)
+def test_a_service_that_kubernetes_cannot_have_is_refused(refused, options, error):
+    job = ("--provider", "gke", "--cluster", "c1", "--machine", "v6e-8", "--set", "train.backend=tunix")
+    job += ("--set", "train.dtype=bfloat16", "--set", "train.global_batch_size=8")
+    assert refused(*job, *options)[1].startswith(f"error: {error}")
+
+
+def test_cloud_run_serves_on_no_other_machine(refused):
+    said = "--serve-machine v6e-8: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on no other; leave it"
+    assert said in refused("--serve-machine", "v6e-8")[1]
+
+
+@pytest.mark.parametrize(("option", "said"), [
+    (("--load", "copy"), "'copy' is not one of 'mount', 'stream'"),
+    (("--max-replicas", "0"), "0 is not in the range"),
+    (("--max-replicas", "many"), "'many' is not a valid integer range"),
+])  # fmt: skip
+def test_an_option_of_the_service_that_means_nothing_is_refused(gemsmith, launched, option, said):
+    code, _, err = gemsmith("launch", "big.yaml", "--provider", "cloud-run", *WHERE, *option)
+    assert code == 2 and said in err and not Path("launches").exists()
 
 
 def test_without_gcloud_the_line_says_where_it_is_from(refused, monkeypatch, tmp_path):

@@ -52,6 +52,22 @@ def test_four_tasks_of_predict_are_rendered_as_they_were(shipped):
     compare(GOLDEN / "cloud-run" / "predict", rendered(shipped, "cloud-run", "pets_31b", **FOUR_TASKS))
 
 
+def test_a_service_of_streamed_weights_is_rendered_as_it_was(shipped):
+    files = rendered(shipped, "cloud-run", "verilog_31b", load="stream", max_replicas=3)
+    compare(GOLDEN / "cloud-run" / "stream", {name: files[name] for name in ("service.yaml", "serve.sh")})
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("tpu_service", {"serve_machine": "v6e-8", "max_replicas": 4}),
+    ("gpu_service", {"serve_machine": "2xh100", "load": "stream"}),
+])  # fmt: skip
+def test_a_service_on_kubernetes_is_rendered_as_it_was(shipped, name, options):
+    files = rendered(shipped, "gke", "verilog_31b", **options)
+    compare(GOLDEN / "gke" / name, {name: files[name] for name in ("service.yaml", "serve.sh")})
+    job = {name: files[name] for name in files if name not in ("service.yaml", "serve.sh")}
+    assert job == rendered(shipped, "gke", "verilog_31b"), "the job is the same with a service and without"
+
+
 def compare(folder, files):
     if not folder.exists():
         folder.mkdir(parents=True)

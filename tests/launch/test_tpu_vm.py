@@ -187,8 +187,10 @@ class TestWithoutAContainer:
     def test_uv_installs_what_the_locks_name_and_the_stages_run_there(self, boot, wheel, tmp_path):
         calls, ended = boot(wheel=wheel, code=3)
         assert ended == 3 and deletions(calls) and not [call for call in calls if call[0] == "docker"]
-        (installed,) = [call for call in calls if call[:3] == ["uv", "pip", "install"]]
-        assert "--no-deps" in installed and [Path(word).name for word in installed if word.endswith("lock")] == [*LOCKS]
+        installed = [call for call in calls if call[:3] == ["uv", "pip", "install"]]
+        given = [[Path(word).name for word in call if word.endswith(("lock", "whl"))] for call in installed]
+        assert given == [[*LOCKS[:-1]], ["torch.lock", "*.whl"]] and all("--no-deps" in call for call in installed)
+        assert ["--require-hashes" in call for call in installed] == [True, False]
         (run,) = [call for call in calls if call[0] == "gemsmith"]
         assert run[1:4] == ["launch", "worker", "gs://runs/team/big"]
         again, _ = boot(wheel=wheel)

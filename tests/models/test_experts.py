@@ -142,7 +142,7 @@ def test_devices_that_share_the_experts_and_the_tokens_give_the_same():
 def test_tp_splits_the_experts_of_a_layer():
     """Of 8 experts with tp 2, each device gets 4 and multiplies with these, as the plan counts on."""
     variant, mesh = find_variant("tiny-26b-a4b"), AbstractMesh((1, 2, 1, 2), AXES)
-    specs = {path[-1]: spec for path, spec in gathered_specs(variant, 0, mesh=mesh).items() if "experts" in path}
+    specs = {path[-1]: spec for path, (spec, _) in gathered_specs(variant, 0, mesh=mesh).items() if "experts" in path}
     assert specs == dict.fromkeys(("gate_up_proj", "down_proj"), PartitionSpec("tp", None, None))
     x, shares, chosen = jnp.zeros((2, 8, variant.embed_dim)), jnp.ones((2, 8, 2)), jnp.zeros((2, 8, 2), jnp.int32)
     text = str(jax.make_jaxpr(partial(Experts(variant, dtype=jnp.dtype("float32")), mesh=mesh))(x, shares, chosen))

@@ -10,12 +10,13 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 
 from gemsmith.arch import find_variant
 from gemsmith.models.attention import inverse_frequencies, make_heads
+from tiny_checkpoints import text_config
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b", "tiny-31b"])
 def test_frequencies_are_those_of_transformers_to_the_last_bits(name):
     variant = find_variant(name)
-    reference = Gemma4TextRotaryEmbedding(Gemma4TextConfig(**variant.to_config()))
+    reference = Gemma4TextRotaryEmbedding(Gemma4TextConfig(**text_config(variant)))
     glob = inverse_frequencies(variant.global_head_dim, variant.rope_theta_global, variant.rotary_fraction_global)
     local = inverse_frequencies(variant.head_dim, variant.rope_theta_local, 1.0)
     np.testing.assert_allclose(glob, reference.full_attention_inv_freq.numpy(), rtol=2.4e-7)

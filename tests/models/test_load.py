@@ -8,9 +8,9 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.errors import CheckpointError
 from gemsmith.models import Execution, load_model
+from tiny_checkpoints import make_checkpoint, with_vision
 
 
 def test_every_tensor_is_read_once_and_lands_turned_and_cast(tiny_checkpoint):

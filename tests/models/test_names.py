@@ -3,9 +3,9 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import VARIANTS, find_variant, parameter_count, text_tensors, vision_tensors
-from gemsmith.checkpoints.tiny import with_vision
 from gemsmith.models import abstract_model, hf_names_of, path_of
 from gemsmith.models.sharding import kernel_shape
+from tiny_checkpoints import with_vision
 
 
 @pytest.mark.parametrize("name", VARIANTS)

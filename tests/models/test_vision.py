@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.models.vision import blocks_of
+from tiny_checkpoints import make_checkpoint, with_vision
 
 
 def test_each_image_of_a_row_is_a_block_of_its_own_even_without_tokens_between():

@@ -9,11 +9,11 @@ from transformers import AutoModelForImageTextToText
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data.batches import join, room_for
 from gemsmith.images.patches import Patches
 from gemsmith.models import load_model
 from gemsmith.train.jax.images import batch_images, bucket_shape
+from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
 TINY = ("tiny-31b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("e2b", "26b-a4b", "12b")))
 BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token", "eoi_token"))

@@ -92,7 +92,7 @@ def test_the_key_knows_versions_and_code(recipe, monkeypatch):
     assert before == cache_key(recipe(), V5P)
     monkeypatch.setattr(plan_compiled, "_versions", lambda: {"libtpu": "2"})
     after = cache_key(recipe(), V5P)
-    monkeypatch.setattr(plan_compiled, "_code", lambda: "other")
+    monkeypatch.setattr(plan_compiled, "SOURCES", ("arch",))
     assert len({before, after, cache_key(recipe(), V5P)}) == 3
 
 

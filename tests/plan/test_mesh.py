@@ -6,8 +6,9 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.hardware import find_machine, load_catalog
-from gemsmith.hardware.model import held_on_cpu, step_cost
+from gemsmith.hardware.model import step_cost
 from gemsmith.hardware.model.limits import allowed_tp
+from gemsmith.hardware.model.memory import held_on_cpu
 from gemsmith.plan.mesh import choose_mesh
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh

@@ -1,10 +1,10 @@
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints.tiny import with_vision
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.checks import check_served_adapter
 from gemsmith.recipe.load import build_recipe
+from tiny_checkpoints import with_vision
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 

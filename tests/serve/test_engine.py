@@ -10,6 +10,7 @@ from gemsmith.errors import CheckpointError, InputError, MachineError
 from gemsmith.serve.settings import (
     ServeSettings,
     VllmEnvironment,
+    check_imports,
     find_vllm,
     refuse_without_template,
     server_environment,
@@ -34,6 +35,18 @@ def test_a_python_without_vllm_is_refused(fake_vllm: Callable[..., Path]) -> Non
     fake_vllm(version="")
     with pytest.raises(MachineError, match=r"^\$GEMSMITH_SERVE_PYTHON: .* has no vLLM; make it with: make serve-env"):
         find_vllm()
+
+
+def test_an_import_of_vllm_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("gemsmith.serve.settings.IMPORT_S", 0.1)
+    environment = VllmEnvironment(python=python, package="vllm", version="0.32.0")
+    with pytest.raises(
+        MachineError, match=r"cannot be imported \(still at it after 0.1 s\); make that environment again"
+    ):
+        check_imports(environment)
 
 
 def engine(package: str, version: str = "0.32.0") -> VllmEnvironment:

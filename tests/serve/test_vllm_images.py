@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gemsmith.checkpoints.peft import write_peft_adapter
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS
 from gemsmith.data.dataset import Document
 from gemsmith.data.tokenize import open_renderer
 from gemsmith.errors import EngineError, MachineError
@@ -28,6 +27,7 @@ from gemsmith.serve.stage import Servers
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import image_bytes
 from support.trained_run import make_adapter
+from tiny_checkpoints import IMAGE_TOKENS
 
 pytestmark = pytest.mark.vllm
 PATCHING = PatchConfig(budget=70, patch=4)

@@ -15,16 +15,14 @@ from gemsmith.tasks import (
     GENERATORS,
     SCORERS,
     SOURCES,
-    Benchmark,
-    DataGenerator,
     Question,
     Scorer,
-    SupportsValidation,
     Verdict,
     find_generator,
     find_scorer,
     find_source,
 )
+from gemsmith.tasks.base import Benchmark, DataGenerator, SupportsValidation
 from gemsmith.tasks.messages import text_message, text_of
 
 FOLDER = Path(gemsmith.tasks.__file__).parent

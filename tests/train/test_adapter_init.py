@@ -13,7 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from gemsmith.arch import find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.inputs import load_init_adapter, start_adapter_hash
@@ -22,6 +21,7 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import targets_of
 from gemsmith.train.jax.mesh import make_mesh
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 ROWS, LENGTH, RATE = 2, 40, 1e-3
 

@@ -7,12 +7,12 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import Checkpoint
-from gemsmith.checkpoints.tiny import make_config, with_vision
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Data, Lora
 from gemsmith.train.inputs import check_patching
+from tiny_checkpoints import make_config, with_vision
 
 TINY = with_vision(find_variant("tiny-31b"))
 WIDE = ImageInfo(path="wide.png", sha256="", width=60, height=12, soft_tokens=50)

@@ -14,7 +14,6 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import hf_names_of
 from gemsmith.recipe.backends import SAVED
 from gemsmith.recipe.load import build_recipe
@@ -23,6 +22,7 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import make_mesh
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.schedule import learning_rate
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 10

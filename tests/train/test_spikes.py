@@ -4,10 +4,15 @@ import re
 import numpy as np
 import pytest
 
+from gemsmith.errors import EngineError
+from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import TrainStep
+from gemsmith.runs.run import open_run
+from gemsmith.train import loop
 from gemsmith.train.loss_checks import grad_norm_warnings, reason_to_stop, spike_limit
+from gemsmith.train.stage import train
 
 
 def make_step(number, loss=1.0, grad_norm=1.0, **values):
@@ -87,3 +92,49 @@ def test_spikes_of_the_gradient_norm_are_a_warning_that_says_what_to_lower():
         "31B others take 5e-05 and 0.1, with optimizer.beta2 at 0.995.",
     )
     assert grad_norm_warnings(steps[:3], recipe) == ()
+
+
+@pytest.mark.parametrize("backend", [pytest.param("tunix", marks=pytest.mark.slow), "trl"])
+@pytest.mark.filterwarnings("ignore")  # upstream's, at import
+def test_a_spike_of_the_gradient_norm_is_told_or_skipped_or_ends_the_run(
+    prepare, tmp_path, monkeypatch, capsys, same_numbers, backend
+):
+    """Its loss is none."""
+    keys = {"backend": backend, "max_steps": 4, "save_steps": 1, "save_total_limit": 4}
+    plain = train(prepare(tmp_path / "plain", train=keys))
+
+    def limit(values, step, factor):
+        return 0.0 if (step, factor) == (3, 7.0) else math.inf
+
+    monkeypatch.setattr(loop, "spike_limit", limit)
+    runs = {
+        what: prepare(tmp_path / what, train=keys | {"on_spike": what, "grad_norm_spike_factor": 7.0})
+        for what in ("report", "skip", "stop")
+    }
+    told = train(runs["report"])
+    assert same_numbers(told, plain)
+    assert (told.grad_norm_spikes, told.spikes, told.skipped) == ((3,), (), ())
+    assert any("gradient norm was over 7 × the median before it in 1 of 4 steps" in text for text in told.warnings)
+    assert (
+        f"loss {told.steps[2].loss:.4f}: gradient norm {told.steps[2].grad_norm:.4g}, a spike\n"
+        in capsys.readouterr().err
+    )
+    skipped = train(runs["skip"])
+    assert (skipped.grad_norm_spikes, skipped.spikes, skipped.skipped) == ((3,), (), (3,))
+    assert "a spike, its update is left out\n" in capsys.readouterr().err
+    before, after, later = (weights(runs["skip"], step) for step in (2, 3, 4))
+    assert before == after != later
+    with pytest.raises(
+        EngineError, match=r"step 3 has gradient norm .*over 7 × .*train\.on_spike is stop.*checkpoints/2"
+    ):
+        train(runs["stop"])
+    skipping = open_run(
+        runs["stop"].path, build_recipe(runs["stop"].recipe.model_dump(mode="json"), ["train.on_spike=skip"])
+    )
+    assert same_numbers(train(skipping), skipped) and weights(skipping, 4) == later
+
+
+def weights(run, step):
+    """Those of the adapter that a step has saved, as bytes."""
+    modules = read_run_adapter(run, step).modules
+    return {name: (pair.a.tobytes(), pair.b.tobytes()) for name, pair in modules.items()}

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.errors import InputError, RunError
+from gemsmith.errors import InputError, MachineError, RunError
 from gemsmith.export.adapters import read_run_adapter
+from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, open_run, read_record
 from gemsmith.system.locks import LOCK
-from gemsmith.train.stage import check_training, train
+from gemsmith.train.stage import ask_xla, check_training, train
 
 # `gemsmith … FOLDER`, which trains to the second save and goes on once a file named FOLDER.goes_on is there.
 SLOWLY = """
@@ -134,3 +135,51 @@ def test_callbacks_that_new_processes_could_not_call_are_refused_before_the_firs
         check_training(run(print, replica=2))
     check_training(run(replica=2))
     check_training(run(print, replica=1))
+
+
+def asked(monkeypatch, tmp_path, script, flags="--xla_a=1", options=None):
+    """What ask_xla does where the process that asks XLA is a shell's script."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("gemsmith.train.stage.XLA_S", 2)
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    ask_xla(Train(compiler_options=options or {}))
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("exec sleep 60", "XLA_FLAGS: XLA did not say within 2 s whether it takes these flags"),
+        ("echo 'RuntimeError: no such GPU' >&2; exit 1", "could not be asked about these flags (RuntimeError: no such"),
+        ("kill -9 $$", "XLA_FLAGS: XLA could not be asked about these flags (it ended with -9)"),
+    ],
+)
+def test_xla_that_does_not_say_whether_it_takes_its_flags_is_a_warning(monkeypatch, tmp_path, capsys, script, said):
+    asked(monkeypatch, tmp_path, script)
+    assert said in capsys.readouterr().err
+
+
+def test_a_flag_that_xla_does_not_take_is_an_error_in_its_words(monkeypatch, tmp_path):
+    line = "F1126 17:38:03.5 1 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --xla_a=1"
+    with pytest.raises(
+        MachineError, match=r"^XLA_FLAGS: XLA ends at once: Unknown flag .* --xla_a=1; mend it, or unset"
+    ):
+        asked(monkeypatch, tmp_path, f"echo '{line}' >&2; kill -ABRT $$")
+    with pytest.raises(InputError, match=r"^train\.compiler_options\.a: wrong$"):
+        asked(monkeypatch, tmp_path, "echo train.compiler_options.a: wrong; exit 2", options={"a": 1})
+
+
+def test_nobody_is_asked_where_no_flag_is_given(monkeypatch, tmp_path):
+    asked(monkeypatch, tmp_path, "exit 1", flags="")
+
+
+@pytest.mark.slow
+def test_a_flag_that_xla_does_not_know_is_told_before_the_rows_are_read(gemsmith, recipe, monkeypatch):
+    code, _, err = gemsmith("run", recipe, "--set", "train.compiler_options={xla_no_such: true}", "--until", "train")
+    assert code == 2 and "train.compiler_options.xla_no_such: the recipe sets it, but XLA on cpu does not take" in err
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such=1")
+    code, _, err = gemsmith("run", recipe, "--until", "train")
+    assert code == 2 and "error: XLA_FLAGS: XLA ends at once: Unknown flag in XLA_FLAGS: --xla_no_such=1" in err
+    assert not (recipe.parent / "runs" / "my" / "data.json").exists()

@@ -14,7 +14,6 @@ from flax import nnx
 from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.folder import read_config
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data.batches import join, load_batches, room_for
 from gemsmith.data.stage import prepare_data
 from gemsmith.export.adapters import read_run_adapter
@@ -32,6 +31,7 @@ from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, sha
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 from support.images import image_bytes
+from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
 IMAGE = IMAGE_TOKENS["image_token"][0]
 ROWS, LENGTH, UPDATES = 2, 112, 10

@@ -9,12 +9,12 @@ from gemsmith.arch import class_names, find_variant, lora_targets
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.recipe.schema import Train
 from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify import logits
 from gemsmith.verify.prompts import image_prompt, text_prompts
 from gemsmith.verify.stage import verify
+from tiny_checkpoints import make_checkpoint, with_vision
 
 TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-12b")
 

@@ -7,8 +7,8 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.verify.checks import compare_other_files
+from tiny_checkpoints import make_checkpoint, with_vision
 
 FILES = (
     "chat_template.jinja",

@@ -7,12 +7,12 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS, make_checkpoint, with_vision
 from gemsmith.data.packing import Rows
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.patches import read_patching, scale
 from gemsmith.verify.prompts import image_prompt, text_prompts
 from support.images import image_bytes
+from tiny_checkpoints import IMAGE_TOKENS, make_checkpoint, with_vision
 
 IMAGE, BEGIN, END = (IMAGE_TOKENS[name][0] for name in ("image_token", "boi_token", "eoi_token"))
 

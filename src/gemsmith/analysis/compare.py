@@ -15,15 +15,42 @@ from gemsmith.runs.records import Part
 MOST_PADDING = 0.5
 CLOSE = 0.02
 """Relative: how far rounded numbers may be from what the others make of them."""
+HOURS = (1.0, 8.0, 24.0)
+NOT_RECORDED = "not recorded"
 
 
 def check_side(side: Side) -> Iterator[str]:
     """One line for each contradiction or doubt, of a run or of a published table, the training's first."""
     yield from _training_doubts(side)
-    yield from _dollar_doubts(side)
-    yield from _request_doubts(side)
+    # What the source says of cost, against hours × price and dollars / tokens.
+    usd, each = side.train_usd("on demand"), side.usd_per_million_tokens
+    if side.usd is not None and usd is not None and abs(side.usd / usd - 1) > CLOSE:
+        yield f"its cost of {side.usd:.2f} USD is not hours × price, {usd:.2f} USD."
+    found = usd / (side.trained_tokens / 1e6) if usd and side.trained_tokens else None
+    if each is not None and found is not None and abs(each / found - 1) > CLOSE:
+        yield f"its {each:.2f} USD a million tokens is not cost / tokens, {found:.2f} USD."
+    if few := [cell for cell in side.cells if cell.requests is not None and cell.requests < needed_requests(cell)]:
+        fewest = min(few, key=lambda cell: (cell.requests or 0) / needed_requests(cell))
+        yield (
+            f"{len(few)} of its {len(side.cells)} loads have too few requests for a server's steady state and its "
+            f"percentiles: {fewest.requests} with {fewest.load}, which takes {needed_requests(fewest)}."
+        )
     yield from side.below_the_floor()
-    yield from _score_doubts(side)
+    for score in side.scores:
+        most = 1 - (score.none_right or 0) / score.questions
+        if score.value > most + CLOSE / 2:
+            yield (
+                f"its {score.name} of {score.value:.3f} is more than the {most:.3f} that {score.none_right} of "
+                f"{score.questions} questions without a right answer leave."
+            )
+    if side.scores and not any("base" in score.name for score in side.scores):
+        yield "it gives no score of the untuned model, so what training changed is not known."
+    if bare := [score for score in side.scores if score.low is None]:
+        low, high = own_interval(bare[0])
+        yield (
+            f"its scores have no interval; over {bare[0].questions} questions {bare[0].name} may lie anywhere in "
+            f"{low:.3f} to {high:.3f}."
+        )
 
 
 def padding_share(side: Side) -> float | None:
@@ -51,28 +78,6 @@ def _training_doubts(side: Side) -> Iterator[str]:
         )
 
 
-def _dollar_doubts(side: Side) -> Iterator[str]:
-    """What the source says of cost, against hours × price and dollars / tokens."""
-    usd = side.train_usd("on demand")
-    if side.usd is not None and usd is not None and abs(side.usd / usd - 1) > CLOSE:
-        yield f"its cost of {side.usd:.2f} USD is not hours × price, {usd:.2f} USD."
-    if side.usd_per_million_tokens is None or not usd or not side.trained_tokens:
-        return
-    each = usd / (side.trained_tokens / 1e6)
-    if abs(side.usd_per_million_tokens / each - 1) > CLOSE:
-        yield f"its {side.usd_per_million_tokens:.2f} USD a million tokens is not cost / tokens, {each:.2f} USD."
-
-
-def _request_doubts(side: Side) -> Iterator[str]:
-    few = [cell for cell in side.cells if cell.requests is not None and cell.requests < needed_requests(cell)]
-    if few:
-        fewest = min(few, key=lambda cell: (cell.requests or 0) / needed_requests(cell))
-        yield (
-            f"{len(few)} of its {len(side.cells)} loads have too few requests for a server's steady state and its "
-            f"percentiles: {fewest.requests} with {fewest.load}, which takes {needed_requests(fewest)}."
-        )
-
-
 def needed_requests(cell: LoadCell) -> int:
     """How many requests the grid `paper` measures such a load with; its fewest where the rate is not said."""
     if cell.asked is not None:
@@ -84,29 +89,6 @@ def needed_requests(cell: LoadCell) -> int:
         max_concurrency=cell.max_concurrency,
     )
     return count_requests(load, GRIDS["paper"]).measured
-
-
-def _score_doubts(side: Side) -> Iterator[str]:
-    for score in side.scores:
-        most = 1 - (score.none_right or 0) / score.questions
-        if score.value > most + CLOSE / 2:
-            yield (
-                f"its {score.name} of {score.value:.3f} is more than the {most:.3f} that {score.none_right} of "
-                f"{score.questions} questions without a right answer leave."
-            )
-    if side.scores and not any("base" in score.name for score in side.scores):
-        yield "it gives no score of the untuned model, so what training changed is not known."
-    bare = [score for score in side.scores if score.low is None]
-    if bare:
-        low, high = own_interval(bare[0])
-        yield (
-            f"its scores have no interval; over {bare[0].questions} questions {bare[0].name} may lie anywhere in "
-            f"{low:.3f} to {high:.3f}."
-        )
-
-
-HOURS = (1.0, 8.0, 24.0)
-NOT_RECORDED = "not recorded"
 
 
 class ConditionDifference(Part):
@@ -195,9 +177,19 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
     for name in names:
         stale = name.endswith(STALE)
         values = tuple(side.conditions.get(name, "no" if stale else None) for side in sides)
-        differs = len(set(values)) > 1 or values[0] is None or stale
-        if differs and not any(name in side.unproven for side in sides):
-            found.append(_difference(name, values, sides, varying))
+        if not (len(set(values)) > 1 or values[0] is None or stale) or any(name in side.unproven for side in sides):
+            continue
+        rule, cause = rule_of(name), follows_from(name, varying)
+        settled = {side.conditions.get(rule.settled_by) for side in sides} if rule.settled_by else {None}
+        alike = len(settled) == 1 and None not in settled
+        difference = ConditionDifference(
+            condition=name,
+            values=values,
+            confounds=() if cause or alike else rule.confounds,
+            why=f"{rule.settled_by} is the same" if alike else rule.why,
+            varying=cause,
+        )
+        found.append(difference)
     order = [rule.pattern for rule in RULES]
 
     def place(difference: ConditionDifference) -> tuple[bool, int]:
@@ -205,21 +197,6 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
         return not difference.confounds and difference.varying is None, next(matching, len(order))
 
     return sorted(found, key=place)
-
-
-def _difference(
-    name: str, values: tuple[str | None, ...], sides: Sequence[Side], varying: tuple[str, ...]
-) -> ConditionDifference:
-    rule, cause = rule_of(name), follows_from(name, varying)
-    settled = {side.conditions.get(rule.settled_by) for side in sides} if rule.settled_by else {None}
-    alike = len(settled) == 1 and None not in settled
-    return ConditionDifference(
-        condition=name,
-        values=values,
-        confounds=() if cause or alike else rule.confounds,
-        why=f"{rule.settled_by} is the same" if alike else rule.why,
-        varying=cause,
-    )
 
 
 def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:
@@ -243,20 +220,16 @@ def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[fl
 
 def _confounds(ratio: Ratio, differences: Sequence[ConditionDifference]) -> tuple[str, ...]:
     """The differences that bear on a ratio; of a cost those of what it pays for, and of the prices of its way."""
+    way, pays_for = ratio.what.rpartition(", ")[2].replace(" ", "_"), ratio.pays_for
+
+    def bears_on_cost(difference: ConditionDifference) -> bool:
+        stage, _, of = difference.condition.partition(":")
+        if stage == "price":
+            return f"_{way}" in of and (pays_for == "both" or of.startswith(pays_for))
+        serves = "serving speed" in difference.confounds
+        if pays_for == "serving":
+            return serves
+        return pays_for == "both" or not serves or "training speed" in difference.confounds
+
     found = [each for each in differences if ratio.kind in each.confounds]
-    if ratio.kind == "cost":
-        way = ratio.what.rpartition(", ")[2].replace(" ", "_")
-        found = [each for each in found if _bears_on_cost(each, ratio.pays_for, way)]
-    return tuple(each.condition for each in found)
-
-
-def _bears_on_cost(difference: ConditionDifference, pays_for: str, way: str) -> bool:
-    stage, _, of = difference.condition.partition(":")
-    if stage == "price":
-        return f"_{way}" in of and (pays_for == "both" or of.startswith(pays_for))
-    serves = "serving speed" in difference.confounds
-    return (
-        serves
-        if pays_for == "serving"
-        else pays_for == "both" or not serves or "training speed" in difference.confounds
-    )
+    return tuple(each.condition for each in found if ratio.kind != "cost" or bears_on_cost(each))

@@ -11,6 +11,7 @@ _S: tuple[Kind, ...] = ("serving speed", "cost")
 _Q: tuple[Kind, ...] = ("quality",)
 _TQ: tuple[Kind, ...] = ("training speed", "quality", "cost")
 _SQ: tuple[Kind, ...] = ("serving speed", "quality", "cost")
+_ROWS = "data:rows_sha256"
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,11 @@ RULES = (
     Rule("checkpoint", KINDS, "another base", settled_by="data:checkpoint_sha256"),
     Rule("seed", _Q, "one seed against another is partly chance"),
     Rule("data.eval*", (), "the questions say it: eval:questions"),
-    Rule("data.held_out", _TQ, "other rows are trained on", settled_by="data:rows_sha256"),
-    Rule(
-        "data.max_length",
-        _TQ,
-        "longer rows cost more attention and hold other documents",
-        settled_by="data:rows_sha256",
-    ),
-    Rule("data.packing", _TQ, "rows that are not packed are partly padding", settled_by="data:rows_sha256"),
-    Rule("data.template", _TQ, "other text around the same rows", settled_by="data:rows_sha256"),
-    Rule("data.*", _TQ, "other rows", settled_by="data:rows_sha256"),
+    Rule("data.held_out", _TQ, "other rows are trained on", settled_by=_ROWS),
+    Rule("data.max_length", _TQ, "longer rows cost more attention and hold other documents", settled_by=_ROWS),
+    Rule("data.packing", _TQ, "rows that are not packed are partly padding", settled_by=_ROWS),
+    Rule("data.template", _TQ, "other text around the same rows", settled_by=_ROWS),
+    Rule("data.*", _TQ, "other rows", settled_by=_ROWS),
     Rule("lora.alpha", _Q, "the size of the adapters' effect"),
     Rule("lora.rslora", _Q, "the size of the adapters' effect"),
     Rule("lora.dropout", _TQ, "regularisation, and the work of it"),
@@ -96,9 +92,9 @@ RULES = (
     Rule("bench:stale", _S, "made from other settings or records than those there now"),
     Rule("eval:stale", _Q, "made from other settings or records than those there now"),
     Rule("*:stale", (), "no number of it is compared, and a price is a condition of its own"),
-    Rule("data:seed", _Q, "other rows, or another order", ("seed",), settled_by="data:rows_sha256"),
+    Rule("data:seed", _Q, "other rows, or another order", ("seed",), settled_by=_ROWS),
     Rule("*:seed", _Q, "one seed against another is partly chance", ("seed",)),
-    Rule("data:rows_sha256", _TQ, "other packed rows", ("data.*", "seed"), needed=True),
+    Rule(_ROWS, _TQ, "other packed rows", ("data.*", "seed"), needed=True),
     Rule("data:loss_mask_sha256", _Q, "the loss is over other tokens", ("data.*", "seed"), needed=True),
     Rule("data:loss_mask", _Q, "the loss is over other tokens"),
     Rule("data:checkpoint_sha256", KINDS, "another base", ("checkpoint", "model")),

@@ -49,7 +49,6 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
 
 
 def why_no_cost(findings: RunRecords) -> str:
-    """Why `actual_cost` is None."""
     if findings.plan is None:
         return "no plan record, which has the prices"
     if findings.train is None:
@@ -82,11 +81,9 @@ class Curve(Part):
     def say(self, first: str, other: str) -> str:
         """Which is cheaper, and from when on."""
         names = (first, other)
-        start, end = self._cheaper(self.trained_usd), self._cheaper(self.usd_per_hour)
-        if self.break_even_hours is not None and start is not None and end is not None:
-            return (
-                f"{names[start]} is cheaper up to {self.break_even_hours:.3g} h of serving, {names[end]} from then on."
-            )
+        start, end = (None if one == two else int(two < one) for one, two in (self.trained_usd, self.usd_per_hour))
+        if (even := self.break_even_hours) is not None and start is not None and end is not None:
+            return f"{names[start]} is cheaper up to {even:.3g} h of serving, {names[end]} from then on."
         cheaper = start if start is not None else end
         if cheaper is None:
             return "Both cost the same at any time."
@@ -94,10 +91,6 @@ class Curve(Part):
         if self.trained_usd[0] and rate:
             towards = f"; {other} / {first} goes from {self.ratio(0):.3g} to {rate_other / rate:.3g}"
         return f"{names[cheaper]} is cheaper at any time{towards}."
-
-    @staticmethod
-    def _cheaper(pair: tuple[float, float]) -> int | None:
-        return None if pair[0] == pair[1] else int(pair[1] < pair[0])
 
 
 def cost_curve(first: Side, other: Side, way: Way) -> Curve | None:

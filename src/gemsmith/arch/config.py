@@ -1,4 +1,4 @@
-"""One Gemma 4 text model as a set of numbers, to and from a Hugging Face config.json.
+"""One Gemma 4 text model as a set of numbers, from a Hugging Face config.json.
 
 Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R
 rank, V vocabulary.
@@ -8,13 +8,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from gemsmith.arch.vision_config import Vision, check_fixed, read_count, read_vision
+from gemsmith.arch.vision_config import Vision, check_fixed, read_count, read_number, read_object, read_vision
 from gemsmith.errors import CheckpointError
 
 MODEL_TYPES = ("gemma4", "gemma4_unified")
 
 # What a Variant has no number for, as Gemma 4 has it; a key that is missing has the first of them.
-_FIXED: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False,),
     "attention_dropout": (0.0, None),
@@ -25,12 +25,12 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "rope_parameters.full_attention.factor": (None, 1.0),
 }
 # HF's key -> a Variant's field. Each is a whole number above 0.
-_COUNTS = {
+COUNTS = {
     "num_hidden_layers": "layers", "hidden_size": "embed_dim", "intermediate_size": "ffn", "head_dim": "head_dim",
     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "sliding_window": "sliding_window",
     "vocab_size": "vocabulary", "max_position_embeddings": "context",
 }  # fmt: skip
-_COUNTS_OF_EXPERTS = {
+COUNTS_OF_EXPERTS = {
     "num_experts": "experts",
     "top_k_experts": "experts_per_token",
     "moe_intermediate_size": "expert_ffn",
@@ -142,43 +142,6 @@ class Variant:
         """HF's names of the layers' kinds, in order."""
         return ["full_attention" if self.is_global(n) else "sliding_attention" for n in range(self.layers)]
 
-    def to_config(self) -> dict[str, Any]:
-        """The HF `text_config` of this variant, in the layout of the published checkpoints."""
-        text: dict[str, Any] = {
-            "model_type": f"{self.model_type}_text",
-            **{key: allowed[0] for key, allowed in _FIXED.items() if "." not in key},
-            **{key: getattr(self, field) for key, field in _COUNTS.items()},
-            "attention_k_eq_v": self.attention_k_eq_v,
-            "bos_token_id": 2,
-            "eos_token_id": 1,
-            "pad_token_id": 0,
-            "dtype": "bfloat16",
-            "final_logit_softcapping": self.softcap,
-            "global_head_dim": self.global_head_dim,
-            "layer_types": self.layer_types,
-            "num_global_key_value_heads": self.global_kv_heads if self.attention_k_eq_v else None,
-            "num_kv_shared_layers": self.kv_shared_layers,
-            "rms_norm_eps": self.rms_eps,
-            "rope_parameters": {
-                "full_attention": {
-                    "partial_rotary_factor": self.rotary_fraction_global,
-                    "rope_theta": self.rope_theta_global,
-                    "rope_type": "proportional",
-                },
-                "sliding_attention": {"rope_theta": self.rope_theta_local, "rope_type": "default"},
-            },
-            "use_bidirectional_attention": "vision" if self.bidirectional_images else None,
-            "use_double_wide_mlp": self.wide_shared_mlp,
-        }
-        if self.model_type == "gemma4":
-            text |= {
-                "enable_moe_block": self.experts > 0,
-                "hidden_size_per_layer_input": self.per_layer_input,
-                **{key: getattr(self, field) or None for key, field in _COUNTS_OF_EXPERTS.items()},
-                "vocab_size_per_layer_input": self.vocabulary,
-            }
-        return text
-
 
 def read_variant(config: dict[str, Any]) -> Variant:
     """The variant that an HF config.json (whole, or its text_config) describes.
@@ -201,7 +164,7 @@ def read_variant(config: dict[str, Any]) -> Variant:
         _check_values(text)
         experts = bool(text.get("enable_moe_block"))
         given = [key for key in _COUNTS_OR_NONE if text.get(key)]
-        for key in (*_COUNTS, *(_COUNTS_OF_EXPERTS if experts else ()), *given):
+        for key in (*COUNTS, *(COUNTS_OF_EXPERTS if experts else ()), *given):
             read_count(text, key)
         if experts and text["top_k_experts"] > text["num_experts"]:
             raise CheckpointError(
@@ -210,23 +173,41 @@ def read_variant(config: dict[str, Any]) -> Variant:
         variant = replace(_from_text_config(text, text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
-    _check_layers(text, variant)
+    if text["layer_types"] != variant.layer_types:
+        raise CheckpointError(
+            "config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are"
+        )
+    if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
+        raise CheckpointError(
+            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} "
+            "global do not divide"
+        )
+    first_sharing = variant.layers - variant.kv_shared_layers
+    own = variant.layer_types[: max(0, first_sharing)]
+    if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
+        raise CheckpointError(
+            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
+            f"before them is {alone[0]}, whose keys and values they could share"
+        )
     return variant
 
 
 def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
     layer_types = text["layer_types"] or []
+    if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
+        raise CheckpointError(f"config.json has layer_types = {layer_types!r:.200}; it must be a list of names")
     if len(layer_types) != text["num_hidden_layers"]:
         raise CheckpointError(
             f"config.json lists {len(layer_types)} layer_types for {text['num_hidden_layers']} num_hidden_layers"
         )
     first_global = layer_types.index("full_attention") if "full_attention" in layer_types else len(layer_types) - 1
-    rope = text["rope_parameters"] or {}
+    rope = read_object(text, "rope_parameters")
+    local, full = (read_object(rope, kind, "rope_parameters.") for kind in ("sliding_attention", "full_attention"))
     global_head_dim, global_kv_heads = _global_heads(text)
     return Variant(
         name="custom",
         model_type=model_type,
-        **{field: text[key] for key, field in _COUNTS.items()},
+        **{field: text[key] for key, field in COUNTS.items()},
         global_every=first_global + 1,
         global_kv_heads=global_kv_heads,
         global_head_dim=global_head_dim,
@@ -237,11 +218,11 @@ def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
         experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
         experts_per_token=text.get("top_k_experts") or 0,
         expert_ffn=text.get("moe_intermediate_size") or 0,
-        softcap=text["final_logit_softcapping"] or 0.0,
-        rope_theta_local=float(rope["sliding_attention"]["rope_theta"]),
-        rope_theta_global=float(rope["full_attention"]["rope_theta"]),
-        rotary_fraction_global=float(rope["full_attention"].get("partial_rotary_factor", 1.0)),
-        rms_eps=text["rms_norm_eps"],
+        softcap=read_number(text, "final_logit_softcapping") if text["final_logit_softcapping"] else 0.0,
+        rope_theta_local=read_number(local, "rope_theta", "rope_parameters.sliding_attention."),
+        rope_theta_global=read_number(full, "rope_theta", "rope_parameters.full_attention."),
+        rotary_fraction_global=read_number({"partial_rotary_factor": 1.0} | full, "partial_rotary_factor"),
+        rms_eps=read_number(text, "rms_norm_eps"),
         bidirectional_images=text.get("use_bidirectional_attention") == "vision",
     )
 
@@ -279,29 +260,10 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
 
 def _check_values(text: dict[str, Any]) -> None:
     """What is fixed is as it is, as far as the keys are there."""
-    fixed = dict(_FIXED)
+    fixed = dict(FIXED)
     if text.get("hidden_size_per_layer_input"):
         fixed["vocab_size_per_layer_input"] = (text.get("vocab_size"),)
     check_fixed(text, fixed)
-
-
-def _check_layers(text: dict[str, Any], variant: Variant) -> None:
-    if text["layer_types"] != variant.layer_types:
-        raise CheckpointError(
-            "config.json's layer_types are not a repeated pattern that ends in full_attention, as every Gemma 4's are"
-        )
-    if variant.heads % variant.kv_heads or variant.heads % variant.global_kv_heads:
-        raise CheckpointError(
-            f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} "
-            "global do not divide"
-        )
-    first_sharing = variant.layers - variant.kv_shared_layers
-    own = variant.layer_types[: max(0, first_sharing)]
-    if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
-        raise CheckpointError(
-            f"config.json has num_kv_shared_layers = {variant.kv_shared_layers} of {variant.layers} layers: none "
-            f"before them is {alone[0]}, whose keys and values they could share"
-        )
 
 
 def differing_fields(one: Variant, other: Variant) -> list[str]:

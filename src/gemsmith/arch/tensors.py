@@ -61,6 +61,11 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     return [tensor for tensor in tensors if optional or not tensor.optional]
 
 
+def trained_tensors(variant: Variant) -> list[Tensor]:
+    """What full fine-tuning trains: the text model, but for the layers' scalars, which are buffers in transformers."""
+    return [tensor for tensor in text_tensors(variant) if tensor.role != "scalar"]
+
+
 def _tensors(stem: str, rows: Iterable[_Row], layer: int | None = None, *, unused: Container[str] = ()) -> list[Tensor]:
     return [
         Tensor(name=stem + name, shape=shape, role=role, layer=layer, optional=name in unused)

@@ -1,4 +1,4 @@
-"""How a Gemma 4 turns images into soft tokens, as a set of numbers, to and from the `vision_config` of a config.json.
+"""How a Gemma 4 turns images into soft tokens, as a set of numbers, from the `vision_config` of a config.json.
 
 Four variants have a tower, a transformer over patches of 16 pixels whose outputs are pooled 3 by 3. The 12B projects
 patches of 48 pixels, and has none.
@@ -12,16 +12,16 @@ from gemsmith.errors import CheckpointError
 
 _INSIDE = "vision_config."
 # What has no number here, as every tower has it; a key that is missing has the first of them.
-_FIXED: dict[str, tuple[Any, ...]] = {
+FIXED: dict[str, tuple[Any, ...]] = {
     "hidden_activation": ("gelu_pytorch_tanh",),
     "attention_bias": (False, None),
     "attention_dropout": (0.0, None),
 }
 # HF's key -> the field here. Each is a whole number above 0.
-_SHARED_COUNTS = {"patch_size": "patch", "pooling_kernel_size": "pooling", "default_output_length": "soft_tokens"}
-_TOWER_COUNTS = {
+SHARED_COUNTS = {"patch_size": "patch", "pooling_kernel_size": "pooling", "default_output_length": "soft_tokens"}
+TOWER_COUNTS = {
     "num_hidden_layers": "layers", "hidden_size": "embed_dim", "intermediate_size": "ffn", "head_dim": "head_dim",
-    "num_attention_heads": "heads", "position_embedding_size": "positions", **_SHARED_COUNTS,
+    "num_attention_heads": "heads", "position_embedding_size": "positions", **SHARED_COUNTS,
 }  # fmt: skip
 # What transformers' classes take for a key that a config.json leaves out. Those are no published tower's numbers.
 _DEFAULTS = {"patch_size": 16, "pooling_kernel_size": 3, "rms_norm_eps": 1e-6, "default_output_length": 280}
@@ -64,19 +64,6 @@ class VisionTower:
     def patches_per_token(self) -> int:
         return self.pooling**2
 
-    def to_config(self) -> dict[str, Any]:
-        """The HF `vision_config`, in the layout of the published checkpoints."""
-        return {
-            "model_type": "gemma4_vision",
-            **{key: allowed[0] for key, allowed in _FIXED.items()},
-            **{key: getattr(self, field) for key, field in _TOWER_COUNTS.items()},
-            "num_key_value_heads": self.heads,
-            "rms_norm_eps": self.rms_eps,
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
-            "standardize": self.standardizes,
-            "use_clipped_linears": self.clips,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class PatchProjection:
@@ -97,17 +84,6 @@ class PatchProjection:
     @property
     def patches_per_token(self) -> int:
         return 1
-
-    def to_config(self) -> dict[str, Any]:
-        """The HF `vision_config`, in the layout of the published checkpoint."""
-        return {
-            "model_type": "gemma4_unified_vision",
-            **{key: getattr(self, field) for key, field in _SHARED_COUNTS.items()},
-            "mm_embed_dim": self.embed_dim,
-            "mm_posemb_size": self.positions,
-            "output_proj_dims": self.embed_dim,
-            "rms_norm_eps": self.rms_eps,
-        }
 
 
 Vision = VisionTower | PatchProjection
@@ -130,23 +106,23 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
             raise CheckpointError(
                 f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
             )
-        shared = {field: read_count(given, key, _INSIDE) for key, field in _SHARED_COUNTS.items()}
-        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), float(given["rms_norm_eps"])
+        shared = {field: read_count(given, key, _INSIDE) for key, field in SHARED_COUNTS.items()}
+        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), read_number(given, "rms_norm_eps", _INSIDE)
         return PatchProjection(embed_dim=width, positions=positions, rms_eps=rms_eps, **shared)
     given = _TOWER_DEFAULTS | given
-    check_fixed(given, _FIXED, _INSIDE)
-    counts = {field: read_count(given, key, _INSIDE) for key, field in _TOWER_COUNTS.items()}
+    check_fixed(given, FIXED, _INSIDE)
+    counts = {field: read_count(given, key, _INSIDE) for key, field in TOWER_COUNTS.items()}
     heads, kv_heads = counts["heads"], given["num_key_value_heads"]
     if kv_heads != heads:
         raise CheckpointError(
             f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, {heads}"
         )
-    rope = given.get("rope_parameters") or {}
+    rope = {"rope_theta": VisionTower.rope_theta} | read_object(given, "rope_parameters", _INSIDE)
     return VisionTower(
         clips=bool(given["use_clipped_linears"]),
         standardizes=bool(given["standardize"]),
-        rope_theta=float(rope.get("rope_theta", VisionTower.rope_theta)),
-        rms_eps=float(given["rms_norm_eps"]),
+        rope_theta=read_number(rope, "rope_theta", f"{_INSIDE}rope_parameters."),
+        rms_eps=read_number(given, "rms_norm_eps", _INSIDE),
         **counts,
     )
 
@@ -167,5 +143,21 @@ def read_count(values: dict[str, Any], key: str, inside: str = "") -> int:
     """The whole number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
     value = values[key]
     if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json has {inside}{key} = {value!r}; it must be a whole number above 0")
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a whole number above 0")
+    return value
+
+
+def read_number(values: dict[str, Any], key: str, inside: str = "") -> float:
+    """The number above 0 at the key. Raises CheckpointError where it is none, KeyError."""
+    value = values[key]
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be a number above 0")
+    return float(value)
+
+
+def read_object(values: dict[str, Any], key: str, inside: str = "") -> dict[str, Any]:
+    """The object at the key, an empty one where there is none or null. Raises CheckpointError for anything else."""
+    value = values.get(key) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"config.json has {inside}{key} = {value!r:.200}; it must be an object")
     return value

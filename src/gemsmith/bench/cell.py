@@ -22,6 +22,12 @@ FULL = 256
 FEWEST_WARMUP = 2
 # A closed loop starts with all its requests reading their prompts at once; by then they are apart.
 WAVES = 4
+# The client ends every request in time, and is given up itself where no token has come for this much longer; it may be
+# waiting for its next request, whose distance is random: none in 10^8 is more than 20 times the mean.
+IDLE_TIMEOUT_S, GAPS = 60.0, 20
+# Causes, as client.py names them, of answers that ended before, or after, all their tokens had come.
+CUTS = ("cut stream", "wrong length")
+_COLUMNS = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +62,6 @@ def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Cou
         wanted = math.ceil(load.request_rate * max(grid.arrivals_s, 2 * lifetime_s))
         warmup = min(max(math.ceil(load.request_rate * lifetime_s), FEWEST_WARMUP), FULL)
     return Count(warmup=warmup, measured=prompts or min(max(wanted, grid.fewest), grid.most))
-
-
-# The client ends every request in time, and is given up itself where no token has come for this much longer; it may be
-# waiting for its next request, whose distance is random: none in 10^8 is more than 20 times the mean.
-IDLE_TIMEOUT_S, GAPS = 60.0, 20
-# Causes, as client.py names them, of answers that ended before, or after, all their tokens had come.
-CUTS = ("cut stream", "wrong length")
-_COLUMNS = ("input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +203,6 @@ def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
 
 
 def asked_of(cell: BenchCell) -> int:
-    """All measured requests."""
     return cell.completed + cell.failed + cell.cut
 
 
@@ -243,9 +240,8 @@ def _read_requests(result: Mapping[str, Any]) -> Iterator[_Request]:
     """Raises KeyError, TypeError or ValueError where the result is not one."""
     for values in zip(*(result[name] for name in _COLUMNS), strict=True):
         request = _Request(*values)
-        if not all(0 <= number < math.inf for number in (*request[:5], *request.itls_s)) or not isinstance(
-            request.error, str
-        ):
+        numbers = (*request[:5], *request.itls_s)
+        if not all(0 <= number < math.inf for number in numbers) or not isinstance(request.error, str):
             raise ValueError("a time or a number of tokens that is none")
         yield request
 

@@ -48,8 +48,6 @@ class StreamObservation:
 
 @dataclass
 class ObservedSession:
-    """vLLM's session, which tells what comes back."""
-
     session: Any
     note: StreamObservation
 
@@ -66,8 +64,6 @@ class ObservedSession:
 
 @dataclass
 class RunningCell:
-    """The cell that runs."""
-
     timeout_s: float = 600.0
     ended: int = 0
 
@@ -95,7 +91,12 @@ def annotate_failure(request: RequestFunc) -> RequestFunc:
             note.error = error
         CELL.ended += 1
         if cause := find_cause(note, output, asked=request_func_input.output_len):
-            output.success, output.error = False, f"{cause}: {_detail(note, output, request_func_input.output_len)}"
+            detail = note.reason
+            if note.error is not None:
+                detail = " ".join(f"{type(note.error).__name__} {note.error}".split())
+            elif note.status == 200:
+                detail = f"{output.output_tokens} of {request_func_input.output_len} tokens"
+            output.success, output.error = False, f"{cause}: {detail}"
         return output
 
     return noted
@@ -137,14 +138,6 @@ def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int
     elif output.output_tokens != asked or not output.success:
         found = "wrong length"
     return found
-
-
-def _detail(note: StreamObservation, output: RequestFuncOutput, asked: int) -> str:
-    if note.error is not None:
-        return " ".join(f"{type(note.error).__name__} {note.error}".split())
-    if note.status == 200:
-        return f"{output.output_tokens} of {asked} tokens"
-    return note.reason
 
 
 def note_messages(heard: threading.Event) -> None:
@@ -210,9 +203,7 @@ def watch_tpus() -> Iterator[list[dict[str, Any]]]:
     chip, count = device.get_local_chips()
     while count:
         found = metrics.get_chip_usage(chip)
-        yield [
-            {"name": str(chip), "memory_bytes": each.memory_usage, "busy": each.duty_cycle_pct / 100} for each in found
-        ]
+        yield [{"name": str(chip), "memory_bytes": one.memory_usage, "busy": one.duty_cycle_pct / 100} for one in found]
     raise LookupError("no TPU is attached")
 
 

@@ -49,7 +49,6 @@ class Client:
 def running_client(
     python: Path, endpoint: Endpoint, folder: Path, *, rows: ImageRows | None = None
 ) -> Iterator[Client]:
-    """A client that waits for cells."""
     asked, heard = folder / ASKED, folder / HEARD
     write_text(asked, "")
     for file in (heard, folder / DEVICES):

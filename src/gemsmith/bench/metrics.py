@@ -22,16 +22,12 @@ _FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "kv_use": ("vllm:kv_cache_usage_perc", max),
     "preemptions": ("vllm:num_preemptions_total", sum),
 }
-
-
 Sample = dict[str, float]
 """One look at a server, by _FIELDS, without what it does not tell."""
 
 
 @dataclass
 class Samples:
-    """Those of one cell, and why a look brought none."""
-
     found: list[Sample] = field(default_factory=list)
     problem: str = ""
 

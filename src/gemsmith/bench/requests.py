@@ -37,10 +37,7 @@ TRIES = 20
 
 
 def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[str]:
-    """Random prompts that the checkpoint folder's tokenizer turns into `tokens` ids each, BOS counted.
-
-    Where neighbors merge so that the number cannot be met, a prompt is a few tokens short, never longer.
-    """
+    """Random prompts of `tokens` ids each, BOS counted; a few fewer, never more, where neighbors cannot but merge."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -103,18 +100,14 @@ class ImageRows:
 
     @property
     def mean_tokens(self) -> int:
-        """Of a prompt."""
         return round(sum(self.lengths) / len(self.lengths))
 
     @property
     def sha256(self) -> str:
         """Of what the prompts say and show."""
-        return sha256_json(
-            [(text_of(row.messages[0]), *(image.sha256 for image in row.images)) for row in self.documents]
-        )
+        return sha256_json([(text_of(row.messages[0]), *(one.sha256 for one in row.images)) for row in self.documents])
 
     def describe(self, *, encoder_cache: bool | None) -> BenchImages:
-        """What a record says of them."""
         rows = len(self.documents)
         images = [image for row in self.documents for image in row.images]
         soft_tokens = sum(image.soft_tokens for image in images)

@@ -46,11 +46,12 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     weights_sha256 = sha256_json([(file.name, file.sha256) for file in (*export.merged, *export.adapter)])
     endpoint = endpoint_of(server, weights_sha256=weights_sha256)
     folder, engine = run.logs / "bench", find_vllm(recipe.serve.python)
-    found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=keeps_images(server.command))
+    found = _measure(recipe, endpoint, engine, folder, rows)
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
     record = BenchRecord(
         provenance=provenance_with_engine(run, "bench", clock, server.vllm),
         server=server.facts,
+        images=None if rows is None else rows.describe(encoder_cache=keeps_images(server.command)),
         **found | {"warnings": (*servers.warnings, *found["warnings"], *notices)},
     )
     write_record(run, record)
@@ -94,12 +95,13 @@ def bench_url(
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
-        found = _measure(recipe, endpoint, engine, folder, rows, encoder_cache=None)
+        found = _measure(recipe, endpoint, engine, folder, rows)
         provenance = make_provenance(ExportDir(path=folder), "bench", clock)
         versions = provenance.versions | {engine.package: engine.version}
         provenance = provenance.model_copy(update={"versions": versions, "seed": recipe.seed})
-        notices = () if rows is None else (_MAY_BE_KEPT,)
-        record = BenchRecord(provenance=provenance, **found | {"warnings": (*found["warnings"], *notices)})
+        if rows is not None:
+            found |= {"warnings": (*found["warnings"], _MAY_BE_KEPT), "images": rows.describe(encoder_cache=None)}
+        record = BenchRecord(provenance=provenance, **found)
         if out is not None:
             write_text(out, record.model_dump_json(indent=1) + "\n")
         shutil.rmtree(folder / CELLS, ignore_errors=True)
@@ -107,21 +109,11 @@ def bench_url(
 
 
 def _measure(
-    recipe: Recipe,
-    endpoint: Endpoint,
-    engine: VllmEnvironment,
-    folder: Path,
-    rows: ImageRows | None,
-    *,
-    encoder_cache: bool | None,
+    recipe: Recipe, endpoint: Endpoint, engine: VllmEnvironment, folder: Path, rows: ImageRows | None
 ) -> dict[str, Any]:
     """Fields of a record: what a sweep has found, and under what it was measured."""
     found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
-    return vars(found) | {
-        "grid": recipe.bench.grid,
-        "endpoint": {"url": endpoint.url, **endpoint.facts},
-        "images": None if rows is None else rows.describe(encoder_cache=encoder_cache),
-    }
+    return vars(found) | {"grid": recipe.bench.grid, "endpoint": {"url": endpoint.url, **endpoint.facts}}
 
 
 def _refuse_too_long(bench_: Bench, endpoint: Endpoint, rows: ImageRows | None) -> None:

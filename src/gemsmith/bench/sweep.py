@@ -41,16 +41,10 @@ def digest_cell(ask: LoadSpec, slo: Slo | None, facts: Mapping[str, str], client
     return sha256_json(inputs | {"slo": None if slo is None else slo.model_dump()})
 
 
-def keep_cell(folder: Path, digest: str, cell: BenchCell) -> None:
-    """Writes a cell whole, or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{digest}.json", cell.model_dump_json(indent=1) + "\n")
-
-
-def find_cell(folder: Path, digest: str) -> BenchCell | None:
-    """The cell that is kept under a digest; None also where its file is damaged: it is then measured again."""
+def find_cell(file: Path) -> BenchCell | None:
+    """The cell that is kept there; None also where the file is damaged: it is then measured again."""
     try:
-        return BenchCell.model_validate_json((folder / f"{digest}.json").read_bytes())
+        return BenchCell.model_validate_json(file.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
 
@@ -107,8 +101,6 @@ def describe_saturation(found: Saturation) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """What a sweep has found."""
-
     cells: tuple[BenchCell, ...]
     saturations: tuple[Saturation, ...]
     prefix_caching: bool | None
@@ -218,13 +210,15 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
     """The cell, from an earlier start or measured now."""
     facts = {**sweep.endpoint.facts, **({"rows": sweep.rows.sha256} if sweep.rows else {})}
     digest = digest_cell(ask, sweep.slo, facts, f"{sweep.engine.package} {sweep.engine.version}")
-    kept = find_cell(sweep.folder / CELLS, digest)
+    file = sweep.folder / CELLS / f"{digest}.json"
+    kept = find_cell(file)
     if kept is None:
         if sweep.client is None:
             client = running_client(sweep.engine.python, sweep.endpoint, sweep.folder, rows=sweep.rows)
             sweep.client = sweep.clients.enter_context(client)
         cell = _measure(sweep, sweep.client, ask, left)
-        keep_cell(sweep.folder / CELLS, digest, cell)
+        file.parent.mkdir(exist_ok=True)
+        write_text(file, cell.model_dump_json(indent=1) + "\n")
     else:
         cell, sweep.reused = kept, sweep.reused + 1
     sweep.cells.append(cell)

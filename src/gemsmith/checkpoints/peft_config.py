@@ -89,12 +89,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
     for key, plain in _PLAIN.items():
         if key in config and config[key] not in plain:
             raise CheckpointError(
-                f"{file}: has {key} = {json.dumps(config[key])}; only plain LoRA is known here ({key} = {plain[0]!r})"
+                f"{file}: has {key} = {json.dumps(config[key]):.200}; only plain LoRA is known here ({key} = "
+                f"{plain[0]!r})"
             )
     if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
         raise CheckpointError(
-            f"{file}: has init_lora_weights = {json.dumps(start)}, which changed the base's weights before training; "
-            "save the adapter for the base itself with PEFT's save_pretrained(..., "
+            f"{file}: has init_lora_weights = {json.dumps(start):.200}, which changed the base's weights before "
+            "training; save the adapter for the base itself with PEFT's save_pretrained(..., "
             "path_initial_model_for_weight_conversion=...)"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")

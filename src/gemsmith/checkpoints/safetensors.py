@@ -58,8 +58,8 @@ class TensorPlace:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Its shape as rows of the last axis."""
-        return math.prod(self.shape[:-1]), self.shape[-1]
+        """Its shape as rows of the last axis; a scalar is one of one."""
+        return math.prod(self.shape[:-1]), self.shape[-1] if self.shape else 1
 
     def rows(self, rows: slice) -> "np.ndarray":
         """Those rows of the matrix, as training held them."""

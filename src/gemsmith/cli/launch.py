@@ -63,6 +63,13 @@ def launch() -> None:
 @option("--retries", type=click.IntRange(0, 10), default=3, show_default=True, help="After a failure.")
 @option("--cluster", metavar="NAME", help="For gke: the cluster.")
 @option("--queue", metavar="NAME", help="For gke: Kueue's local queue.")
+@option("--serve-machine", metavar="NAME", help="For gke: make a service of the tuned model, too, on this machine.")
+@option(
+    "--load",
+    type=click.Choice(["mount", "stream"]),
+    help="For the service of the tuned model: its weights from the bucket as a folder (default), or streamed.",
+)
+@option("--max-replicas", type=click.IntRange(1, 1000), metavar="N", help="Of the service, at most; default: 1.")
 @option("--rows", metavar="ROWS", help="With --stages predict: a file or folder of prompts here, hub:… or gs://….")
 @option("--tasks", metavar="N", default=1, show_default=True, help="On cloud-run, of predict alone: to share the rows.")
 @option("--model", type=click.Choice(OF_A_RUN), default="tuned", show_default=True, help="With --rows: which answers.")

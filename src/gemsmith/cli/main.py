@@ -6,16 +6,18 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
 import click
 
-from gemsmith.errors import USERS_ERRNOS, GemsmithError, Terminated, explain_os_error, first_line
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, Terminated, explain_os_error, first_line, problems_of
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.version import __version__
+
+_LONGEST_LINE = 4000
+_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -36,9 +38,6 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
-
-
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
 
 
 class _Terminal(io.FileIO):
@@ -84,19 +83,28 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     signal.signal(signal.SIGTERM, sigterm)
     _treat_hangup_as_sigterm()
     unheard = sys.unraisablehook
-    hook = sys.unraisablehook = partial(_raise_again, sigterm, unheard)
+
+    def raise_again(swallowed: Any) -> None:
+        """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
+        number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(swallowed.exc_type)
+        if number is not None:
+            threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        elif not sigterm.came:  # else it is of something that SIGTERM has left half made
+            unheard(swallowed)
+
+    sys.unraisablehook = raise_again
     if isinstance(sys.stdout, io.TextIOWrapper):  # where the locale's encoding lacks a letter, it is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code, message = _outcome(command, arguments)
+        code, *messages = _outcome(command, arguments)
     except BaseException as error:
         sigterm.over = True
         if isinstance(error, Terminated):
-            code, message = error.exit_code, str(error)
+            code, messages = error.exit_code, [str(error)]
         elif sigterm.came:
-            code, message = 1, f"{type(error).__name__}: {first_line(error)}"
+            code, messages = 1, [f"{type(error).__name__}: {first_line(error)}"]
         else:
             raise
     sigterm.over = True
@@ -104,20 +112,23 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sigterm.came and code not in (0, Terminated.exit_code):
-        code, message = Terminated.exit_code, f"{_SIGTERM}; it ended with: {message}"
+        code, messages = Terminated.exit_code, [f"{_SIGTERM}; it ended with: {'; '.join(messages)}"]
     # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
     # checkpoint.
-    if sys.unraisablehook is hook:
+    if sys.unraisablehook is raise_again:
         sys.unraisablehook = unheard
-    if message:
+    for message in filter(None, messages):
         kind = "error" if code in (1, 2) else "note"
         # What the user can mend is one line; what an engine wrote may be several.
-        click.echo(f"{kind}: {escape_control_chars(message, lines=code != 2)}", err=True)
+        line = escape_control_chars(message, lines=code != 2)
+        if code == 2 and len(line) > _LONGEST_LINE:  # a name in a damaged file may be the whole file
+            line = f"{line[: _LONGEST_LINE // 2]} … {line[-_LONGEST_LINE // 2 :]}"
+        click.echo(escape_control_chars(f"{kind}: {line}"), err=True)
     sys.exit(code)
 
 
-def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[int, str]:
-    """The exit code of a command line, and what to say of it."""
+def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[Any, ...]:
+    """The exit code of a command line, and what to say of it, in one text or several."""
     try:
         # Returns None after a verb, an exit code after --help or --version.
         return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
@@ -127,7 +138,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[i
         # Click makes an Abort of Ctrl-C.
         return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
     except GemsmithError as error:
-        return error.exit_code, str(error)
+        return error.exit_code, *map(str, problems_of(error))
     except OSError as error:
         # Of the kernel's own folders, /proc says that a file to be made does not exist.
         if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
@@ -147,12 +158,3 @@ class _Sigterm:
         if not self.over:
             self.came = True
             raise Terminated(_SIGTERM)
-
-
-def _raise_again(sigterm: _Sigterm, unheard: Callable[[Any], object], swallowed: Any) -> None:
-    """Sends a signal once more whose exception was lost in a callback of the garbage collector, such as JAX's."""
-    number = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}.get(swallowed.exc_type)
-    if number is not None:
-        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
-    elif not sigterm.came:  # else it is of something that SIGTERM has left half made
-        unheard(swallowed)

@@ -1,12 +1,12 @@
 """What verbs share: their options, a run opened and locked, and modules imported when they are needed."""
 
 import contextlib
-import functools
 import importlib
 import math
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,18 +18,6 @@ from gemsmith.errors import InputError, MachineError
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 
 FOLDER = click.Path(path_type=Path)
-
-
-class Number(click.FloatRange):
-    """A number in a range; nan and inf, which pass every comparison that click makes, are none."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
 _EXTRAS = {
     "serve.chat.web": "chat",
     "report.push": "data",
@@ -43,10 +31,18 @@ _EXTRAS = {
 }
 """A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
 first."""
-
-
 Verb = Callable[..., None]
 _TYPES = {"FILE": FOLDER, "FOLDER": FOLDER, "DIR": FOLDER, "N": click.IntRange(min=1)}
+
+
+class Number(click.FloatRange):
+    """A number in a range; nan and inf, which pass every comparison that click makes, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def option(*names: str, **settings: Any) -> Callable[[Any], Any]:
@@ -87,9 +83,8 @@ def require_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        modules = [
-            frame.f_globals["__name__"].removeprefix("gemsmith.") for frame, _ in traceback.walk_tb(error.__traceback__)
-        ]
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        modules = [frame.f_globals["__name__"].removeprefix("gemsmith.") for frame in frames]
         in_use = [part for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)]
         extra = _EXTRAS[in_use[0]] if in_use else None
         if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
@@ -120,9 +115,14 @@ class RunArgs:
     force: bool = False
 
     def open_run(
-        self, *, force: tuple[str, ...] = (), trains: bool = False, stack: contextlib.ExitStack | None = None
+        self,
+        *,
+        force: tuple[str, ...] = (),
+        trains: bool = False,
+        stack: contextlib.ExitStack | None = None,
+        check: Callable[[Any], None] | None = None,
     ) -> Any:
-        """The run, its directory locked until the command ends, or until `stack` is closed."""
+        """The run, its directory locked until the command ends, or until `stack` is closed; `check` as open_source."""
         enter = stack.enter_context if stack else click.get_current_context().with_resource
 
         def lock(folder: Path) -> None:
@@ -131,7 +131,7 @@ class RunArgs:
                 enter(lazy_import("system.locks").locked(folder))
 
         opener = lazy_import("runs.run").open_source
-        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock)
+        return opener(Path(self.source), self.run_path, self.overrides, force=force, lock=lock, check=check)
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
@@ -150,7 +150,7 @@ def run_args(
     """Gives a verb RunArgs; some can do without a run, one takes more than paths, one several (-1)."""
 
     def decorate(function: Verb) -> Verb:
-        @functools.wraps(function)
+        @wraps(function)
         def verb(**options: Any) -> None:
             own = {name: options.pop(name) for name in RunArgs.__dataclass_fields__ if name in options}
             with require_extra():
@@ -171,20 +171,11 @@ def given_options() -> set[str]:
     return {name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
 
 
-def requires(option: str, *others: str) -> Callable[[Verb], Verb]:
-    """Refuses each of the others without the option."""
-    message = "{odd}: goes with {}; give it too, or leave {odd} out"
-    return _refuse_together(option, others, given_too=False, message=message)
+def _refuse(option: str, *others: str, given_too: bool, message: str) -> Callable[[Verb], Verb]:
+    """Refuses each of the others with the option, or without it."""
 
-
-def conflicts(option: str, *others: str) -> Callable[[Verb], Verb]:
-    """Refuses each of the others together with the option."""
-    return _refuse_together(option, others, given_too=True, message="{odd}: does not go with {}; leave one out")
-
-
-def _refuse_together(option: str, others: Sequence[str], *, given_too: bool, message: str) -> Callable[[Verb], Verb]:
     def decorate(function: Verb) -> Verb:
-        @functools.wraps(function)
+        @wraps(function)
         def verb(*arguments: Any, **options: Any) -> None:
             given, params = given_options(), click.get_current_context().command.params
             typed = {each.name: each.opts[0] if isinstance(each, click.Option) else "SOURCE" for each in params}
@@ -196,3 +187,7 @@ def _refuse_together(option: str, others: Sequence[str], *, given_too: bool, mes
         return verb
 
     return decorate
+
+
+requires = partial(_refuse, given_too=False, message="{odd}: goes with {}; give it too, or leave {odd} out")
+conflicts = partial(_refuse, given_too=True, message="{odd}: does not go with {}; leave one out")

@@ -142,6 +142,12 @@ def _plan(
     serve: bool,
 ) -> None:
     stage, source = lazy_import("plan.stage"), args.source
+
+    def warn(run: Any) -> None:
+        for text in lazy_import("pipeline.preflight").plan_warnings(run):
+            click.secho("plan: warning: ", fg="yellow", err=True, nl=False)
+            echo(text, err=True)
+
     if fix is not None:
         stage.check_fix(fix)
     sort = sort or ("usd" if machine is not None else None)
@@ -149,10 +155,11 @@ def _plan(
         opened = lazy_import("runs.run").open_run_readonly(source, args.overrides, section="hardware")
         recipe, record = opened.recipe, stage.plan_run(opened, machine, sort, limits)
     elif source.is_dir() or args.run_path is not None:
-        opened = args.open_run()
+        opened = args.open_run(check=warn)
         recipe, record = opened.recipe, stage.plan(opened, sort, limits)
     else:
-        recipe = lazy_import("runs.resolve").resolve_file(source, args.overrides)[0]
+        recipe = lazy_import("runs.resolve").resolve_file(source, args.overrides, stages=())[0]
+        warn(lazy_import("runs.run").Run(path=Path(), recipe=recipe))
         record = stage.plan_only(recipe, machine, sort, limits)
     if fix is not None:
         stage.write_fix(recipe, record, fix)
@@ -182,7 +189,7 @@ def doctor(recipe: Path, run_path: Path | None, overrides: Sequence[str]) -> Non
     \b
     gemsmith doctor my.yaml --set lora.rank=128
     """
-    module = lazy_import("cli.doctor")
+    module = lazy_import("pipeline.preflight")
     if run_path is not None and recipe.is_dir():
         raise InputError(f"--run {run_path}: {recipe} is a run directory itself; give a recipe, or leave --run out")
     module.print_findings(module.examine(recipe, run_path, overrides, require_extra))

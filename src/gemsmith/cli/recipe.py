@@ -20,6 +20,9 @@ from gemsmith.cli.options import (
     set_option,
 )
 
+_out = option("--out", metavar="FILE", required=True, help="The JSONL of prompts and responses.")
+_revision = option("--revision", metavar="COMMIT", help="Without SOURCE: of the hub's dataset; default: main's of now.")
+
 
 @cli.command(short_help="Write a recipe for your own rows.")
 @option("--checkpoint", required=True, metavar="CHECKPOINT", help="A folder, a hub id, or gs://bucket/folder.")
@@ -102,10 +105,6 @@ def completion(shell: str) -> None:
     complete = get_completion_class(shell)
     assert complete is not None
     click.echo(complete(cli, {}, "gemsmith", "_GEMSMITH_COMPLETE").source())
-
-
-_out = option("--out", metavar="FILE", required=True, help="The JSONL of prompts and responses.")
-_revision = option("--revision", metavar="COMMIT", help="Without SOURCE: of the hub's dataset; default: main's of now.")
 
 
 @cli.group(short_help="Make files of rows out of public datasets.")

@@ -23,6 +23,8 @@ from gemsmith.cli.options import (
 from gemsmith.errors import InputError
 
 _FORMS = ("html", "md", "csv", "json")
+_WEIGHTS = click.Choice(["adapter", "merged"])
+_SORT = click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"])
 
 
 @cli.command(short_help="Write the page of a run, or compare runs.")
@@ -83,7 +85,14 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
         for name in ("varying", "hours", "trained_on", "served_on", "md", "csv"):
             if options[name]:
                 raise InputError(f"--{name.replace('_', '-')}: is for a comparison; give two run directories or more")
-        _report_one(sources[0], run_path, overrides, form, options["html"])
+        source, run_path = _fetched(sources[0], run_path)
+        args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
+        opened, html = args.open_run(), options["html"]
+        found = lazy_import("analysis.summary").read_findings(opened).problems
+        damaged = [text for stage, text in found.items() if opened.record_file(stage).exists()]
+        lazy_import("system.console").print_warnings("report", damaged)
+        page = lazy_import("report.page").report(opened, html)
+        echo(json.dumps({"report": str(page)}) if form == "json" else str(page))
     else:
         if run_path or overrides:
             raise InputError("--run and --set: are for one SOURCE; to compare, give run directories as they are")
@@ -92,13 +101,7 @@ def report(sources: Sequence[Path], run_path: Path | None, overrides: Sequence[s
 
 @cli.command(short_help="List runs: state, loss, speed and cost.")
 @click.argument("folder", type=FOLDER, default=Path("runs"))
-@option(
-    "--sort",
-    type=click.Choice(["name", "state", "stage", "loss", "score", "speed", "cost", "started"]),
-    default="started",
-    show_default=True,
-    help="What to sort by; runs without it come last.",
-)
+@option("--sort", type=_SORT, default="started", show_default=True, help="What to sort by; runs without it come last.")
 @option("--reverse", is_flag=True, help="The other way round.")
 @option("--state", "states", multiple=True, metavar="STATE", help="Only runs in this state; may be repeated.")
 @option("--name", metavar="PATTERN", help="Only runs whose name matches, such as 'gpu-*'.")
@@ -121,58 +124,34 @@ def runs(folder: Path, sort: str, reverse: bool, states: Sequence[str], name: st
         listed.print_runs(found, folder)
 
 
-def _report_one(
-    source: Path, run_path: Path | None, overrides: Sequence[str], form: str | None, html: Path | None
-) -> None:
-    source, run_path = _fetched(source, run_path)
-    args = RunArgs(source=source, run_path=run_path, overrides=tuple(overrides), as_json=form == "json")
-    opened = args.open_run()
-    found = lazy_import("analysis.summary").read_findings(opened).problems
-    damaged = [text for stage, text in found.items() if opened.record_file(stage).exists()]
-    lazy_import("system.console").print_warnings("report", damaged)
-    if html is None:
-        page = lazy_import("report.page").report(opened)
-    else:
-        page = html
-        lazy_import("system.files").write_text(page, lazy_import("report.page").render_page(opened))
-    echo(json.dumps({"report": str(page)}) if form == "json" else str(page))
-
-
 def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any]) -> None:
-    """Of runs, or with --paper of the paper and of any runs compared with it."""
+    """Of runs, or with --paper of the paper and of any runs compared with it: on stdout, or a page, whose place is."""
     folders = [_fetched(source, None)[0] for source in sources]
     sides = lazy_import("analysis.summary").read_sides(
         folders, trained_on=options["trained_on"], served_on=options["served_on"]
     )
     comparison = lazy_import("analysis.compare")
     how = {"varying": options["varying"], "hours": options["hours"] or comparison.HOURS}
-    if not options["paper"]:
-        _show(comparison.compare_sides(sides, **how), None, form, options["html"])
-        return
-    published = lazy_import("analysis.published")
-    redrawn = published.reanalyze(published.read_published(), sides, **how)
-    _show(redrawn.comparison, redrawn, form, options["html"])
-
-
-def _show(comparison: Any, redrawn: Any, form: str | None, html: Path | None) -> None:
-    """On stdout, or the page at `html`, whose place is printed then."""
+    redrawn = None
+    if options["paper"]:
+        published = lazy_import("analysis.published")
+        redrawn = published.reanalyze(published.read_published(), sides, **how)
+    found = redrawn.comparison if redrawn else comparison.compare_sides(sides, **how)
     tables = lazy_import("report.tables")
     if form == "html":
-        assert html is not None
-        lazy_import("system.files").write_text(
-            html, lazy_import("report.comparison_page").render_comparison(comparison, redrawn)
-        )
-        echo(str(html))
+        page = lazy_import("report.comparison_page").render_comparison(found, redrawn)
+        lazy_import("system.files").write_text(options["html"], page)
+        echo(str(options["html"]))
     elif form == "md":
-        echo(tables.markdown_of(comparison, redrawn), nl=False)
+        echo(tables.markdown_of(found, redrawn), nl=False)
     elif form == "csv":
-        echo(tables.csv_of(comparison), nl=False)
+        echo(tables.csv_of(found), nl=False)
     elif form == "json":
-        print_json(redrawn or comparison)
+        print_json(redrawn or found)
     else:
         if redrawn is not None:
             tables.print_verdicts(redrawn)
-        tables.print_comparison(comparison)
+        tables.print_comparison(found)
 
 
 def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
@@ -189,13 +168,7 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
 @cli.command(short_help="Put the weights on the Hugging Face hub.")
 @click.argument("source", type=FOLDER)
 @option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
-@option(
-    "--weights",
-    type=click.Choice(["adapter", "merged"]),
-    default="adapter",
-    show_default=True,
-    help="What is uploaded.",
-)
+@option("--weights", type=_WEIGHTS, default="adapter", show_default=True, help="What is uploaded.")
 @option("--private", is_flag=True, help="Make a repository that only you see.")
 @option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
 @option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")

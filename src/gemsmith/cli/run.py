@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import click
 from gemsmith.cli.main import cli
 from gemsmith.cli.options import RunArgs, conflicts, given_options, lazy_import, option, print_json, run_args
 from gemsmith.errors import InputError
+
+_OF_HOSTS = ("coordinator", "processes", "process_id")
+_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 
 @cli.command(short_help="Run every stage that is not complete.")
@@ -30,7 +34,8 @@ def run(args: RunArgs, until: str | None, skip: Sequence[str]) -> None:
     """
     pipeline = lazy_import("pipeline")
     stages = pipeline.select_stages(until, skip)
-    opened = args.open_run(force=stages if args.force else (), trains="train" in stages)
+    check = partial(lazy_import("pipeline.preflight").refuse_before, stages=stages, force=args.force)
+    opened = args.open_run(force=stages if args.force else (), trains="train" in stages, check=check)
     records = pipeline.run_stages(opened, stages, force=args.force)
     if args.as_json:
         stages = ",\n".join(f'"{record.stage}": {record.model_dump_json(indent=1)}' for record in records)
@@ -61,9 +66,6 @@ def data(args: RunArgs, show: int | None) -> None:
             lazy_import("data.preview").show(opened, show)
             return
     lazy_import("data.preview").show(args.run_stage("data")[0], show)
-
-
-_OF_HOSTS = ("coordinator", "processes", "process_id")
 
 
 @cli.command(short_help="Train the adapter, or resume it.")
@@ -98,9 +100,6 @@ def train(args: RunArgs, steps: str | None, epochs: int | None, **hosts: str | i
         args.print_record(pipeline.run_stage(opened, "train"))
     else:
         args.print_record(args.run_stage("train")[1])
-
-
-_OF_FOLDERS = ("base", "adapter", "from_tunix", "out", "step", "rank", "alpha")
 
 
 @cli.command(short_help="Write adapter and merged weights.")

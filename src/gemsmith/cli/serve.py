@@ -30,6 +30,18 @@ from gemsmith.cli.options import (
 )
 from gemsmith.errors import InputError
 
+url_option = partial(option, "--url", metavar="URL")
+model_option = partial(option, "--model", metavar="NAME")
+_OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsafe answers".split()
+OF_A_RUN = ("base", "tuned")
+SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
+
+temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
+top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
+seed_option = option("--seed", type=int, help="Of sampling; default: none.")
+max_tokens = partial(option, "--max-tokens", metavar="N", default=512, show_default=True)
+max_tokens_option = max_tokens(help="Of an answer.")
+
 
 @cli.command(short_help="Keep the tuned model up in vLLM.")
 @run_args(kind=str)
@@ -82,8 +94,8 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
 @run_args(required=False, force=True)
 @skip_verify_option
 @option("--grid", type=click.Choice(["own", "paper", "paper-30", "short"]), help="What is measured; sets bench.grid.")
-@option("--url", metavar="URL", help="Instead of a run's model: any server with OpenAI's API.")
-@option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@url_option(help="Instead of a run's model: any server with OpenAI's API.")
+@model_option(help="With --url: the model's name there; default: the only one.")
 @option("--tokenizer", metavar="FOLDER", help="With --url: a folder with the model's tokenizer.json.")
 @option("--out", metavar="FILE", help="With --url: where the record goes.")
 @requires("url", "model", "tokenizer", "out")
@@ -113,9 +125,6 @@ def bench(args: RunArgs, skip_verify_check: bool, grid: str | None, **server: An
     args.print_record(record)
 
 
-_OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsafe answers".split()
-
-
 @cli.command(name="eval", short_help="Score base and tuned model.")
 @run_args(required=False, force=True)
 @skip_verify_option
@@ -132,10 +141,8 @@ _OF_A_TASK = "task dataset samples temperature top_p seed max_tokens prompt unsa
     "--lm-eval", metavar="TASK[,TASK]", help="Instead: these tasks of lm-evaluation-harness, into RUN/lm_eval.json."
 )
 @option("--lm-eval-tasks", metavar="FOLDER", help="With --lm-eval: a folder of your own tasks for it.")
-@option(
-    "--url", metavar="URL", help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY."
-)
-@option("--model", metavar="NAME", help="With --url: the model's name there; default: the only one.")
+@url_option(help="The tuned model is at an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.")
+@model_option(help="With --url: the model's name there; default: the only one.")
 @option("--base-url", metavar="URL", help="With --url: where the base is; default, with --base-model: there, too.")
 @option("--base-model", metavar="NAME", help="With --url: the base's name; without both the run's own base is asked.")
 @option("--answers", metavar="FILE", help='Without SOURCE: JSONL of {"problem", "completion"}.')
@@ -167,7 +174,10 @@ def evaluate(
         record = lazy_import("evals.offline").score_named(given)
         show = lazy_import("evals.offline").print_answers
     elif lm_eval is not None:
-        record = _run_lm_eval(args.open_run(), lm_eval, lm_eval_tasks, skip_verify_check=skip_verify_check)
+        opened, names = args.open_run(), [name.strip() for name in lm_eval.split(",") if name.strip()]
+        with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
+            record = lazy_import("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=lm_eval_tasks)
+        lazy_import("pipeline").print_warnings_of(record)
         show = lazy_import("evals.lm_eval").print_lm_eval
     else:
         added = [add_task(args.source, args.overrides, given)] if given else []
@@ -219,30 +229,13 @@ def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -
     return f"eval.tasks={json.dumps(dumped)}"
 
 
-def _run_lm_eval(opened: Any, tasks: str, folder: Path | None, *, skip_verify_check: bool) -> Any:
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    with lazy_import("serve.stage").Servers(opened, skip_verify_check=skip_verify_check) as servers:
-        record = lazy_import("evals.lm_eval").evaluate_lm_eval(opened, servers, names, folder=folder)
-    lazy_import("pipeline").print_warnings_of(record)
-    return record
-
-
-OF_A_RUN = ("base", "tuned")
-SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
-
-temperature_option = option("--temperature", type=Number(0, 2), default=0.0, show_default=True)
-top_p_option = option("--top-p", type=Number(0, 1, min_open=True), default=1.0, show_default=True)
-seed_option = option("--seed", type=int, help="Of sampling; default: none.")
-max_tokens_option = option("--max-tokens", metavar="N", default=512, show_default=True, help="Of an answer.")
-
-
 @cli.command(short_help="Answer a file of prompts.")
 @click.argument("paths", metavar="[RUN] ROWS | SHARD...", type=FOLDER, nargs=-1, required=True)
 @option("--out", required=True, metavar="FILE", help="JSONL of the answers, in the rows' order.")
 @option("--shard", metavar="I/N", help="Answer part I of N alone, such as 1/4: the others on other machines.")
 @option("--join", is_flag=True, help="Ask nothing: put the files of all shards together.")
-@option("--url", metavar="URL", help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.")
-@option("--model", metavar="NAME", help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
+@url_option(help="Instead of RUN: an OpenAI server; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.")
+@model_option(help="Of a run: tuned (the default) or base; of a URL: a name that it serves.")
 @temperature_option
 @top_p_option
 @seed_option
@@ -268,12 +261,7 @@ def predict(
     gemsmith predict runs/my rows.jsonl --shard 2/4 --out 2.jsonl
     gemsmith predict --join 1.jsonl 2.jsonl 3.jsonl 4.jsonl --out answers.jsonl
     """
-    if join:
-        record = lazy_import("evals.predict").join_shards(paths, out, force=options["force"])
-        if as_json:
-            print_json(record)
-        return
-    if len(paths) != (1 if url else 2):
+    if not join and len(paths) != (1 if url else 2):
         raise InputError(f"{' '.join(map(str, paths))}: give {'ROWS alone with --url' if url else 'RUN and ROWS'}")
     given = {name: value for name, value in options.items() if name not in SAMPLING and value is not None}
     if not url and given.get("model", "tuned") not in OF_A_RUN:
@@ -283,7 +271,9 @@ def predict(
         sampling = lazy_import("serve.client.stream").SamplingParams(**{name: options[name] for name in SAMPLING})
         if shard is not None:
             given["shard"] = module.read_shard(shard)
-        if url:
+        if join:
+            record = module.join_shards(paths, out, force=options["force"])
+        elif url:
             del given["overrides"], given["skip_verify_check"]
             record = module.predict_url(url, *paths, out, sampling=sampling, **given)
         else:
@@ -296,28 +286,16 @@ def predict(
 @cli.command(short_help="Talk to the tuned model.")
 @click.argument("source", type=FOLDER, required=False)
 @option("--web", is_flag=True, help="On a page of this machine; of a run, with base and tuned side by side.")
-@option(
-    "--url",
-    metavar="URL",
-    help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.",
-)
-@option(
-    "--model",
+@url_option(help="Instead of a run: an OpenAI server that is up; a key is in $VLLM_API_KEY or $OPENAI_API_KEY.")
+@model_option(
     "models",
     multiple=True,
-    metavar="NAME",
     help="Of a run: base or tuned; of a URL: a name that it serves, if it serves several. May be repeated.",
 )
 @option("--system", default="", metavar="TEXT", help="The system prompt.")
 @temperature_option
 @top_p_option
-@option(
-    "--max-tokens",
-    metavar="N",
-    default=512,
-    show_default=True,
-    help="Of an answer; fewer where the server has no room for them after the prompt.",
-)
+@max_tokens(help="Of an answer; fewer where the server has no room for them after the prompt.")
 @seed_option
 @option("--port", type=click.IntRange(1, 65_535), help="Of the page; default: a free one from 7860 on.")
 @option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a key of serve, for this time only.")

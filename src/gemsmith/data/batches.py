@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -134,18 +134,12 @@ def write_rows(folder: Path, chunks: Iterable[Rows], shape: tuple[int, int], bas
         for chunk in chunks:
             for name, array in chunk.arrays().items():
                 files[name].write(array.data)
-            if base and lines:
-                lines.writelines(_image_line(images, base) for images in chunk.images or [()] * len(chunk))
+            if lines:
+                for images in chunk.images or [()] * len(chunk):
+                    values = [asdict(image) | {"path": image.path.removeprefix(f"{base}/")} for image in images]
+                    lines.write(json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n")
     hashes = {name: sha256_file(folder / f"{name}.npy") for name in ARRAYS}
     return hashes | ({IMAGES: sha256_file(folder / IMAGES)} if base else {})
-
-
-def _image_line(images: Iterable[ImageInfo], base: Path) -> str:
-    values = []
-    for image in images:
-        path = Path(image.path)
-        values.append(asdict(image) | {"path": str(path.relative_to(base) if path.is_relative_to(base) else path)})
-    return json.dumps(values, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def open_rows(run: Run, folder: str = "") -> Rows:
@@ -159,8 +153,7 @@ def open_rows(run: Run, folder: str = "") -> Rows:
         raise RunError(f"{run.record_file('data')}: has no rows of data.eval; {remedy}")
     place = run.data / folder
     files = {name: place / f"{name}.npy" for name in ARRAYS}
-    if IMAGES in record.files:
-        files[IMAGES] = place / IMAGES
+    files |= {IMAGES: place / IMAGES} if IMAGES in record.files else {}
     found = {}
     for name, file in files.items():
         try:
@@ -179,7 +172,7 @@ def open_rows(run: Run, folder: str = "") -> Rows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StoredImages:
+class StoredImages(Sequence[tuple[ImageInfo, ...]]):
     """The images of each row, read from its line once they are asked for; relative paths count from `base`."""
 
     lines: list[bytes]
@@ -188,10 +181,7 @@ class StoredImages:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __iter__(self) -> Iterator[tuple[ImageInfo, ...]]:
-        return (self[row] for row in range(len(self)))
-
-    def __getitem__(self, row: int) -> tuple[ImageInfo, ...]:
+    def __getitem__(self, row: int) -> tuple[ImageInfo, ...]:  # type: ignore[override]  # no slices
         images = (ImageInfo(**values) for values in json.loads(self.lines[row]))
         return tuple(replace(image, path=str(self.base / image.path)) for image in images)
 

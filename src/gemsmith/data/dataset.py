@@ -238,9 +238,8 @@ def read_dataset(
     data = data or Data(train="-")
     images = images or _images_beside(source)
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
-    documents: list[Document] = []
-    ignored: Counter[str] = Counter()
-    bad, form, rows, left_out, settled = BadRows(), None, 0, 0, 0
+    documents, ignored, bad, form = list[Document](), Counter[str](), BadRows(), None
+    rows, left_out, settled = 0, 0, 0
     for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, data, part), start=1):  # noqa: B007
         try:
             named = _with_answer(row) if asked else _renamed(row, data.columns)
@@ -258,8 +257,8 @@ def read_dataset(
             bad.add(origin, error)
     warnings = bad.settle(rows - left_out, wanted)
     if settled:
-        how = {"drop": "left out of them", "text": "read as text"}[data.control_tokens]
         key = "data.eval" if part == "held-out" else "data.train"
+        how = "left out of them" if data.control_tokens == "drop" else "read as text"
         warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
         raise _no_rows("data" if isinstance(source, GeneratedData) else source, rows if left_out else 0, part, share)

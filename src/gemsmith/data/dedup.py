@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from gemsmith.data.documents import Document
 from gemsmith.errors import RunError
+from gemsmith.runs.records import HeldOut
 from gemsmith.tasks.messages import ImagePart, text_of
 
 FILE = "answers.npy"
@@ -26,18 +28,11 @@ _SPACES = bytes.maketrans(_WHITE_SPACE, b" " * len(_WHITE_SPACE))
 _NAMED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """How many held-out rows are trained on as well."""
+class Overlap(NamedTuple):
+    """How many held-out rows are trained on as well, and where the first of those whose prompt is stand."""
 
-    rows: int
-    """All that were looked at."""
-    prompts: int
-    """Those whose prompt is trained on."""
-    answers: int
-    """Of these, those whose answer is the trained one."""
+    counts: HeldOut
     first: tuple[str, ...]
-    """Where the first of them stand."""
 
 
 def write_answers(folder: Path, digests: Iterable[bytes]) -> np.ndarray:
@@ -69,7 +64,8 @@ def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
     asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
     prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
-    return Overlap(rows=len(held_out), prompts=int(prompts.sum()), answers=int(answers.sum()), first=first)
+    counts = HeldOut(rows=len(held_out), same_prompt=int(prompts.sum()), same_answer=int(answers.sum()))
+    return Overlap(counts, first)
 
 
 def count_shared_images(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
@@ -87,14 +83,15 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
             "data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no "
             f"{FILE}",
         )
-    if not overlap.prompts:
+    counts, first = overlap
+    if not counts.same_prompt:
         return ()
-    named = ", ".join(overlap.first) + (", …" if overlap.prompts > len(overlap.first) else "")
-    same = f"{overlap.answers:,}" if overlap.answers else "none"
+    named = ", ".join(first) + (", …" if counts.same_prompt > len(first) else "")
+    same = f"{counts.same_answer:,}" if counts.same_answer else "none"
     return (
-        f"data.eval: held-out rows whose prompt is also trained on: {overlap.prompts:,} of {overlap.rows:,} ({named}), "
-        f"{same} of them with the same answer; a score on such rows does not show how the model does on new ones: "
-        "take them out of data.train or data.eval",
+        f"data.eval: held-out rows whose prompt is also trained on: {counts.same_prompt:,} of {counts.rows:,} "
+        f"({named}), {same} of them with the same answer; a score on such rows does not show how the model does on new "
+        "ones: take them out of data.train or data.eval",
     )
 
 

@@ -9,7 +9,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from gemsmith.errors import DataError, MachineError, RunError, first_line
-from gemsmith.system.console import open_console
 from gemsmith.system.files import expanduser
 from gemsmith.system.storage import Bucket
 
@@ -51,6 +50,8 @@ def fetch_file(url: str) -> Path:
     Raises DataError where it is of another kind, or cannot be reached.
     """
     import httpx
+
+    from gemsmith.system.console import open_console
 
     scheme, _, rest = url.partition("://")
     name = rest.partition("?")[0].rpartition("/")[2]

@@ -5,7 +5,6 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -19,14 +18,6 @@ ARRAYS: dict[str, np.dtype] = {
     "loss_mask": np.dtype(np.uint8),
 }
 _ROWS_AT_ONCE = 256
-
-
-class RowImages(Protocol):
-    """The images of each row, in the order of their soft tokens; none at all where no row has any."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, row: int, /) -> tuple[ImageInfo, ...]: ...
-    def __iter__(self) -> Iterator[tuple[ImageInfo, ...]]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +34,8 @@ class Rows:
     segments: np.ndarray
     positions: np.ndarray
     loss_mask: np.ndarray
-    images: RowImages = ()
+    images: Sequence[tuple[ImageInfo, ...]] = ()
+    """Of each row, in the order of their soft tokens; none at all where no row has any."""
 
     def __len__(self) -> int:
         return len(self.tokens)

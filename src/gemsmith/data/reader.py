@@ -5,6 +5,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,8 @@ def find_files(source: str) -> tuple[Path, ...]:
     elsewhere = "://" in source
     path = Path(source.partition("?")[0]) if elsewhere else expanduser(source)
     if (path / "dataset_dict.json").exists():
-        split = (_read_json(path / "dataset_dict.json").get("splits") or ["train"])[0]
+        splits = _read_json(path / "dataset_dict.json").get("splits")
+        split = splits[0] if isinstance(splits, list) and splits else "train"
         raise DataError(f"{path}: holds several splits; name one of them, such as {path / str(split)}")
     if (path / "state.json").exists():
         return _files_of_saved_dataset(path)
@@ -87,7 +89,7 @@ def stored_rows(
                 case _:
                     yield from _table_rows(file, is_read)
         except OSError as error:
-            raise DataError(f"{file}: cannot be read ({error.strerror or error})") from None
+            raise DataError(f"{file}: cannot be read ({first_line(error.strerror or error)})") from None
 
 
 def _files_of_rows(files: Iterable[Path]) -> tuple[Path, ...]:
@@ -140,7 +142,10 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
 def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
     """The arrow files of a dataset written by `datasets`' save_to_disk, in its own order."""
     entries = _read_json(folder / "state.json").get("_data_files") or []
-    files = tuple(folder / entry["filename"] for entry in entries)
+    try:
+        files = tuple(folder / entry["filename"] for entry in entries)
+    except (KeyError, TypeError):
+        raise DataError(f"{folder / 'state.json'}: names no files; save the dataset again with save_to_disk") from None
     missing = [file.name for file in files if not file.exists()]
     if missing or not files:
         raise DataError(
@@ -251,7 +256,7 @@ def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[s
             delimiter = "\t" if kind_of_file(file) == ".tsv" else ","
             found = csv.reader(lines(stream), delimiter=delimiter, strict=True)
             names = next(found, [])
-            if twice := next((name for name in names if names.count(name) > 1), None):
+            if twice := next((name for name, count in Counter(names).items() if count > 1), None):
                 raise DataError(f"{file.name} line 1: has the column {twice!r} twice; keep one")
             begin = found.line_num + 1
             for values in found:
@@ -283,6 +288,7 @@ def _table_batches(file: Path) -> Iterator["pyarrow.RecordBatch"]:
         return
     with pyarrow.memory_map(str(regular_file(file))) as stream, pyarrow.ipc.open_stream(stream) as batches:
         for batch in batches:
+            batch.validate(full=True)  # offsets that lie outside would be read, and end the process
             yield from (batch.slice(begin, _ROWS_AT_ONCE) for begin in range(0, batch.num_rows, _ROWS_AT_ONCE))
 
 
@@ -300,7 +306,7 @@ def _table_rows(file: Path, is_read: Callable[[str], bool]) -> Iterator[tuple[st
             unpacked += sum(map(_unpacked_bytes, batch.columns)) + _ROW_BYTES * batch.num_rows
             _refuse_bomb(file, unpacked)
             names = batch.schema.names
-            if twice := next((name for name in names if names.count(name) > 1), None):
+            if twice := next((name for name, count in Counter(names).items() if count > 1), None):
                 raise DataError(f"a table has the column {twice} twice; keep one")
             arrays = [read(name, values) for name, values in zip(names, batch.columns, strict=True)]
             for row in pyarrow.RecordBatch.from_arrays(arrays, names=names).to_pylist():

@@ -4,7 +4,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
 from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.records import DataRecord, EvalRows, HeldOut, ImageBucket
+from gemsmith.runs.records import DataRecord, EvalRows, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_provenance, read_record, write_record
 from gemsmith.system.console import open_console, track
@@ -169,7 +169,7 @@ class _Part:
     hashes: Mapping[str, bytes]
     """By origin, of all that could be seen, the hashes of their turns."""
 
-    @property
+    @cached_property
     def images(self) -> list[ImageInfo]:
         return [image for document in self.documents for image in document.images]
 
@@ -234,9 +234,15 @@ def _pack_part(
     order: Callable[[int], list[int]] | None = None,
 ) -> _Part:
     """The rows of `key` in packed rows, which take so many documents in that order, or else the longest first."""
-    bad = BadRows()
-    rendered, hashes = _render(folder, template, dataset.documents, bad)
-    warnings = (*dataset.warnings, *bad.settle(len(dataset.documents), data.on_bad_row, key))
+    documents, bad, hashes = dataset.documents, BadRows(), dict[str, bytes]()
+
+    def hashed() -> Iterator[Document]:  # meanwhile others are rendered
+        for document in track(documents, "rendering rows", open_console(soft_wrap=False)):
+            hashes[document.origin] = hash_turns(document)
+            yield document
+
+    rendered = [*render_in_processes(folder, template, hashed(), count_processes(documents), on_bad=bad.add)]
+    warnings = (*dataset.warnings, *bad.settle(len(documents), data.on_bad_row, key))
     kept, too_long = _keep_fitting(rendered, data, patching, key)
     patches, lengths = [patching.per_token * one.soft_tokens for one in kept], [len(one.ids) for one in kept]
     rows = [[index] for index in range(len(kept))]
@@ -286,7 +292,7 @@ def _validate(checkpoint: Checkpoint, dataset: Dataset, patching: PatchConfig, *
 
 
 def _keep_fitting(
-    rendered: Sequence[Rendered], data: Data, patching: PatchConfig, rows: str = "data.train"
+    rendered: Sequence[Rendered], data: Data, patching: PatchConfig, rows: str
 ) -> tuple[list[Rendered], dict[str, int]]:
     """The documents that fit into a row, and how many do not, by reason. Raises DataError where the recipe says so."""
     limits: tuple[tuple[str, str, int, str, Callable[[Rendered], int]], ...] = (
@@ -334,24 +340,6 @@ def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str
     return hashes
 
 
-def _render(
-    folder: Path, template: ChatTemplateSource, documents: Sequence[Document], bad: BadRows
-) -> tuple[list[Rendered], dict[str, bytes]]:
-    """The documents in tokens, and by origin the hashes of each one's turns, which are made meanwhile.
-
-    Rows that cannot be rendered are added to `bad`.
-    """
-    hashes: dict[str, bytes] = {}
-
-    def hashed() -> Iterator[Document]:
-        for document in track(documents, "rendering rows", open_console(soft_wrap=False)):
-            hashes[document.origin] = hash_turns(document)
-            yield document
-
-    processes = count_processes(documents)
-    return list(render_in_processes(folder, template, hashed(), processes, on_bad=bad.add)), hashes
-
-
 def _compare(
     answers: np.ndarray, trained: Sequence[Document], held_out: Sequence[Document]
 ) -> tuple[dict[str, Any], Sequence[str]]:
@@ -359,13 +347,8 @@ def _compare(
     if not held_out:
         return {}, ()
     found = find_overlap(answers, held_out)
-    same = HeldOut(
-        rows=found.rows,
-        same_prompt=found.prompts,
-        same_answer=found.answers,
-        same_image=count_shared_images(trained, held_out),
-    )
-    return {"held_out_also_trained": found.prompts, "held_out": same}, overlap_notices(found)
+    counts = found.counts.model_copy(update={"same_image": count_shared_images(trained, held_out)})
+    return {"held_out_also_trained": counts.same_prompt, "held_out": counts}, overlap_notices(found)
 
 
 def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:

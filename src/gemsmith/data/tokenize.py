@@ -208,7 +208,12 @@ def render_documents(
         pieces = [*islice(ids, len(split.pieces))]
         if document.origin in bad:
             continue
-        joined = _join_ids(split.pieces, pieces, document.origin)
+        # Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1].
+        trained, end = np.zeros(sum(map(len, pieces)), bool), 0
+        for piece, part in zip(split.pieces, pieces, strict=True):
+            begin, end = end, end + len(part)
+            trained[begin:end] = piece.trained
+        joined = Rendered(ids=np.concatenate(pieces), trained=trained, origin=document.origin)
         try:
             renderer.control.refuse_made(document, joined.ids, partial(_sequence_ids, renderer, number))
         except RowError as error:
@@ -417,16 +422,6 @@ def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.nda
     with limited(renderer.limits, extra_bytes=_text_bytes(document)):
         pieces = split_document(renderer.template, document)[number].pieces
     return np.concatenate(_encode(renderer, [piece.text for piece in pieces]))
-
-
-def _join_ids(pieces: Sequence[Piece], ids: Sequence[np.ndarray], origin: str) -> Rendered:
-    """Prompt [2, 105, 9], answer [7, 106] → ids [2, 105, 9, 7, 106], trained [0, 0, 0, 1, 1]."""
-    joined = np.concatenate(ids)
-    trained, begin = np.zeros(len(joined), bool), 0
-    for piece, part in zip(pieces, ids, strict=True):
-        trained[begin : begin + len(part)] = piece.trained
-        begin += len(part)
-    return Rendered(ids=joined, trained=trained, origin=origin)
 
 
 def _check_ids(rendered: Rendered) -> None:

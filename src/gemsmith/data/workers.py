@@ -55,16 +55,14 @@ class Packed(NamedTuple):
     """Where rows stand that were left out, and why."""
 
 
-class Prompts(NamedTuple):
-    """Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
-
-    rows: tuple[tuple[Document, int], ...]
+Prompts = tuple[tuple[Document, int], ...]
+"""Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
 
 
 def main() -> None:
     """In a process: reads an Opening, then answers requests until stdin ends or whoever asked is gone.
 
-    A list of documents is answered by its Packed rows, Prompts by their ids, either by the error that is the user's.
+    A list of documents is answered by its Packed rows, a tuple of prompts by their ids, either by the user's error.
     """
     # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
     gc.freeze()
@@ -75,9 +73,9 @@ def main() -> None:
     def renderer() -> Renderer:
         return open_renderer(opening.folder, opening.template, limits=opening.limits)
 
-    def answer(request: Sequence[Document] | Prompts) -> Packed | list[np.ndarray]:
-        if isinstance(request, Prompts):
-            return check_prompts(renderer(), request.rows)
+    def answer(request: list[Document] | Prompts) -> Packed | list[np.ndarray]:
+        if isinstance(request, tuple):
+            return check_prompts(renderer(), request)
         bad: list[tuple[str, RowError]] = []
         rendered = render_documents(renderer(), request, on_bad=lambda *one: bad.append(one))
         ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
@@ -129,7 +127,7 @@ def check_prompts_in_process(
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     with _open_workers(Opening(folder, template, limits or ProcessLimits()), 1) as ask:
-        found: list[np.ndarray] = ask(Prompts(tuple(rows))).result()
+        found: list[np.ndarray] = ask(tuple(rows)).result()
         return found
 
 
@@ -140,8 +138,8 @@ def _open_workers(opening: Opening, processes: int) -> AbstractContextManager[Ca
     return open_pool(_COMMAND, processes, explain=explain, opening=opening, environment=environment)
 
 
-def _explain(opening: Opening, code: int, request: Sequence[Document] | Prompts) -> Exception:
-    documents = [document for document, _ in request.rows] if isinstance(request, Prompts) else request
+def _explain(opening: Opening, code: int, request: list[Document] | Prompts) -> Exception:
+    documents = [document for document, _ in request] if isinstance(request, tuple) else request
     template, rows = f"chat template {opening.template.source}", f"{documents[0].origin} to {documents[-1].origin}"
     mend = "mend it, or set data.template to another"
     if code == -signal.SIGVTALRM:

@@ -39,8 +39,6 @@ Judged = Future[Verdict | Failure]
 
 @dataclass(frozen=True, kw_only=True)
 class GradedAnswer:
-    """What a model answered, and what the scorer makes of it."""
-
     text: str
     right: bool
     cut: bool  # it reached the limit of tokens before it had ended
@@ -157,7 +155,6 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
 
 
 def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
-    """The chat that asks for the answer of this index."""
     question = task.question_of(number)
     body = {"model": server.model, "max_tokens": task.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
     if are_broken(question.messages):

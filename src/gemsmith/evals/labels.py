@@ -40,7 +40,7 @@ def label_scores(
         return np.array([macro_f1(expected[at], places_[at], len(labels)) for at in drawn])
 
     scores = [macro_f1(expected, each, len(labels)) for each in answered]
-    resampled = [resample(each) for each in answered]
+    resampled = list(map(resample, answered))
     return LabelsResult(
         labels=labels,
         rows=dict(zip(labels, np.bincount(expected, minlength=len(labels)).tolist(), strict=True)),

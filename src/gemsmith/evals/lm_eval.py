@@ -108,7 +108,6 @@ def read_scores(results: dict[str, Any]) -> dict[str, dict[str, LmEvalScore]]:
 
 
 def print_lm_eval(record: LmEvalRecord) -> None:
-    """Prints each metric of both models."""
     console = open_console()
     table = Table("task", "metric", "base", "tuned", "rows", box=None, header_style="bold")
     for task, metrics in record.tuned.items():

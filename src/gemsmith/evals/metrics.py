@@ -22,10 +22,7 @@ Z_95, Z_80 = 1.959963984540054, 0.8416212335729143
 
 
 def wilson_interval(right: int, n: int) -> tuple[float, float]:
-    """The 95 % interval of Wilson (1927, JASA 22:209) for a share of `right` in `n`.
-
-    Unlike the normal interval it stays inside [0, 1], and has a width where the share is 0 or 1.
-    """
+    """The 95 % interval of Wilson (1927, JASA 22:209) for a share of `right` in `n`, inside [0, 1] and never empty."""
     from scipy import stats
 
     found = stats.binomtest(right, n).proportion_ci(method="wilson")
@@ -56,10 +53,7 @@ def pass_at_each(problems: Sequence[ProblemScore]) -> tuple[PassAt, ...]:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean over problems, which are what was drawn: samples of one problem are alike.
-
-    Where each value is 0 or 1, Wilson's; else that of the bootstrap.
-    """
+    """The 95 % interval of the mean over problems, which are what was drawn; Wilson's where each value is 0 or 1."""
     if set(values) <= {0.0, 1.0}:
         return wilson_interval(int(sum(values)), len(values))
     return bootstrap_interval(values)

@@ -67,7 +67,6 @@ def score_named(given: Mapping[str, Any]) -> AnswersRecord:
 
 
 def print_answers(record: AnswersRecord) -> None:
-    """Prints a table of the problems, and below it pass@k with intervals over problems."""
     console = open_console()
     table = Table("problem", "passed", "not passed, by reason", box=None, header_style="bold")
     for score in record.problems:

@@ -199,7 +199,12 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             open_console().print(f"predict: {kept} of {kept + len(missing)} answers are there from an earlier start")
         asked_s = _ask(job, cache, missing, replies) if missing else 0.0
         found = [replies[digest] for digest in job.digests]
-        failed = _count_failures(found, job.model)
+        failures = [reply for reply in found if isinstance(reply, Failure)]
+        failed = Counter(failure.reason for failure in failures)
+        if len(failures) == len(found):
+            first = f"{failures[0].reason}: {failures[0].detail}"
+            none = f"answered none of {len(found)} rows ({describe_counts(failed)}); the first: {first}"
+            raise EngineError(f"predict: {job.model} {none}")
         counts = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
         if failed:
             told = f"rows without an answer: {failed.total()} of {len(found)} ({describe_counts(failed)})"
@@ -240,18 +245,6 @@ def _write(record: PredictRecord, lines: Iterable[str], out: Path, *, more: str)
     open_console().print(f"predict: {answered:,} of {record.rows:,} rows answered{more}: {out}")
 
 
-def _count_failures(found: Sequence[Reply | Failure], model: str) -> Counter[str]:
-    """Failures by their reason. Raises EngineError with the first where there is no answer."""
-    failures = [reply for reply in found if isinstance(reply, Failure)]
-    failed = Counter(failure.reason for failure in failures)
-    if len(failures) == len(found):
-        raise EngineError(
-            f"predict: {model} answered none of {len(found)} rows ({describe_counts(failed)}); the first: "
-            f"{failures[0].reason}: {failures[0].detail}"
-        )
-    return failed
-
-
 def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies: dict[str, Reply | Failure]) -> float:
     """Asks for these answers, keeps each under its digest, and says how many seconds that took once a server was up."""
     digests, server = list(missing), job.start()
@@ -287,7 +280,6 @@ def _answer_line(row: Document, reply: Reply | Failure) -> str:
 
 
 def record_file(out: Path) -> Path:
-    """Where the record of a file of answers is."""
     return out.with_name(f"{out.name}.record.json")
 
 
@@ -370,8 +362,7 @@ def _lines(file: Path, rows: int) -> Iterator[str]:
     """The file's lines. Raises InputError, at their end, where there are not as many as its record says."""
     count = 0
     with file.open(encoding="utf-8") as stream:
-        for line in stream:
-            count += 1
+        for count, line in enumerate(stream, start=1):  # noqa: B007
             yield line
     if count != rows:
         raise InputError(f"--join {file}: has {count} lines, its record says {rows}; run predict for that shard")

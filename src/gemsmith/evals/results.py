@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -21,22 +22,17 @@ EXAMPLES, OF_A_KIND = 8, 2
 
 
 def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
-    """One task of the record: both models' scores, and whether they differ."""
     # Of questions that both models have answered and a scorer has judged at least once. Where there is none, all of
     # them count, as not right.
     pairs = list(zip(base.answers, tuned.answers, strict=True))
-    whole = [
-        pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in answers) for answers in pair)
-    ]
+    whole = [pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in each) for each in pair)]
     shares = [[_share(answers) for answers in pair] for pair in whole or pairs]
     labels = None
     if task.held_out and isinstance(task.scorer, Classifier):
         labels = label_scores(task.scorer, task.questions, base.all(), tuned.all())
     return TaskResult(
         task=task.entry.task,
-        samples=task.sampling.samples,
-        temperature=task.sampling.temperature,
-        top_p=task.sampling.top_p,
+        **asdict(task.sampling),
         seed=task.seed,
         max_tokens=task.max_tokens,
         prompt=task.prompt,
@@ -55,7 +51,6 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: in
 
 
 def model_result(task: OpenTask, answers: Answers) -> ModelResult:
-    """One model's scores on a task, and what its answers cost."""
     flat = answers.all()
     tokens = [answer.tokens for answer in flat if answer.tokens is not None]
     problems = () if task.held_out else tuple(map(problem_score, task.questions, answers.answers))
@@ -96,7 +91,6 @@ def _share(answers: Sequence[GradedAnswer]) -> float:
 
 
 def problem_score(question: Question, answers: Sequence[GradedAnswer]) -> ProblemScore:
-    """How many of the answers to a question passed, and why the others did not."""
     wrong = [answer for answer in answers if not answer.right]
     reasons = Counter(answer.reason or answer.ungraded or answer.failed or "wrong" for answer in wrong)
     details = [f"{answer.reason}: {answer.detail}" for answer in wrong if answer.detail]
@@ -156,20 +150,16 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]
     """What must be known of a model's answers before its score."""
     flat = answers.all()
     what = "rows" if task.held_out else f"requests of {task.name}"
-    failed = Counter(answer.failed for answer in flat if answer.failed)
-    ungraded = Counter(answer.ungraded for answer in flat if answer.ungraded)
-    empty = sum(not answer.text and not answer.failed for answer in flat)
-    if failed:
+    if failed := Counter(answer.failed for answer in flat if answer.failed):
         text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
         yield f"{text} ({describe_counts(failed)}); they count as not right."
-    if ungraded:
+    if ungraded := Counter(answer.ungraded for answer in flat if answer.ungraded):
         text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
         yield f"{text} ({describe_counts(ungraded)}); they count as not right."
-    if empty:
+    if empty := sum(not answer.text and not answer.failed for answer in flat):
         text = f"{empty} of {len(flat)} answers of the {role} model are empty"
         yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
-    if answers.retries:
-        total = sum(answers.retries.values())
+    if total := sum(answers.retries.values()):
         text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
         yield f"{text} ({describe_counts(answers.retries)}); each answer counts once."
 
@@ -190,16 +180,14 @@ def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
         yield f"{task.name}: {result.difference.summary}"
 
 
-def image_notices(task: OpenTask) -> list[str]:
+def image_notices(task: OpenTask) -> Iterator[str]:
     """That the server sees some images in pixels that differ a little from those of training, if it does."""
     images = [image for question in task.questions for image in question.images]
-    again = count_resized_again(images, task.patching) if task.patching else 0
-    if not again:
-        return []
-    return [
-        f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision: its "
-        "values differ from the trained ones, which Pillow made, by up to 2 of 255."
-    ]
+    if again := count_resized_again(images, task.patching) if task.patching else 0:
+        yield (
+            f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision: its "
+            "values differ from the trained ones, which Pillow made, by up to 2 of 255."
+        )
 
 
 def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
@@ -211,7 +199,6 @@ def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
 
 
 def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
-    """Prints a model's score on a task as soon as it is there."""
     label = role if task.held_out else f"{task.name}: {role}"
     open_console().print(describe_scores(model_result(task, answers), label))
 

@@ -10,18 +10,9 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.data.dataset import Dataset
 from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.errors import InputError, RecipeError, RunError
+from gemsmith.evals import results
 from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
-from gemsmith.evals.results import (
-    answer_notices,
-    critical_warnings,
-    generate_rows,
-    image_notices,
-    make_examples,
-    make_result,
-    print_scores,
-    result_notices,
-)
 from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.runs.eval_records import Elsewhere, EvalRecord, TaskResult
@@ -81,16 +72,16 @@ def evaluate(
         model = _model(run, servers, role, elsewhere.get(role))
         for task in tasks:
             answers[role].append(answer_all(run, task, model, force=force))
-            print_scores(task, role, answers[role][-1])
+            results.print_scores(task, role, answers[role][-1])
     seed = run.recipe.eval.limit_seed
     scored = [
-        ScoredTask(task=task, base=base, tuned=tuned, result=make_result(task, base, tuned, limit_seed=seed))
+        ScoredTask(task=task, base=base, tuned=tuned, result=results.make_result(task, base, tuned, limit_seed=seed))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
     record = _make_record(run, servers, elsewhere, clock, scored, dataset, overlap)
     with atomic_write(run.logs / "eval_rows.jsonl") as file:
         for each in scored:
-            for row in generate_rows(each.task, each.base, each.tuned):
+            for row in results.generate_rows(each.task, each.base, each.tuned):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     keep_answers(run, force=force)
     write_record(run, record)
@@ -166,11 +157,11 @@ def _make_record(
     for role, server in elsewhere.items():
         warnings.append(f"The {role} model is {server.model} at {server.url}: Gemsmith has not checked its weights.")
     for each in scored:
-        warnings += answer_notices(each.task, "base", each.base)
-        warnings += answer_notices(each.task, "tuned", each.tuned)
-    warnings += image_notices(rows[0].task) if rows else ()
+        warnings += results.answer_notices(each.task, "base", each.base)
+        warnings += results.answer_notices(each.task, "tuned", each.tuned)
+    warnings += results.image_notices(rows[0].task) if rows else ()
     for each in scored:
-        warnings += result_notices(each.task, each.result)
+        warnings += results.result_notices(each.task, each.result)
     warnings += overlap_notices(overlap) if rows else ()
     return EvalRecord(
         provenance=provenance,
@@ -181,8 +172,8 @@ def _make_record(
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},
         base=first.result.base.score,
         tuned=first.result.tuned.score,
-        examples=make_examples(first.task, first.base, first.tuned),
-        held_out_also_trained=overlap.prompts if overlap else None,
+        examples=results.make_examples(first.task, first.base, first.tuned),
+        held_out_also_trained=overlap.counts.same_prompt if overlap else None,
         tasks=tuple(each.result for each in scored),
-        critical_warnings=tuple(warning for each in scored for warning in critical_warnings(each.task, each.result)),
+        critical_warnings=tuple(line for each in scored for line in results.critical_warnings(each.task, each.result)),
     )

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -23,21 +24,8 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks import (
-    GREEDY,
-    PLACE,
-    SOURCES,
-    Benchmark,
-    Judges,
-    MultipleChoiceScorer,
-    Question,
-    Sampling,
-    Scorer,
-    SupportsValidation,
-    find_scorer,
-    find_source,
-    is_prompt_file,
-)
+from gemsmith.tasks import SOURCES, MultipleChoiceScorer, Question, Scorer, find_scorer, find_source, is_prompt_file
+from gemsmith.tasks.base import GREEDY, PLACE, Benchmark, Judges, Sampling, SupportsValidation
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
@@ -102,13 +90,27 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
         rows = _questions_of(dataset.documents, entries)
     names = [entry.task for entry in entries]
     patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
+    hashed = [
+        (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
+        for row in rows
+    ]
+    of_rows = partial(
+        OpenTask,
+        questions=tuple(rows),
+        sha256=hashlib.sha256(json.dumps(hashed).encode()).hexdigest(),
+        sampling=GREEDY,
+        seed=recipe.seed,
+        drawn_from=total if len(rows) < total else None,
+        patching=patching,
+    )
     tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
         name = entry.task if names.count(entry.task) == 1 else f"{entry.task} {names[: place + 1].count(entry.task)}"
         if entry.task in SOURCES:
             tasks.append(_open_source(run, entry, name))
         else:
-            tasks.append(replace(_open_rows(run, entry, name, rows, total), patching=patching))
+            most = entry.max_tokens or recipe.eval.max_tokens
+            tasks.append(of_rows(name=name, entry=entry, scorer=find_scorer(entry.task), max_tokens=most))
     if elsewhere:
         return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
@@ -126,13 +128,11 @@ def read_questions(run: Run) -> list[Question]:
 
 
 def as_document(question: Question) -> Document:
-    """The question with its expected answer, as a row."""
     answer = text_message("assistant", question.expected)
     return Document(messages=(*question.messages, answer), origin=question.origin, images=question.images)
 
 
 def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
-    """The messages of requests that ask the questions."""
     patching = _patching_of(run) if any(question.images for question in questions) else None
     return [api_messages(question.messages, question.images, patching) for question in questions]
 
@@ -149,24 +149,6 @@ def check_tasks(run: Run) -> None:
             source = find_source(entry.task)
             source.read_questions(Path(str(entry.dataset)), prompt=_prompt_of(entry, source))
             source.open_judges((), unsafe=entry.unsafe)
-
-
-def _open_rows(run: Run, entry: EvalTask, name: str, rows: Sequence[Question], total: int) -> OpenTask:
-    asked = [
-        (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
-        for row in rows
-    ]
-    return OpenTask(
-        name=name,
-        entry=entry,
-        questions=tuple(rows),
-        sha256=hashlib.sha256(json.dumps(asked).encode()).hexdigest(),
-        scorer=find_scorer(entry.task),
-        sampling=GREEDY,
-        seed=run.recipe.seed,
-        max_tokens=entry.max_tokens or run.recipe.eval.max_tokens,
-        drawn_from=total if len(rows) < total else None,
-    )
 
 
 def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
@@ -222,10 +204,7 @@ def _prompt_of(entry: EvalTask, source: Benchmark) -> str:
 
 
 def _draw(found: Sequence[Item], settings: Eval) -> list[Item]:
-    """As many as eval.limit says, in their order; all where there are no more.
-
-    They are the first of a permutation that NumPy draws by the seed: a larger limit adds some and takes none away.
-    """
+    """As many as eval.limit says, in order: the first of a seeded permutation, so that a larger limit only adds."""
     if settings.limit is None or len(found) <= settings.limit:
         return list(found)
     drawn = np.random.default_rng(settings.limit_seed).permutation(len(found))[: settings.limit]
@@ -256,7 +235,25 @@ def _refuse_no_rows() -> NoReturn:
 
 def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) -> list[Question]:
     """The rows as questions. Raises DataError where there are none, or a task's scorer cannot judge by one."""
-    rows = [_question(document, number) for number, document in enumerate(documents, start=1)]
+    rows = []
+    for number, document in enumerate(documents, start=1):
+        # Everything before the last answer, and that answer.
+        messages = document.messages
+        last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
+        if not last:
+            raise DataError(
+                f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take "
+                "the row out"
+            )
+        refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
+        question = Question(
+            messages=messages[:last],
+            expected=text_of(messages[last]).replace(BREAK, ""),
+            origin=document.origin,
+            columns=document.columns,
+            images=document.images[: len(images_of(messages[:last]))],
+        )
+        rows.append(question)
     if not rows:
         raise DataError("data.eval: holds no rows; name a dataset with at least one")
     for entry in entries:
@@ -273,25 +270,6 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
             for question in rows:
                 scorer.check(question)
     return rows
-
-
-def _question(document: Document, number: int) -> Question:
-    """Everything before the last answer, and that answer."""
-    messages = document.messages
-    last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
-    if not last:
-        raise DataError(
-            f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take the "
-            "row out"
-        )
-    refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
-    return Question(
-        messages=messages[:last],
-        expected=text_of(messages[last]).replace(BREAK, ""),
-        origin=document.origin,
-        columns=document.columns,
-        images=document.images[: len(images_of(messages[:last]))],
-    )
 
 
 def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:

@@ -224,7 +224,7 @@ class _Buffers:
 
 def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[slice]:
     """Blocks of rows that hold about that many values each."""
-    rows = max(1, values // shape[1])
+    rows = max(1, values // max(1, shape[1]))
     return (slice(begin, min(begin + rows, shape[0])) for begin in range(0, shape[0], rows))
 
 

@@ -3,20 +3,7 @@
 No machine-learning library is imported.
 """
 
-from gemsmith.hardware.catalog import (
-    Catalog,
-    Chip,
-    Machine,
-    Price,
-    billed_hours,
-    doubts_of,
-    load_catalog,
-    own_catalog,
-    own_files,
-)
+from gemsmith.hardware.catalog import Catalog, Chip, Machine, Price, load_catalog, own_catalog
 from gemsmith.hardware.lookup import find_machine, machines_with
 
-__all__ = [
-    "Catalog", "Chip", "Machine", "Price", "billed_hours", "doubts_of", "find_machine", "load_catalog",
-    "machines_with", "own_catalog", "own_files",
-]  # fmt: skip
+__all__ = ["Catalog", "Chip", "Machine", "Price", "find_machine", "load_catalog", "machines_with", "own_catalog"]

@@ -28,6 +28,9 @@ RowT = TypeVar("RowT")
 # Parsing is most of the time that a catalog costs, and LibYAML is ten times faster; not every PyYAML is built with
 # it. It ends the process where a file nests too deeply, so a user's own is read in Python.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+OLD_DAYS = 90
+"""A price read longer ago than this is marked wherever it is used."""
+_DAYS = re.compile(r"(20\d\d)(?:-(\d\d)(?:-(\d\d))?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,11 +295,6 @@ def _value(kind: Any, value: Any, where: str) -> Any:
     if kind is str and not value.strip():
         raise RecipeError(f"{where}: {value!r} was given; must say something")
     return value
-
-
-OLD_DAYS = 90
-"""A price read longer ago than this is marked wherever it is used."""
-_DAYS = re.compile(r"(20\d\d)(?:-(\d\d)(?:-(\d\d))?)?")
 
 
 def billed_hours(price: Price, hours: float) -> float:

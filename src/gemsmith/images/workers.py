@@ -4,7 +4,8 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,28 +24,13 @@ _AT_ONCE = 4
 """Images that wait for each process."""
 
 
-class Validate(NamedTuple):
-    """A request for the ImageInfo of an image, given by its path or its bytes."""
-
-    source: str | bytes
-    patching: PatchConfig
-
-
-class Cut(NamedTuple):
-    """A request for an image's patches."""
-
-    image: ImageInfo
-    patching: PatchConfig
+Call = partial[ImageInfo] | partial[np.ndarray]
+"""A request: of validate_image or patchify, with their arguments."""
 
 
 def main() -> None:
-    """In a process: answers requests, with InvalidImageError as well, until stdin ends or whoever asked is gone."""
-    answer_requests(answer, errors=(GemsmithError, InvalidImageError))
-
-
-def answer(request: Validate | Cut) -> ImageInfo | np.ndarray:
-    """What comes of a request."""
-    return validate_image(*request) if isinstance(request, Validate) else patchify(*request)
+    """In a process: makes calls, of which InvalidImageError is an answer, until stdin ends or whoever asked is gone."""
+    answer_requests(lambda call: call(), errors=(GemsmithError, InvalidImageError))
 
 
 def count_processes(images: int) -> int:
@@ -57,7 +43,7 @@ def check_images(
 ) -> Iterator[ImageInfo | InvalidImageError]:
     """What each of the images is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
-        requests = (ask(Validate(source, patching)) for source in sources)
+        requests = (ask(partial(validate_image, source, patching)) for source in sources)
         for reply in draw_ahead(requests, _AT_ONCE * processes):
             fault = reply.exception()
             yield fault if isinstance(fault, InvalidImageError) else reply.result()
@@ -72,18 +58,19 @@ def decode_ahead(
     DataError where a file is not what it was when it was looked at.
     """
     with open_workers(processes) as ask:
-        requests = ((item, [ask(Cut(image, patching)) for image in images]) for item, images in steps)
+        requests = ((item, [ask(partial(patchify, image, patching)) for image in images]) for item, images in steps)
         for item, replies in draw_ahead(requests, ahead):
             yield item, [scale(reply.result(), patching) for reply in replies]
 
 
-def open_workers(processes: int) -> AbstractContextManager[Callable[[Validate | Cut], "Future[Any]"]]:
-    """A function that has a request answered by one of so many processes, which end with the block."""
+def open_workers(processes: int) -> AbstractContextManager[Callable[[Call], "Future[Any]"]]:
+    """A function that has a call made by one of so many processes, which end with the block."""
     return open_pool(_COMMAND, processes, explain=_explain)
 
 
-def _explain(code: int, request: Validate | Cut) -> Exception:
-    path = request.source if isinstance(request, Validate) else request.image.path
+def _explain(code: int, call: Call) -> Exception:
+    image = call.args[0]
+    path = image.path if isinstance(image, ImageInfo) else image
     name = path if isinstance(path, str) and path else "an image"
     if code == -signal.SIGKILL:
         return MachineError(
@@ -91,7 +78,6 @@ def _explain(code: int, request: Validate | Cut) -> Exception:
         )
     if code < 0:
         line = f"crashes its decoder ({signal.Signals(-code).name})"
-        if isinstance(request, Validate):
-            return InvalidImageError("damaged", line)
-        return DataError(f"{name}: {line}; take it out")
+        is_cut = isinstance(image, ImageInfo)
+        return DataError(f"{name}: {line}; take it out") if is_cut else InvalidImageError("damaged", line)
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")

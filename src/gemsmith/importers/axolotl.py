@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gemsmith.importers import rules
 from gemsmith.importers.datasets import DATASET_RULES, held_out_rule, path_rule, test_path_rule
-from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, images_rule, linear_switch, targets_rule
+from gemsmith.importers.models import base_rule, encoders_rule, experts_rule, images_rule, linear_rule, targets_rule
 from gemsmith.importers.table import Row, Rule, Setting, if_set, or_default, read_defaults, read_rules
 
 PROJECT = "Axolotl"
@@ -85,7 +85,7 @@ def half_rule(setting: Setting) -> Row:
     return replace(rules.half_rule(replace(setting, value=value)), value=setting.value)
 
 
-_BATCH = rules.batch_rule("micro_batch_size", "gradient_accumulation_steps", total="batch_size")
+_BATCH = rules.batch_rule("micro_batch_size", total="batch_size")
 
 RULES: Mapping[str, Rule] = {
     **rules.SHARED_RULES,
@@ -94,7 +94,7 @@ RULES: Mapping[str, Rule] = {
     "adapter": adapter_rule,
     "lora_model_dir": rules.start_adapter_rule,
     "lora_target_modules": lora_targets_rule,
-    "lora_target_linear": linear_switch("lora_target_modules"),
+    "lora_target_linear": linear_rule,
     "load_in_4bit": rules.four_bits_rule(
         "bnb_config_kwargs.bnb_4bit_quant_type", "bnb_config_kwargs.bnb_4bit_use_double_quant"
     ),

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gemsmith.arch import Variant, find_variant, variant_of_hub_id
+from gemsmith.arch import find_variant, variant_of_hub_id
 from gemsmith.errors import InputError, RecipeError, some
 from gemsmith.importers import axolotl, llama_factory
 from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.datasets import PLACEHOLDER
 from gemsmith.importers.models import find_base
 from gemsmith.importers.reader import Settings, read_settings
-from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, is_on, unknown
+from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, is_on, key_table, unknown
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe, dump_recipe
 from gemsmith.recipe.schema import Recipe, ResolvedValue, Train
@@ -35,23 +35,6 @@ _ESSENTIAL = (
     *("lora.rank", "lora.alpha", "lora.targets", "optimizer.learning_rate"),
     *("train.global_batch_size", "data.max_length", "data.packing"),
 )
-_FACTORY_KEYS = set(
-    "finetuning_type stage cutoff_len lora_rank lora_target dataset_dir template neat_packing train_on_prompt "
-    "quantization_bit".split()
-)
-_SFT_KEYS = set(
-    "max_length max_seq_length packing packing_strategy padding_free assistant_only_loss completion_only_loss "
-    "dataset_text_field dataset_name model_name_or_path use_peft".split()
-)
-_NO_RECIPE = {
-    "architectures": "a model's config.json",
-    "checkpoint": "a recipe of Gemsmith's already",
-    "distributed_type": "accelerate's settings, of which only the number of devices matters: give --devices",
-    "center_rewards_coefficient": (
-        "a reward model's training arguments, where Gemsmith does supervised fine-tuning only"
-    ),
-    "zero_optimization": "DeepSpeed's settings, which say how it runs and not what is learned",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +59,14 @@ def port(
     Raises RecipeError where a file cannot be read, is of no known project, or asks for something else.
     """
     files, found_steps = read_settings(sources)
-    overridden = _overridden(overrides)
+    # The keys that --set gives, and those that they are parts of: data.train.task gives data.train.
+    keys = [override.partition("=")[0].strip().split(".") for override in overrides]
+    overridden = frozenset(
+        ".".join(parts[:depth]) for parts in keys for depth in range(min(2, len(parts)), len(parts) + 1)
+    )
     readings = _readings(files, overrides, devices=devices, steps=steps or found_steps, overridden=overridden)
-    rows = [_row_of(key, value, config, rules) for config, rules in readings for key, value in config.given.items()]
+    given = [(Setting(key, value, config), rules) for config, rules in readings for key, value in config.given.items()]
+    rows = [find_rule(setting.key, rules)(setting) for setting, rules in given]
     rows += _default_rows(readings, _values(rows))
     rows += _missing_rows(_values(rows), overridden)
     values = _values(rows)
@@ -107,7 +95,15 @@ def _readings(
     projects = [_project(file, values) for file, values in files.items()]
     adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    backend, variant = given.get("train.backend"), _variant(files, given)
+    backend = given.get("train.backend")
+    variant = None  # that target modules are matched against
+    names = ((f"{file}: {key}", values.get(key)) for file, values in files.items() for key in BASE_KEYS)
+    if "model" in given:
+        variant = find_variant(given["model"])
+    elif "checkpoint" in given:
+        variant = find_base(given["checkpoint"], "--set checkpoint").variant
+    elif found := next(((name, where) for where, name in names if name is not None), None):
+        variant = find_base(*found).variant
     readings = []
     for (file, values), (name, rules, defaults) in zip(files.items(), projects, strict=True):
         elsewhere = adapters > (name == trainer.PEFT_PROJECT)
@@ -130,21 +126,21 @@ def _readings(
 
 def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
     """Whose settings a file holds, with its rules and defaults. Raises RecipeError for those of no known project."""
-    keys = {re.split(r"[.\[]", key)[0] for key in values}
+    keys, told_by = {re.split(r"[.\[]", key)[0] for key in values}, key_table()["told_by"]
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
         return trainer.PEFT_PROJECT, trainer.PEFT_RULES, trainer.PEFT_DEFAULTS
     if "base_model" in keys:
         return axolotl.PROJECT, axolotl.RULES, axolotl.DEFAULTS
-    if keys & _FACTORY_KEYS:
+    if keys & set(told_by["llama_factory"].split()):
         return llama_factory.PROJECT, llama_factory.RULES, llama_factory.DEFAULTS
-    known = [key for key in keys if find_rule(key, trainer.RULES)]
-    other = next((what for key, what in _NO_RECIPE.items() if key in keys), None)
+    known = [key for key in keys if find_rule(key, trainer.RULES) is not unknown]
+    other = next((what for key, what in told_by["no_recipe"].items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
         few = ", ".join(sorted(keys)[:4])
         why = other or f"its keys ({few}) are not of PEFT, TRL, TrainingArguments, Axolotl or LLaMA-Factory"
         remedy = "give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
         raise RecipeError(f"{file}: {why}; {remedy}")
-    if not keys & _SFT_KEYS:
+    if not keys & set(told_by["trl"].split()):
         return trainer.PROJECT, trainer.RULES, trainer.DEFAULTS
     defaults = dict(trainer.SFT_DEFAULTS)
     if "model_name_or_path" in keys:
@@ -152,28 +148,7 @@ def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapp
     return trainer.SFT_PROJECT, trainer.RULES, defaults
 
 
-def _variant(files: Mapping[str, Settings], given: Mapping[str, str]) -> Variant | None:
-    """The model that target modules are matched against. Raises RecipeError for a base that is no Gemma 4."""
-    if "model" in given:
-        return find_variant(given["model"])
-    if "checkpoint" in given:
-        return find_base(given["checkpoint"], "--set checkpoint").variant
-    names = ((file, key, values.get(key)) for file, values in files.items() for key in BASE_KEYS)
-    found = next(((file, key, name) for file, key, name in names if name is not None), None)
-    return find_base(found[2], f"{found[0]}: {found[1]}").variant if found else None
-
-
-def _overridden(overrides: Iterable[str]) -> frozenset[str]:
-    """The recipe's keys that --set gives, and the keys that they are parts of: data.train.task gives data.train."""
-    keys = [override.partition("=")[0].strip().split(".") for override in overrides]
-    return frozenset(".".join(parts[:depth]) for parts in keys for depth in range(min(2, len(parts)), len(parts) + 1))
-
-
-def _row_of(key: str, value: Any, config: SourceConfig, rules: Mapping[str, Rule]) -> Row:
-    return (find_rule(key, rules) or unknown)(Setting(key, value, config))
-
-
-def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
+def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule:
     """The rule of a key: its own, or its section's `section.*`, or that of names that begin alike, `wandb_*`."""
     plain = re.sub(r"\[\d+\]", "[]", key)
     if plain in rules:
@@ -183,7 +158,7 @@ def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule | None:
         if rule := rules.get(".".join(parts[:depth]) + ".*"):
             return rule
     begins = [name for name in rules if name.endswith("*") and plain.startswith(name[:-1])]
-    return rules[max(begins, key=len)] if begins else None
+    return rules[max(begins, key=len)] if begins else unknown
 
 
 def _default_rows(readings: Sequence[tuple[SourceConfig, Mapping[str, Rule]]], values: Mapping[str, Any]) -> list[Row]:
@@ -192,7 +167,7 @@ def _default_rows(readings: Sequence[tuple[SourceConfig, Mapping[str, Rule]]], v
     settled = set(values)
     for config, rules in readings:
         for key in [key for key in config.defaults if key not in config.given]:
-            row = _row_of(key, config.defaults[key], config, rules)
+            row = find_rule(key, rules)(Setting(key, config.defaults[key], config))
             open_keys = {name: value for name, value in row.sets.items() if name not in settled}
             if open_keys or (not row.sets and row.status in ("differs", "set")):
                 rows.append(replace(row, sets=open_keys))

@@ -77,7 +77,7 @@ def average_rule(setting: Setting) -> Row:
     return setting.differs("a mean of each device's mean; Gemsmith's is over all tokens of a step")
 
 
-_BATCH = rules.batch_rule("per_device_train_batch_size", "gradient_accumulation_steps")
+_BATCH = rules.batch_rule("per_device_train_batch_size")
 
 # What TrainingArguments, SFTConfig, and LLaMA-Factory, which takes the former's, have in common.
 TRAINING_RULES: Mapping[str, Rule] = {

@@ -10,7 +10,7 @@ from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of
 from gemsmith.arch.tensors import PREFIX, vision_tensors
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.errors import RecipeError
-from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, if_set, is_on
+from gemsmith.importers.table import Row, Setting, SourceConfig, if_set, is_on
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.system.files import expanduser
 from gemsmith.system.patterns import compile_pattern, search
@@ -105,13 +105,9 @@ def comma_targets(setting: Setting) -> Row:
     return targets_rule(setting)
 
 
-def linear_switch(names_key: str) -> Rule:
-    """The rule for a switch that targets all linear layers beside what `names_key` lists."""
-
-    def row_of(setting: Setting) -> Row:
-        return _all_linear(setting) if is_on(setting.value) else setting.ignored(f"{names_key} says which")
-
-    return row_of
+def linear_rule(setting: Setting) -> Row:
+    """The row of a switch that targets all linear layers beside what lora_target_modules lists."""
+    return _all_linear(setting) if is_on(setting.value) else setting.ignored("lora_target_modules says which")
 
 
 @if_set

@@ -28,13 +28,14 @@ _SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant_with_warmup": "c
 STEPS_HINT = "give --steps with the updates that its run made or would make (its log's `Total optimization steps`)"
 
 
-def batch_rule(per_device: str, accumulation: str, *, total: str | None = None) -> Rule:
+def batch_rule(per_device: str, *, total: str | None = None) -> Rule:
     """The rule for the keys that make global_batch_size: rows on a device x accumulation x devices."""
 
     @if_set
     def row_of(setting: Setting) -> Row:
         config = setting.config
-        names = [per_device, accumulation] if total is None or config.value(total) is None else [total]
+        names = [per_device, "gradient_accumulation_steps"]
+        names = names if total is None or config.value(total) is None else [total]
         if setting.key not in names:
             return setting.ignored(f"{total} says how many rows a step has on a device")
         factors = [config.read(name, positive) for name in names if config.value(name) is not None]

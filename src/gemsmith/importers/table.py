@@ -56,17 +56,8 @@ class SourceConfig:
         return is_on(self.value(key))
 
     def read(self, key: str, convert: Callable[[Any], Any]) -> Any:
-        """The converted value of a key. Raises RecipeError naming file and key where it is not of that kind."""
-        return self.converted(key, self.value(key), convert)
-
-    def converted(self, key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
-        """The value, converted. Raises RecipeError as `read` does."""
-        try:
-            return convert(value)
-        except (TypeError, ValueError, OverflowError):
-            wanted = (convert.__doc__ or "").splitlines()[0].rstrip(".")
-            wanted = wanted[0].lower() + wanted[1:]
-            raise RecipeError(f"{self.file}: {key} is {value!r}; it must be {wanted}") from None
+        """The converted value of a key. Raises RecipeError as Setting.read does."""
+        return Setting(key, self.value(key), self).read(convert)
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,13 @@ class Setting:
     config: SourceConfig
 
     def read(self, convert: Callable[[Any], Any]) -> Any:
-        """The converted value. Raises RecipeError as SourceConfig.read does."""
-        return self.config.converted(self.key, self.value, convert)
+        """The converted value. Raises RecipeError naming file and key where it is not of that kind."""
+        try:
+            return convert(self.value)
+        except (TypeError, ValueError, OverflowError):
+            wanted = (convert.__doc__ or "").splitlines()[0].rstrip(".")
+            wanted = wanted[0].lower() + wanted[1:]
+            raise RecipeError(f"{self.config.file}: {self.key} is {self.value!r}; it must be {wanted}") from None
 
     def row(self, status: Status, why: str, sets: Mapping[str, Any] | None = None) -> Row:
         """The row of that status; a default that maps is derived."""
@@ -139,7 +135,7 @@ def or_default(rule: Rule) -> Rule:
 
 def read_rules(section: str) -> dict[str, Rule]:
     """The rules of the keys in that section of keys.yaml."""
-    groups = _key_table()[section]
+    groups = key_table()[section]
     rules = {key: maps_to(recipe_key) for key, recipe_key in groups.get("maps", {}).items()}
     for kind, rule_of in (("ignores", ignored), ("to_do", to_do)):
         for why, keys in groups.get(kind, {}).items():
@@ -152,16 +148,17 @@ def read_rules(section: str) -> dict[str, Rule]:
     return rules
 
 
-def read_defaults(project: str) -> dict[str, Any]:
-    """What holds where a file of the project leaves a key out, by keys.yaml."""
-    return dict(_key_table()["defaults"][project])
-
-
 @functools.cache
-def _key_table() -> Mapping[str, Any]:
+def key_table() -> Mapping[str, Any]:
+    """What keys.yaml holds."""
     file = Path(__file__).with_name("keys.yaml")
     table: Mapping[str, Any] = parse_yaml(file.read_text(encoding="utf-8"), str(file))
     return table
+
+
+def read_defaults(project: str) -> dict[str, Any]:
+    """What holds where a file of the project leaves a key out, by keys.yaml."""
+    return dict(key_table()["defaults"][project])
 
 
 def maps_to(recipe_key: str) -> Rule:

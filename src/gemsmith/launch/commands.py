@@ -59,6 +59,7 @@ def values_of(options: ChosenOptions) -> dict[str, Any]:
         "level": "zone" if options.zone else "region",
         # The name that gcloud gives it; so whichever is the current one does not matter.
         "context": f"gke_{options.project}_{place}_{options.cluster}",
+        "scales": (options.max_replicas or 1) > 1,
     }
 
 
@@ -74,6 +75,7 @@ def resources(record: LaunchRecord, verb: str) -> tuple[Resource, ...]:
     return tuple(
         Resource(kind=entry["kind"], list=fill(entry["list"], values), remove=fill(entry["remove"], values))
         for entry in entries
+        if values.get(entry.get("when", "name"))
     )
 
 
@@ -91,6 +93,7 @@ def preflight(request: LaunchRequest, provider: str, target: Target) -> list[Pre
         "own_image": in_registry and given,
         "built_image": in_registry and not given,
         "pulled_by_account": in_registry and more.get("account_pulls", True),
+        "streams": options.load == "stream",
         "stack": image.rpartition("/")[2].partition(":")[0],
         "account_name": options.service_account.partition("@")[0],
         "member": f"serviceAccount:{options.service_account}",

@@ -71,6 +71,12 @@ class LaunchOptions(Part):
     """Of Kubernetes."""
     queue: str | None = None
     """Kueue's local queue."""
+    serve_machine: str | None = None
+    """On Kubernetes that of the service of the tuned model; None: there is no service."""
+    load: Literal["mount", "stream"] | None = None
+    """How the service gets its weights; None: mount."""
+    max_replicas: int | None = None
+    """Of the service; None: 1."""
     overrides: tuple[str, ...] = ()
     rows: str | None = None
     """What `predict` answers."""
@@ -236,12 +242,12 @@ class Resource:
     """`{}` stands for the name."""
 
 
-Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks"]
+Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks", "serves"]
 """What not every target can do.
 
 Read a base in a bucket in place, below MOUNT; take whichever it gets of several machines that fit; end with eval, where
 it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container; share rows among
-tasks.
+tasks; serve the tuned model.
 """
 
 

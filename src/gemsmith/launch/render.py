@@ -1,5 +1,6 @@
 """Files to submit, in which every value that was chosen has its reason behind it, from templates beside the providers.
 
+A service's are among them: what vLLM is told there is what `gemsmith serve --machine` would tell it on such a machine.
 A template's `{{ value }}` is one scalar of YAML or one word of a shell, whatever is in it, so that nothing that a user
 or a catalog says is taken for more; a WithReason has its reason in a comment behind it.
 """
@@ -7,16 +8,22 @@ or a catalog says is taken for more; a WithReason has its reason in a comment be
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from gemsmith.launch.provider import Command, LaunchRequest, WithReason
-from gemsmith.launch.upload import cost_lines, upload_steps
+from gemsmith.hardware import Machine
+from gemsmith.launch.provider import MOUNT, Command, LaunchRequest, WithReason
+from gemsmith.launch.upload import GB, cost_lines, upload_steps
+from gemsmith.serve.command import PORT, PROMPT_AND_OUTPUT, Weights, deploy, published_config
+from gemsmith.serve.container import Deployment
+from gemsmith.serve.settings import ServeSettings
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
+_COMPILED = "/mnt/compiled"
 
 
 def render_files(
@@ -83,3 +90,93 @@ def shell_word(value: Any) -> str:
     word = shlex.quote(str(value))
     # A comma without quotes looks like a mistake in a list of bash.
     return f"'{word}'" if "," in word and not word.startswith("'") else word
+
+
+class Volume(NamedTuple):
+    """What of the run's bucket a server sees as a folder."""
+
+    name: str
+    path: str
+    read_only: WithReason
+    options: str
+    """Of gcsfuse."""
+
+
+class Service(NamedTuple):
+    """A server of the tuned model."""
+
+    deployment: Deployment
+    arguments: list[str | WithReason]
+    volumes: list[Volume]
+    weights_gb: float
+    probes: int
+    """Of 10 s each, until vLLM must be up."""
+
+
+def make_service(request: LaunchRequest, machine: Machine) -> Service:
+    """The server of the merged weights in the run's bucket, on a machine.
+
+    The bucket is mounted, or the weights are streamed out of it; then a GPU's compiled programs are kept there, too.
+    """
+    options, template = request.options, request.recipe.data.template
+    in_bucket = request.root.removeprefix(f"gs://{request.bucket}/")
+    streams, volumes = options.load == "stream", list[Volume]()
+    deployment = deploy_service(request, machine, f"{MOUNT}/{in_bucket}")
+    if not streams or template:
+        read_only = WithReason(True, "weights are only read; results never go through a mount")
+        volumes.append(Volume("weights", MOUNT, read_only, ""))
+    if streams and machine.chip.kind == "gpu":
+        kept = WithReason(False, "what torch.compile made is found by the next start")
+        volumes.append(Volume("compiled", _COMPILED, kept, f"implicit-dirs,only-dir={in_bucket}/compiled"))
+        deployment = replace(deployment, environment={**deployment.environment, "VLLM_CACHE_ROOT": _COMPILED})
+    weights_gb = 2 * request.plan.parameters / GB
+    return Service(
+        deployment=deployment,
+        arguments=service_arguments(deployment),
+        volumes=volumes,
+        weights_gb=weights_gb,
+        probes=-(-int(2 * weights_gb * 8 + 300) // 10),
+    )
+
+
+def deploy_service(request: LaunchRequest, machine: Machine, folder: str) -> Deployment:
+    serve, data = request.recipe.serve, request.recipe.data
+    needed = serve.max_model_len or 0
+    settings = ServeSettings(
+        **dict(serve)
+        | {
+            "host": "0.0.0.0",
+            "port": PORT,
+            # What eval and bench need is little for others to ask with, unless it is more than the default.
+            "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
+            "images": serve.images or bool(request.inputs.images),
+        },
+        seed=request.recipe.seed,
+        prefix_caching=True,
+        chat_template=f"{folder}/launched/{data.template}" if data.template else None,
+        thinking=data.thinking,
+        image_tokens=data.image_tokens,
+    )
+    config = published_config(request.variant)
+    source = f"{request.root if request.options.load == 'stream' else folder}/run/merged"
+    weights = Weights(source=source, is_folder=True, variant=request.variant, config=config)
+    # Keyed, as whoever calls is asked for a key: by vLLM, or by Cloud Run before vLLM sees the call.
+    return deploy(machine, weights, settings, name=request.options.name, keyed=True)
+
+
+def service_arguments(deployment: Deployment) -> list[str | WithReason]:
+    """Its arguments, an option with its value each, and the reasons of those that were chosen.
+
+    ["a", "--b", "c", "--d"] -> ["a", "--b=c", "--d"]
+    """
+    there = {mount.inside: mount.host for mount in deployment.mounts}
+    reasons = {choice.what.partition(" ")[0]: choice.why for choice in deployment.choices}
+    reasons["--gpu-memory-utilization"] = reasons["memory"]
+    left, found = [there.get(word, word) for word in deployment.arguments], list[str | WithReason]()
+    while left:
+        word = left.pop(0)
+        if word.startswith("--") and "=" not in word and left and not left[0].startswith("--"):
+            word = f"{word}={left.pop(0)}"
+        option = word.partition("=")[0]
+        found.append(WithReason(word, reasons[option]) if option in reasons else word)
+    return found

@@ -27,6 +27,7 @@ from gemsmith.launch.provider import (
 )
 from gemsmith.launch.shards import find_images
 from gemsmith.launch.upload import check_wheel
+from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.keys import PATHS
@@ -34,6 +35,7 @@ from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
 from gemsmith.runs.resolve import recipe_variant, resolve_file
+from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES, check_stage_names
 from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
@@ -105,7 +107,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
     takes whichever it gets has the others of that kind beside it.
     """
-    recipe, derived = resolve_file(source, options.overrides)
+    recipe, derived = resolve_file(source, options.overrides, stages=())
+    refuse_problems(Run(path=Path(), recipe=recipe), options.stages or STAGES_THERE, "names")
     if options.stages is None:
         # What Gemsmith's images can do; eval only of held-out rows, since other tasks bring programs of their own.
         tasks = {task.task for task in eval_tasks(recipe)}
@@ -161,6 +164,7 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         if options.image is not None:
             raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
+    check_service(target, provider, options)
     if not _NAME.fullmatch(name):
         raise InputError(
             f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
@@ -174,6 +178,29 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
         raise InputError(
             f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
             "-, _ and ."
+        )
+
+
+def check_service(target: Target, provider: str, options: LaunchOptions) -> None:
+    """Raises InputError for an option of the service where there is none."""
+    given = {"--serve-machine": options.serve_machine, "--load": options.load, "--max-replicas": options.max_replicas}
+    for option, value in given.items():
+        if value is not None and "serves" not in target.FEATURES:
+            raise InputError(
+                f"{option} {value}: --provider {provider} makes no service of the tuned model; leave it out, or choose "
+                "--provider cloud-run or gke"
+            )
+        if value is not None and "export" not in (options.stages or ()):
+            raise InputError(
+                f"{option} {value}: the service is of the merged weights, and --stages leaves export out; leave "
+                f"{option} out, or add export"
+            )
+        if value is not None and provider == "gke" and options.serve_machine is None:
+            raise InputError(f"{option} {value}: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100")
+    if options.serve_machine is not None and provider == "cloud-run":
+        raise InputError(
+            f"--serve-machine {options.serve_machine}: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on "
+            "no other; leave it out, or choose --provider gke"
         )
 
 

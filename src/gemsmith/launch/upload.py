@@ -10,7 +10,7 @@ from gemsmith.launch.provider import READERS_OF_MERGED, Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
 from gemsmith.system.version import __version__
 
-LOCKS = ("train.lock", "tpu.lock", "gcs.lock")
+LOCKS = ("train.lock", "tpu.lock", "gcs.lock", "torch.lock")
 WHEEL = f"gemsmith-{__version__}-py3-none-any.whl"
 GB = 10**9
 PROGRAM_BYTES = 16 * GB

@@ -142,7 +142,7 @@ class Gemma4(nnx.Module):
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """The logits, softcap · tanh(hidden · embeddingᵀ / softcap), (B, L, V) in fp32."""
-        matrix = self.embed_tokens.embedding[...]  # (V, E)
+        matrix = self.embed_tokens.embedding[...].astype(self.dtype)  # (V, E)
         logits = jnp.einsum("ble,ve->blv", hidden, matrix, preferred_element_type=jnp.float32)  # (B, L, V)
         softcap = self.variant.softcap
         return softcap * jnp.tanh(logits / softcap) if softcap else logits
@@ -173,10 +173,14 @@ class Gemma4(nnx.Module):
             rows = jnp.arange(tokens.shape[0])[:, None]  # (B, 1), beside places (B, M)
             token_ids = tokens.at[rows, images.places].set(0, mode="drop")  # (B, L)
         # The factor is rounded to the model's dtype, as in training: in bf16, sqrt(5376) is 73.5.
-        embedded = self.embed_tokens(token_ids) * jnp.asarray(self.variant.embed_dim**0.5, self.dtype)  # (B, L, E)
+        embedded = self._rows(self.embed_tokens, token_ids) * jnp.asarray(self.variant.embed_dim**0.5, self.dtype)
         if images is not None:
             embedded = embedded.at[rows, images.places].set(images.embeddings.astype(self.dtype), mode="drop")
         return self.split_rows(embedded), token_ids  # (B, L, E), (B, L)
+
+    def _rows(self, table: nnx.Embed, token_ids: jax.Array) -> jax.Array:
+        """The tokens' rows of the table, (B, L, …); of one in float32, which is trained, their gradients add up so."""
+        return jnp.take(table.embedding[...], token_ids, axis=0).astype(self.dtype)
 
     def _per_layer_inputs(self, token_ids: jax.Array, embedded: jax.Array) -> jax.Array | None:
         """What each layer gets beside the residual, (layers, B, L, P): half by the token's id, half its embedding."""
@@ -184,7 +188,8 @@ class Gemma4(nnx.Module):
         if not width:
             return None
         shape = (*token_ids.shape, self.variant.layers, width)  # (B, L, layers, P)
-        identity = self.embed_tokens_per_layer(token_ids).reshape(shape) * jnp.asarray(width**0.5, self.dtype)
+        identity = self._rows(self.embed_tokens_per_layer, token_ids).reshape(shape)
+        identity *= jnp.asarray(width**0.5, self.dtype)
         context = self.per_layer_model_projection(embedded).reshape(shape)
         context *= jnp.asarray(self.variant.embed_dim**-0.5, self.dtype)
         both = (self.per_layer_projection_norm(context) + identity) * jnp.asarray(2**-0.5, self.dtype)

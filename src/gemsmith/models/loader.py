@@ -10,13 +10,14 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from gemsmith.arch import Tensor, Variant, text_tensors, vision_tensors
+from gemsmith.arch import Tensor, Variant, text_tensors, trained_tensors, vision_tensors
 from gemsmith.arch.lora_targets import is_quantized
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.quantization import Kind, Quantized, quantize
 from gemsmith.models.sharding import (
+    TRAINED,
     Path,
     axis_size,
     fitting,
@@ -35,18 +36,26 @@ def abstract_model(
     quantized: Kind | None = None,
     execution: Execution | None = None,
     vision: bool = False,
+    trains: bool = False,
 ) -> Gemma4:
-    """The model with ShapeDtypeStructs for weights, laid out on the mesh; `vision`: with what embeds images."""
+    """The model with ShapeDtypeStructs for weights, laid out on the mesh; `vision`: with what embeds images.
+
+    `trains`: the weights of trained_tensors are float32 and TRAINED, whatever dtype they are computed with.
+    """
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
     tensors = {path: tensors[0] for path, tensors in _by_path(variant, vision=vision).items()}
+    trained = {tensor.name for tensor in trained_tensors(variant)} if trains else ()
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
         shape, tensor = leaf.get_value(), tensors[path]
         if quantized and is_quantized(tensor):
             shape = jax.eval_shape(partial(quantize, kind=quantized), shape)
+        if is_trained := tensor.name in trained:
+            shape = jax.ShapeDtypeStruct(shape.shape, jnp.float32)
         lay_out = partial(_laid_out, variant, tensor, execution.mesh)
-        leaves.append((path, leaf.replace(jax.tree.map(lay_out, shape))))
+        laid_out = jax.tree.map(lay_out, shape)
+        leaves.append((path, TRAINED(laid_out) if is_trained else leaf.replace(laid_out)))
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
@@ -57,6 +66,7 @@ def load_model(
     quantized: Kind | None = None,
     execution: Execution | None = None,
     vision: bool = False,
+    trains: bool = False,
 ) -> Gemma4:
     """The model with the checkpoint's weights, on a device or the execution's mesh; for the rest see abstract_model.
 
@@ -66,7 +76,7 @@ def load_model(
     it.
     """
     variant = checkpoint.variant
-    how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision}
+    how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision, "trains": trains}
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
     tensors = _by_path(variant, vision=vision)
     filled = []

@@ -27,7 +27,7 @@ def token_nll(
     The mean over several batches is exact if their sums are divided by the sum of their counts. A device holds at most
     as many logits as `chunk` tokens have, or its share of the vocabulary for so many tokens of each device.
     """
-    mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...]  # (V, E)
+    mesh, embedding = model.execution.mesh, model.embed_tokens.embedding[...].astype(hidden.dtype)  # (V, E)
     optimizations = model.execution.optimizations
     head = _Head(
         softcap=model.variant.softcap,
@@ -81,14 +81,16 @@ def _nll(head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, 
     return jax.lax.scan(add_chunk, jnp.zeros(2, jnp.float32), (hidden, targets, weights))[0]
 
 
-def _nll_and_gradient(
-    head: _Head, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, weights: jax.Array
-) -> tuple[Any, Any]:
-    """The nll and its gradient, which needs no later slope: made from the logits at hand, it is only scaled by that."""
+def _nll_and_gradient(head: _Head, *inputs: Any) -> tuple[Any, Any]:
+    """The nll and its gradients, which need no later slope: made from the logits at hand, they are only scaled by that.
 
-    def add_chunk(total: jax.Array, piece: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    That of the matrix, float32, is made where it is trained.
+    """
+    matrix, *pieces = (each.value for each in inputs)
+
+    def add_chunk(total: Any, piece: tuple[jax.Array, ...]) -> tuple[Any, jax.Array]:
         sums, logits, log_total = _chunk_nll(head, matrix, *piece)
-        _, some_targets, some_weights = (head.lay_out(x, "replica") for x in piece)
+        some_hidden, some_targets, some_weights = (head.lay_out(x, "replica") for x in piece)
         surplus = jnp.exp(logits - log_total[..., None]) - _is_target(logits, some_targets)  # (B, C, V)
         slope = surplus * some_weights[..., None]  # (B, C, V)
         if head.softcap:
@@ -98,17 +100,27 @@ def _nll_and_gradient(
             slope = jax.lax.optimization_barrier(slope)
         # Summed over devices before it is rounded.
         gradient = jnp.einsum("bcv,ev->bce", slope, matrix, preferred_element_type=jnp.float32)
-        return total + sums, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
+        (total, of_matrix), gradient = total, head.lay_out(gradient, _ROWS).astype(matrix.dtype)
+        if of_matrix is not None:
+            some = jnp.einsum("bce,bcv->ev", some_hidden, slope, preferred_element_type=jnp.float32)
+            of_matrix = of_matrix + lay_out(some)
+        return (total + sums, of_matrix), gradient
 
-    total, gradient = jax.lax.scan(add_chunk, jnp.zeros(2, jnp.float32), (hidden, targets, weights))
-    return total, gradient
+    def lay_out(gradient: jax.Array) -> jax.Array:
+        return constrain(gradient, head.mesh, None, _VOCABULARY if head.splits_vocabulary else "tp")  # (E, V)
+
+    zeros = lay_out(jnp.zeros(matrix.shape, jnp.float32)) if inputs[0].perturbed else None
+    (total, of_matrix), gradient = jax.lax.scan(add_chunk, (jnp.zeros(2, jnp.float32), zeros), tuple(pieces))
+    return total, (of_matrix, gradient)
 
 
-def _scale_gradient(head: _Head, gradient: jax.Array, slope: jax.Array) -> tuple[Any, ...]:  # noqa: ARG001 - as custom_vjp calls it
-    return None, (gradient * slope[0]).astype(gradient.dtype), None, None
+def _scale_gradient(head: _Head, made: tuple[Any, jax.Array], slope: jax.Array) -> tuple[Any, ...]:  # noqa: ARG001 - as custom_vjp calls it
+    of_matrix, gradient = made
+    scaled = (gradient * slope[0]).astype(gradient.dtype)
+    return None if of_matrix is None else (of_matrix * slope[0]).astype(gradient.dtype), scaled, None, None
 
 
-_nll.defvjp(_nll_and_gradient, _scale_gradient)
+_nll.defvjp(_nll_and_gradient, _scale_gradient, symbolic_zeros=True)
 
 
 def _chunk_nll(

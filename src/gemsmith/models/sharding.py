@@ -17,6 +17,7 @@ A matrix of a checkpoint is [out, in]; a kernel here is (in, out). The mesh has 
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +29,8 @@ from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
 
 Path = tuple[str | int, ...]
 
+TRAINED = nnx.LoRAParam
+"""The variables that Tunix trains and saves where a model has any of this type: adapters, or the weights themselves."""
 _EMBEDDINGS = ("embed", "per_layer_embed")
 _LEAVES = ("kernel", "embedding")
 _ROOT = "model."
@@ -122,20 +125,35 @@ def constrain(x: jax.Array, mesh: Mesh | None, *axes: Axes) -> jax.Array:
     return x if mesh is None else jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
 
 
-def gathered(state: nnx.State, specs: dict[tuple[Any, ...], PartitionSpec], mesh: Mesh | None) -> nnx.State:
-    """A layer's arrays, whole over fsdp and sequence; else XLA may move activations, which are larger."""
+LayerSpecs = dict[tuple[Any, ...], tuple[PartitionSpec, PartitionSpec | None]]
+"""Of each of a layer's matrices, how it lies while it is used, and, but of adapters, how it lies before."""
+
+
+def gathered(state: nnx.State, specs: LayerSpecs, mesh: Mesh | None) -> nnx.State:
+    """A layer's arrays, whole over fsdp and sequence; else XLA may move activations, which are larger.
+
+    The gradients of trained ones lie as these did before: whole, those of all layers would fill every device.
+    """
     if mesh is None:
         return state
+
+    def lay_out(part: jax.Array, spec: PartitionSpec) -> jax.Array:
+        return constrain(part, mesh, *fitting(spec, part.shape, mesh))
+
+    def lay_out_to_train(part: jax.Array, used: PartitionSpec, before: PartitionSpec) -> jax.Array:
+        move = jax.custom_vjp(partial(lay_out, spec=used))
+        move.defvjp(lambda part: (lay_out(part, used), None), lambda _, gradient: (lay_out(gradient, before),))
+        return move(part)
+
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
-        if path not in specs:
+        used, before = specs.get(path, (None, None))
+        if used is None:
             leaves.append((path, leaf))
-            continue
-
-        def lay_out(part: jax.Array, spec: PartitionSpec = specs[path]) -> jax.Array:
-            return constrain(part, mesh, *fitting(spec, part.shape, mesh))
-
-        leaves.append((path, leaf.replace(jax.tree.map(lay_out, leaf.get_value()))))
+        elif before is not None and isinstance(leaf, TRAINED):
+            leaves.append((path, leaf.replace(lay_out_to_train(leaf.get_value(), used, before))))
+        else:
+            leaves.append((path, leaf.replace(jax.tree.map(partial(lay_out, spec=used), leaf.get_value()))))
     return nnx.from_flat_state(leaves)
 
 
@@ -145,18 +163,19 @@ def fitting(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh | AbstractMe
     return PartitionSpec(*(axis if size % axis_size(mesh, axis) == 0 else None for axis, size in axes))
 
 
-def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> dict[tuple[Any, ...], PartitionSpec]:
+def gathered_specs(variant: Variant, layer: int, *, mesh: Mesh) -> LayerSpecs:
     """How a layer's matrices and their adapters lie on the mesh while they are used: split over tp alone."""
-    specs: dict[tuple[Any, ...], PartitionSpec] = {}
+    specs: LayerSpecs = {}
     for tensor in text_tensors(variant):
         if tensor.layer != layer or len(tensor.shape) < 2:
             continue
         path = path_of(variant, tensor)[2:]
         axes = partition(variant, tensor, mesh=mesh)
-        specs[path] = spec = PartitionSpec(*("tp" if axis and "tp" in axis else None for axis in axes))
+        spec = PartitionSpec(*("tp" if axis and "tp" in axis else None for axis in axes))
+        specs[path] = spec, axes
         if tensor.role in LORA_KINDS:
-            specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None)  # (in, R)
-            specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1])  # (R, out)
+            specs[(*path[:-1], "kernel_lora_a")] = PartitionSpec(spec[0], None), None  # (in, R)
+            specs[(*path[:-1], "kernel_lora_b")] = PartitionSpec(None, spec[1]), None  # (R, out)
     return specs
 
 

@@ -19,7 +19,7 @@ from gemsmith.arch import PatchProjection, Vision, VisionTower
 from gemsmith.arch.tensors import CLIP_BOUNDS
 from gemsmith.models.attention import Rope, inverse_frequencies, rms_norm, rope, rotate
 from gemsmith.models.layers import RMSNorm, linear, stacked
-from gemsmith.models.sharding import gathered, platform_of
+from gemsmith.models.sharding import LayerSpecs, gathered, platform_of
 from gemsmith.recipe.backends import MAX_IMAGE_TOKENS, query_block
 
 
@@ -165,7 +165,8 @@ class Encoder(nnx.Module):
 
     def __call__(self, hidden: jax.Array, positions: jax.Array, *, mesh: Mesh | None) -> jax.Array:
         graph, states = nnx.split(self.layers)
-        whole = {path: PartitionSpec(None, None) for path, leaf in nnx.to_flat_state(states) if leaf[...].ndim == 3}
+        matrices = (path for path, leaf in nnx.to_flat_state(states) if leaf[...].ndim == 3)
+        whole: LayerSpecs = dict.fromkeys(matrices, (PartitionSpec(None, None), None))
         angles, real, block = plane_rope(positions, self.tower), is_patch(positions), query_block(platform_of(mesh))
 
         @jax.checkpoint

@@ -115,7 +115,15 @@ def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
             f"--calibrate {run.path}: has {len(seconds)} steps besides the first of each start; train at least "
             f"{LEAST_STEPS}"
         )
-    fast, slow = _middle(run.path, seconds)
+    fast, *_, slow = statistics.quantiles(seconds, n=10, method="inclusive")
+    half = len(seconds) // 2
+    first, second = statistics.median(seconds[:half]), statistics.median(seconds[half:])
+    if slow > UNSTEADY * fast or max(first, second) > DRIFT * min(first, second):
+        raise RunError(
+            f"--calibrate {run.path}: steps took {min(seconds):.3g} to {max(seconds):.3g} s, {fast:.3g} to {slow:.3g} "
+            f"without a tenth at either end, {first:.3g} s at the median of the first half and {second:.3g} of the "
+            "second: not how fast the machine is; train again while it does nothing else"
+        )
     source = (
         f"median of {len(seconds):,} steps of {run.path.resolve().name} ({record.model}): "
         f"{statistics.median(seconds):.4g} s, {fast:.4g} to {slow:.4g} without the fastest and slowest tenth"
@@ -137,44 +145,25 @@ def _trained(run: Run, record: TrainRecord) -> list[Calibration]:
     return found
 
 
-def _middle(folder: Path, seconds: Sequence[float]) -> tuple[float, float]:
-    """Between the fastest and the slowest tenth. Raises RunError where they do not tell how fast the machine is."""
-    fast, *_, slow = statistics.quantiles(seconds, n=10, method="inclusive")
-    half = len(seconds) // 2
-    first, second = statistics.median(seconds[:half]), statistics.median(seconds[half:])
-    if slow > UNSTEADY * fast or max(first, second) > DRIFT * min(first, second):
-        raise RunError(
-            f"--calibrate {folder}: steps took {min(seconds):.3g} to {max(seconds):.3g} s, {fast:.3g} to {slow:.3g} "
-            f"without a tenth at either end, {first:.3g} s at the median of the first half and {second:.3g} of the "
-            "second: not how fast the machine is; train again while it does nothing else"
-        )
-    return fast, slow
-
-
 def _served(run: Run, record: BenchRecord, train: TrainRecord | None) -> list[Calibration]:
+    # A load test's own record does not have the accelerators; that of a training on the same computer has.
+    there, packages = record.provenance.machine, record.provenance.versions.items()
+    if not any("vllm" in package and "cpu" in f"{package} {version}" for package, version in packages):
+        tested, there = there, train.provenance.machine if train else there
+        if not there.accelerators or not tested.is_computer_of(there):
+            raise RunError(
+                f"--calibrate {run.path}: bench.json does not tell which accelerators served, and train.json is of no "
+                "training with accelerators on the same computer; calibrate with a run that was trained where it was "
+                "load-tested"
+            )
     found, date = [], record.provenance.started[:10]
-    for machine in _machines(run, _served_on(run, record, train), "was load-tested"):
+    for machine in _machines(run, there, "was load-tested"):
         shares = read_shares(run.path, run.recipe, record, machine)
         model = recipe_variant(run.recipe).name
         vllm = (record.server and record.server.version) or record.endpoint.get("vllm", "of no known version")
         source = f"{len(shares['decode'])} loads of {run.path.resolve().name} ({model}, vLLM {vllm})"
         found.append(Calibration(machine=machine.name, shares=shares, source=source, date=date))
     return found
-
-
-def _served_on(run: Run, record: BenchRecord, train: TrainRecord | None) -> Computer:
-    """The computer of a load test, with the accelerators of the training there: its own record does not have them."""
-    tested = record.provenance.machine
-    vllm = [f"{package} {version}" for package, version in record.provenance.versions.items() if "vllm" in package]
-    if any("cpu" in each for each in vllm):
-        return tested
-    trained = train.provenance.machine if train else tested
-    if trained.accelerators and tested.is_computer_of(trained):
-        return trained
-    raise RunError(
-        f"--calibrate {run.path}: bench.json does not tell which accelerators served, and train.json is of no training "
-        "with accelerators on the same computer; calibrate with a run that was trained where it was load-tested"
-    )
 
 
 def _machines(run: Run, there: Computer, what: str) -> list[Machine]:

@@ -32,8 +32,6 @@ SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "har
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What compiling one step may take."""
-
     seconds: float = 1800.0
     memory_bytes: float = 12e9
 
@@ -86,26 +84,40 @@ def compiled_note(step: CompiledStep) -> str:
 def compile_chosen(
     recipe: Recipe, choice: Choice, machine: Machine, images: ImageWork | None, limits: Limits
 ) -> CompiledStep | None:
-    """What the compiler says of the recipe with the mesh that was chosen, beside what the formula said of it.
-
-    `images`: what its rows have room for. None where nothing is compiled for the machine, or it cannot be laid out.
-    """
+    """What compiler and formula say of the recipe with the chosen mesh; None where nothing is compiled there."""
     if not _compiles_for(recipe, machine) or any(not problem.startswith("needs ") for problem in choice.problems):
         return None
-    step = _compiled(with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")]), machine, images, limits)
+    recipe = with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")])
+    file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
+    try:
+        step = CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
+    except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
+        note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
+        print(escape_control_chars(note), file=sys.stderr)
+        lasts = True
+        try:
+            step = _compile(recipe, machine, images, limits)
+        except MachineError as error:
+            step = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
+            lasts = "XLA:" in str(error)  # what XLA refuses it refuses again; others are limits of today
+        if lasts:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, step.model_dump_json(indent=1) + "\n")
     formula_step_s = rounded_range((choice.time.low_s, choice.time.high_s))
     return step.model_copy(update={"formula_bytes": choice.hbm_bytes_per_chip, "formula_step_s": formula_step_s})
 
 
 def cache_folder() -> Path:
-    """Where compiled steps' numbers are kept."""
     folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "gemsmith" / "compiled"
 
 
 def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None) -> str:
     """The SHA-256 of all that a compiled step's numbers depend on: recipe, chip, versions, Gemsmith's own code."""
-    values = recipe.model_dump(mode="json")
+    values, root, code = recipe.model_dump(mode="json"), Path(__file__).parents[1], hashlib.sha256()
+    for path in (root / name for name in SOURCES):  # a version's number stays while its code is worked on
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            code.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
     chip, apart = machine.chip, {key.name for key in KEYS if not key.compiled}
     depends = {
         "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
@@ -114,30 +126,10 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
         "machine": [machine.topology, chip.hbm_bytes, chip.flops_per_s, chip.hbm_bytes_per_s],
         "speeds": [chip.clock_hz, chip.link_bytes_per_s, SLOWEST],
         "versions": _versions(),
-        "code": _code(),
+        "code": code.hexdigest(),
         "images": None if images is None else [images.images, images.soft_tokens],
     }
     return sha256_json(depends)
-
-
-def _compiled(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
-    file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
-    try:
-        return CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})
-    except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
-        pass
-    note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
-    print(escape_control_chars(note), file=sys.stderr)
-    try:
-        step = _compile(recipe, machine, images, limits)
-    except MachineError as error:
-        refused = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
-        if "XLA:" not in str(error):  # a limit of today; what XLA refuses it refuses again
-            return refused
-        step = refused
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, step.model_dump_json(indent=1) + "\n")
-    return step
 
 
 def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
@@ -179,13 +171,3 @@ def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits:
 
 def _versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in COMPILERS}
-
-
-def _code() -> str:
-    """Of the source files: a version's number stays while its code is worked on."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for name in SOURCES:
-        path = root / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gemsmith.hardware import Machine, Price, billed_hours
+from gemsmith.hardware.catalog import Machine, Price, billed_hours
 from gemsmith.hardware.model.step_time import StepTime
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.plan_records import PlanPrice
@@ -82,9 +82,8 @@ def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
     if price is None or (rate := price.rate(spot=spot)) is None:
         return None
     doubt = "" if price.checked else ", not checked"
-    return PlanPrice(
-        usd_per_hour=rate, basis=f"{price.provider} {price.region}, {price.source}{doubt}", date=price.date
-    )
+    basis = f"{price.provider} {price.region}, {price.source}{doubt}"
+    return PlanPrice(usd_per_hour=rate, basis=basis, date=price.date)
 
 
 def rounded(value: float) -> float:

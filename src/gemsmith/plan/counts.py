@@ -1,11 +1,10 @@
 """How many steps a recipe takes and how many images its rows have room for, as far as that can be told, and how."""
 
-import contextlib
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gemsmith.arch import Variant
 from gemsmith.hardware.model import ImageWork, images_of
@@ -24,21 +23,18 @@ FILLED_SHARE = 0.95
 """Of the positions of packed rows; assumed."""
 SAMPLE_BYTES, SAMPLE_ROWS = 1 << 22, 300
 """Of a file, that its documents are counted by; and of it or of made rows, that the tokenizer sees."""
-
-
 StepCount = tuple[int | None, str]
+_COLUMNS = ("image", "images")
+_TEXT_TOKENS = 40
+"""Of a row of a folder of images, beside its image: the template's, the prompt and the class; assumed."""
 
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
-    """The steps of the whole run, or None, and a sentence that says why.
-
-    From the recipe, else from the data stage's record, else estimated from the rows.
-    """
+    """The steps of the whole run or None, and why: by the recipe, the data stage's record, or estimated by the rows."""
     if recipe.train.max_steps is not None:
         return recipe.train.max_steps, f"{recipe.train.max_steps:,} steps: train.max_steps says so."
     if data is not None:
-        rows = f"{data.packed_rows:,} rows of tokens"
-        return data.steps, f"{data.steps:,} steps: counted by the data stage from {rows}."
+        return data.steps, f"{data.steps:,} steps: counted by the data stage from {data.packed_rows:,} rows of tokens."
     source = recipe.data.train
     if isinstance(source, GeneratedData):
         return _from_made(recipe, source)
@@ -52,10 +48,7 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
 
 
 def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> tuple[float | None, str]:
-    """The tokens of a step that are no padding, or None, and a sentence that says why.
-
-    From the data stage's record, else estimated where rows are packed.
-    """
+    """The tokens of a step that are no padding or None, and why: by the data stage's record, or assumed if packed."""
     positions = recipe.train.global_batch_size * recipe.data.max_length
     if data is not None:
         share, how = data.packing_efficiency, "counted by the data stage"
@@ -120,11 +113,6 @@ def _from_rows(recipe: Recipe, rows: int, how: str) -> StepCount:
 
 def _unknown(why: str) -> StepCount:
     return None, f"Hours and dollars are for {PRICED_STEPS:,} steps, since the run's own number is not known: {why}."
-
-
-_COLUMNS = ("image", "images")
-_TEXT_TOKENS = 40
-"""Of a row of a folder of images, beside its image: the template's, the prompt and the class; assumed."""
 
 
 class ImageCount(NamedTuple):
@@ -194,17 +182,16 @@ def _seen(file: Path) -> int | None:
         sample = lines.read(SAMPLE_BYTES).rpartition(b"\n")[0].splitlines()
     most = 0
     for line in sample:
-        with contextlib.suppress(ValueError):  # the data stage says what is wrong with a row
+        try:
             row = parse_json(line.decode())
-            most = max(most, _images(row)) if isinstance(row, dict) else most
+        except ValueError:  # the data stage says what is wrong with a row
+            continue
+        if isinstance(row, dict):  # its columns', or its parts', which may only name the places of the others
+            columns = [row.get(column) for column in _COLUMNS]
+            of_columns = sum(len(value) if isinstance(value, list) else value is not None for value in columns)
+            messages = row.get("messages") or []
+            contents = [row.get("prompt"), *(one.get("content") for one in messages if isinstance(one, dict))]
+            parts = [part for content in contents if isinstance(content, list) for part in content]
+            of_parts = sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)
+            most = max(most, of_columns, of_parts)
     return most
-
-
-def _images(row: dict[str, Any]) -> int:
-    """Those of its columns or of its parts, which may only name the places of the others."""
-    columns = [row.get(column) for column in _COLUMNS]
-    of_columns = sum(len(value) if isinstance(value, list) else value is not None for value in columns)
-    messages = row.get("messages")
-    contents = [row.get("prompt"), *(one.get("content") for one in messages or [] if isinstance(one, dict))]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return max(of_columns, sum(isinstance(part, dict) and part.get("type") == "image" for part in parts))

@@ -37,15 +37,13 @@ def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callab
     backend = BACKENDS[recipe.train.backend]
     if machine.chip.kind not in backend.chips:
         return None
+    usable_bytes, all_rows = USABLE_SHARE * machine.chip.hbm_bytes, recipe.train.global_batch_size
     for dtype in DTYPES[DTYPES.index(recipe.train.dtype) :]:
-        if dtype not in backend.dtypes:
+        if dtype not in backend.dtypes or work_in(dtype).base_bytes / machine.chips > usable_bytes:  # whatever the mesh
             continue
-        if work_in(dtype).base_bytes / machine.chips > USABLE_SHARE * machine.chip.hbm_bytes:  # whatever the mesh
-            continue
-        all_rows = recipe.train.global_batch_size
         for rows in (all_rows >> halved for halved in range(all_rows.bit_length()) if all_rows % 2**halved == 0):
             fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
-            if _choose(fewest, work_in, machine).hbm_bytes_per_chip > USABLE_SHARE * machine.chip.hbm_bytes:
+            if _choose(fewest, work_in, machine).hbm_bytes_per_chip > usable_bytes:
                 continue  # too large with everything that saves memory, so not worth trying with less
             for changed in _changes(recipe, dtype, rows):
                 if fix := _try(recipe, changed, variant, machine, work_in):

@@ -9,8 +9,9 @@ from itertools import accumulate
 from typing import Any
 
 from gemsmith.arch import Variant
-from gemsmith.hardware import Machine, doubts_of
-from gemsmith.hardware.model import StepCost, memory_breakdown, memory_of, on_chips
+from gemsmith.hardware.catalog import Machine, doubts_of
+from gemsmith.hardware.model import StepCost, memory_of, on_chips
+from gemsmith.hardware.model.memory import memory_breakdown
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
 from gemsmith.plan.compiled import Limits, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded_range
@@ -59,7 +60,15 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
-    parts, price = _parts(work, choice, machine), on_demand(machine)
+    held, chip, price = (
+        memory_breakdown(replace(work, remat=choice.remat), choice.memory),
+        machine.chip,
+        on_demand(machine),
+    )
+    process = {PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}
+    # The runtime's is what is set aside, so that what fits adds up to no more than there is.
+    runtime = {RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes)}
+    parts = {name: size * chip.devices for name, size in held.items()} | process | runtime
     largest, exceeded_by = _largest_parts(parts, machine)
     spans = ", ".join(f"{name} {low:.0f} to {high:.0f} s" for name, (low, high) in cost.startup_s.items())
     return MachinePlan(
@@ -72,12 +81,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         exceeded_by=None if fits else exceeded_by,
         step_s=rounded_range((choice.time.low_s, choice.time.high_s)),
         measured=_measured(machine),
-        startup_s=cost.startup_s,
-        hours=cost.hours if fits else None,
-        usd=cost.usd if fits else None,
+        **(vars(cost) if fits else {"startup_s": cost.startup_s, "hours": None, "usd": None}),
         price_doubts=() if price is None else doubts_of(price, asked.today),
-        usd_spot=cost.usd_spot if fits else None,
-        usd_per_million_tokens=cost.usd_per_million_tokens if fits else None,
         price=plan_price(price),
         price_spot=plan_price(cheapest_spot(machine), spot=True),
         mesh=choice.mesh.model_dump(),
@@ -123,17 +128,6 @@ def _fixed_plan(asked: Asked, fix: Fix, machine: Machine) -> PlanFix:
     )
 
 
-def _parts(work: StepCost, choice: Choice, machine: Machine) -> dict[str, int]:
-    """Bytes a chip by part; the runtime's is what is set aside, so that what fits adds up to no more than there is."""
-    held = memory_breakdown(replace(work, remat=choice.remat), choice.memory)
-    chip = machine.chip
-    return {
-        **{name: size * chip.devices for name, size in held.items()},
-        **({PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}),
-        RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes),
-    }
-
-
 def _largest_parts(parts: Mapping[str, int], machine: Machine) -> tuple[str, str | None]:
     """A note of the three largest, and which part, in their order, no longer fits."""
     held = {name: size for name, size in parts.items() if name != RUNTIME}
@@ -167,7 +161,15 @@ def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Mac
     if work.one_by_one and work.rows > 1:
         yield "rows are trained one after the other there, with or without train.gradient_accumulation_steps"
     if work.images is not None and not choice.problems:
-        yield _images_note(work, choice, machine)
+        # What they cost more than as long rows of text.
+        seen = replace(work, remat=choice.remat)
+        text = replace(seen, images=None)
+        one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
+        held = machine.chip.devices * (choice.memory.total - memory_of(text, choice.mesh).total)
+        layers = work.blocked_sliding_layers
+        blocks = f" and {layers} sliding layers without the kernel" if layers else ""
+        seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s of the step"
+        yield f"images, by formula: {seconds}, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the peak"
     if recipe.train.remat == "auto" and not choice.problems:
         saved = {"none": "everything", "layer": "only the layers' inputs"}.get(str(choice.remat))
         yield f"train.remat auto: {saved or ', '.join(choice.remat)} saved for the backward pass"
@@ -181,18 +183,6 @@ def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Mac
             f"{machine.slices} slices, each with whole weights; the adapters' gradients between them, by formula: "
             f"{1000 * choice.time.dcn_s:,.3g} ms a step at {host:,.4g} Gbit/s a host, the catalog's dcn_bytes_per_s"
         )
-
-
-def _images_note(work: StepCost, choice: Choice, machine: Machine) -> str:
-    """What rows with images cost more than as long ones of text, by formula."""
-    seen = replace(work, remat=choice.remat)
-    text = replace(seen, images=None)
-    one, other = (step_time(each, machine, choice.mesh) for each in (seen, text))
-    held = machine.chip.devices * (choice.memory.total - memory_of(text, choice.mesh).total)
-    layers = work.blocked_sliding_layers
-    blocks = f" and {layers} sliding layers without the kernel" if layers else ""
-    seconds = f"{max(0, one.low_s - other.low_s):.2g} to {one.high_s - other.high_s:.2g} s of the step"
-    return f"images, by formula: {seconds}, for embedding them{blocks}; {held / GIB:.1f} GiB a chip of the peak"
 
 
 def _price_note(machine: Machine, usd_spot: Range | None, today: date) -> str:

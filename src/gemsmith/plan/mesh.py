@@ -7,8 +7,9 @@ from typing import Literal
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import Memory, StepCost, choose_remat, held_on_cpu, memory_of
+from gemsmith.hardware.model import StepCost, choose_remat, memory_of
 from gemsmith.hardware.model.limits import allowed_tp, check_mesh, trl_mesh
+from gemsmith.hardware.model.memory import Memory, held_on_cpu
 from gemsmith.hardware.model.step_time import StepTime, step_time
 from gemsmith.recipe.backends import BACKENDS, Remat
 from gemsmith.recipe.schema import Mesh, Recipe
@@ -91,11 +92,5 @@ def _weigh(work: StepCost, machine: Machine, mesh: Mesh, recipe: Recipe) -> Choi
             f"needs {hbm_bytes / GIB:.1f} GiB a chip of {chip.hbm_bytes / GIB:.1f}, of which {100 * USABLE_SHARE:.0f} "
             f"% can be used; fewer train.global_batch_size{lower} or a larger machine need less"
         )
-    return Choice(
-        mesh=mesh,
-        remat=remat,
-        memory=memory,
-        time=step_time(work, machine, mesh),
-        hbm_bytes_per_chip=hbm_bytes,
-        problems=tuple(problems),
-    )
+    time, why = step_time(work, machine, mesh), tuple(problems)
+    return Choice(mesh=mesh, remat=remat, memory=memory, time=time, hbm_bytes_per_chip=hbm_bytes, problems=why)

@@ -35,6 +35,12 @@ PREFILL_SHARE = {"gpu": 0.8}
 """Of the peak, that a prompt's matmuls reach at best, where that is more than training's: 6,352 tokens/s of a prompt of
 1,024 on an RTX PRO 6000 are 0.76 (CARD: huggingface.co/LilaRest/gemma-4-31B-it-NVFP4-turbo, its column of the 31B in
 bfloat16, read 2026-11-23). benchmarks/records/plan_accuracy.json has the ranges beside all that was published."""
+STREAMED_MS = 0.1
+"""A TPOT below says that answers came in one piece, so that TTFT is the time of the whole request."""
+ALONE = 2.0
+"""Requests under way, on average, up to which a TTFT is that of a prompt by itself."""
+Shares = dict[str, tuple[float, ...]]
+"""Of the roofline, by decode and prefill: those of one load test's cells."""
 
 
 def plan_serving(recipe: Recipe, variant: Variant, machine: Machine, in_prompt: int = 0) -> list[ServingPlan]:
@@ -176,16 +182,6 @@ def least_s(roofline: Roofline) -> float:
 def _measured(roofline: Roofline, low: float, high: float) -> Range:
     """MEASURED_WITHIN around the shares of the roofline that were measured."""
     return least_s(roofline) / high / MEASURED_WITHIN, least_s(roofline) / low * MEASURED_WITHIN
-
-
-STREAMED_MS = 0.1
-"""A TPOT below says that answers came in one piece, so that TTFT is the time of the whole request."""
-ALONE = 2.0
-"""Requests under way, on average, up to which a TTFT is that of a prompt by itself."""
-
-
-Shares = dict[str, tuple[float, ...]]
-"""Of the roofline, by decode and prefill: those of one load test's cells."""
 
 
 def roofline_utilization(served: Served, cells: Sequence[BenchCell], *, copies: int = 1) -> Shares:

@@ -15,7 +15,8 @@ from typing import Literal
 
 from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError
-from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog, own_files
+from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog
+from gemsmith.hardware.catalog import own_files
 from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Limits, check_compiles
@@ -32,6 +33,11 @@ from gemsmith.runs.records import DataRecord, Range
 from gemsmith.runs.resolve import recipe_variant, resolve_file
 from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
 from gemsmith.system.files import sha256_file, write_text
+
+ALL = "all"
+Sort = Literal["usd", "hours"]
+MOST_SWEPT = 200
+"""Plans of one sweep: some seconds."""
 
 
 def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
@@ -72,10 +78,6 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-ALL = "all"
-Sort = Literal["usd", "hours"]
-
-
 def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
     record = plan_run(run, sort=sort, limits=limits)
@@ -84,28 +86,66 @@ def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> Pl
 
 
 def plan_run(
-    run: Run, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None
+    run: Run, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None, *, alone: bool = False
 ) -> PlanRecord:
     """The run's plan, for `machine` where that is given: names with a comma between them, or `all`.
 
-    Nothing is written. Ranked by dollars or hours where `sort` is given; else machines come as they were named. With
-    limits the step is compiled within them for each TPU.
+    Nothing is written, and `alone` no record is read. Ranked by dollars or hours where `sort` is given; else machines
+    come as they were named. With limits the step is compiled within them for each TPU.
     """
-    return _plan(run, read_record(run, DataRecord) if is_up_to_date(run, "data") else None, machine, sort, limits)
+    clock, recipe = start_clock(), run.recipe
+    data = None if alone or not is_up_to_date(run, "data") else read_record(run, DataRecord)
+    sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
+    catalog = load_catalog(recipe.hardware.catalog)
+    for file in own_files(recipe.hardware.catalog):
+        sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
+    machines = _find_machines(recipe, catalog, machine)
+    if limits is not None:
+        check_compiles(recipe, machines)
+    variant = recipe_variant(recipe)
+    (steps, why), (tokens, told) = count_steps(recipe, data), count_real_tokens(recipe, data)
+    counted = count_images(recipe, variant, data)
+
+    @functools.cache
+    def work_in(dtype: str) -> StepCost:
+        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
+
+    asked = Asked(
+        recipe=recipe,
+        variant=variant,
+        work_in=work_in,
+        steps=steps or PRICED_STEPS,
+        tokens=tokens,
+        today=datetime.now(UTC).date(),
+        limits=limits,
+    )
+    serving = tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt))
+    work = asked.work
+    record = PlanRecord(
+        provenance=make_provenance(run, "plan", clock, sources=sources),
+        model=variant.name,
+        parameters=work.parameters,
+        trained_parameters=work.trained_parameters,
+        steps=steps,
+        priced_steps=asked.steps,
+        tokens_per_step=work.tokens,
+        real_tokens_per_step=tokens,
+        machines=tuple(plan_machine(asked, machine) for machine in machines),
+        serving=serving,
+        assumptions=(why, told, *counted.reasons, *assumptions_of(work, recipe)),
+    )
+    return record if sort is None else ranked(record, sort)
 
 
 def plan_only(
     recipe: Recipe, machine: str | None = None, sort: Sort | None = None, limits: Limits | None = None
 ) -> PlanRecord:
     """The plan of a resolved recipe that has no run directory. Nothing is written."""
-    return _plan(Run(path=Path(), recipe=recipe), None, machine, sort, limits)
+    return plan_run(Run(path=Path(), recipe=recipe), machine, sort, limits, alone=True)
 
 
 def ranked(record: PlanRecord, sort: Sort) -> PlanRecord:
-    """The plan with machines that fit first, the cheapest or fastest ahead; then what a change makes fit.
-
-    Judged by the upper ends; what has no price comes after what has one.
-    """
+    """The plan with machines that fit first, then what a change makes fit; the lowest upper ends ahead."""
 
     def place(machine: MachinePlan) -> tuple[bool, bool, float]:
         planned = machine if machine.fits else machine.fix
@@ -133,9 +173,8 @@ def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
             f"--fix {path}: no change was found that makes the recipe fit {machine.name}; try a larger one"
         )
     changes = {**machine.fix.changes, "hardware.machines": [machine.name]}
-    fixed = build_recipe(
-        recipe.model_dump(mode="json"), [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    )
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    fixed = build_recipe(recipe.model_dump(mode="json"), overrides)
     path.parent.mkdir(parents=True, exist_ok=True)
     reason = f"gemsmith plan --fix: to fit {machine.name}"
     write_text(path, dump_recipe(fixed, [ResolvedValue(key, value, reason) for key, value in changes.items()]))
@@ -145,53 +184,6 @@ def check_fix(path: Path) -> None:
     """Raises InputError where a recipe must not be written over what is there."""
     if path.exists():
         raise InputError(f"--fix {path}: already exists; name another file, or delete it")
-
-
-def _plan(
-    run: Run, data: DataRecord | None, machine: str | None, sort: Sort | None, limits: Limits | None
-) -> PlanRecord:
-    clock, recipe = start_clock(), run.recipe
-    sources = {} if data is None else {"data.json": sha256_file(run.record_file("data"))}
-    catalog = load_catalog(recipe.hardware.catalog)
-    for file in own_files(recipe.hardware.catalog):
-        sources["own catalog" if file == own_catalog() else "catalog"] = sha256_file(file)
-    machines = _find_machines(recipe, catalog, machine)
-    if limits is not None:
-        check_compiles(recipe, machines)
-    variant = recipe_variant(recipe)
-    (steps, why), (tokens, told) = count_steps(recipe, data), count_real_tokens(recipe, data)
-    counted = count_images(recipe, variant, data)
-
-    @functools.cache
-    def work_in(dtype: str) -> StepCost:
-        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
-
-    asked = Asked(
-        recipe=recipe,
-        variant=variant,
-        work_in=work_in,
-        steps=steps or PRICED_STEPS,
-        tokens=tokens,
-        today=datetime.now(UTC).date(),
-        limits=limits,
-    )
-    planned = tuple(plan_machine(asked, machine) for machine in machines)
-    serving = tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt))
-    work = asked.work
-    record = PlanRecord(
-        provenance=make_provenance(run, "plan", clock, sources=sources),
-        model=variant.name,
-        parameters=work.parameters,
-        trained_parameters=work.trained_parameters,
-        steps=steps,
-        priced_steps=asked.steps,
-        tokens_per_step=work.tokens,
-        real_tokens_per_step=tokens,
-        machines=planned,
-        serving=serving,
-        assumptions=(why, told, *counted.reasons, *assumptions_of(work, recipe)),
-    )
-    return record if sort is None else ranked(record, sort)
 
 
 def _find_machines(recipe: Recipe, catalog: Catalog, machine: str | None) -> list[Machine]:
@@ -205,10 +197,6 @@ def _find_machines(recipe: Recipe, catalog: Catalog, machine: str | None) -> lis
     else:
         raise InputError(f"--machine {machine!r}: names no machine; give {ALL}, or names with a comma between them")
     return list({machine.name: machine for machine in found}.values())
-
-
-MOST_SWEPT = 200
-"""Plans of one sweep: some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ def check_recipe(recipe: Recipe) -> None:
             f"train.eval_steps: {recipe.train.eval_steps} was given, and data.eval names no held-out rows; set "
             "data.eval, such as to 5%, or leave train.eval_steps out"
         )
-    for key, without in (("keep", "last"), ("early_stopping_patience", None)):
+    for key, without in (("keep", "last"), ("early_stopping_patience", None), ("sample_answers", 0)):
         if not recipe.train.eval_steps and (value := getattr(recipe.train, key)) != without:
             raise RecipeError(
                 f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; set that, "

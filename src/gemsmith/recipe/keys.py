@@ -31,7 +31,7 @@ def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[K
 KEYS = tuple(recipe_keys())
 PATHS = tuple(key.name for key in KEYS if key.path)
 """Keys that may name a file or folder of this machine which a run reads."""
-FILE_KEYS = (*PATHS, "train.checkpoint_folder", *TASK_KEYS)
+FILE_KEYS = (*PATHS, "train.checkpoint_folder", "serve.python", *TASK_KEYS)
 """Those that may name any, beside those in entries of LISTS."""
 LISTS = {"eval.tasks": ("task", "dataset", "prompt"), "data.train": ("path",), "data.eval": ("path",)}
 

@@ -93,8 +93,15 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
         parent, _, name = key.rpartition(".")
         if isinstance(section := value_at(values, parent), dict):
             section.pop(name, None)
+    # Each key that may name a file or folder.
+    entries = {key: value for key in LISTS if isinstance(value := value_at(values, key), list)}
+    listed = (f"{key}.{number}.{name}" for key in entries for number in range(len(entries[key])) for name in LISTS[key])
     astray = []
-    for key, place, name in _named_files(values):
+    for key in (*FILE_KEYS, *listed):
+        parent, _, name = key.rpartition(".")
+        place = value_at(values, parent)
+        if not isinstance(place, dict) or name not in place:
+            continue
         given, found = place[name], absolute_path(key, place[name], path.parent)
         here = absolute_path(key, given, Path())
         if here and os.path.exists(here) and not (found and os.path.exists(found)):
@@ -126,22 +133,24 @@ def absolute_path(key: str, value: Any, folder: Path) -> str | None:
     return None if task or hub_id or (key == "data.eval" and SHARE.fullmatch(value)) else os.path.abspath(path)
 
 
-def _named_files(values: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Keys of a recipe's file that may name a file or folder, the mapping that each stands in, and its name there."""
-    entries = {key: value for key in LISTS if isinstance(value := value_at(values, key), list)}
-    listed = (f"{key}.{number}.{name}" for key in entries for number in range(len(entries[key])) for name in LISTS[key])
-    for key in (*FILE_KEYS, *listed):
-        parent, _, name = key.rpartition(".")
-        place = value_at(values, parent)
-        if isinstance(place, dict) and name in place:
-            yield key, place, name
-
-
 def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
     """A recipe from plain values, with overrides applied and every key checked."""
     merged = json.loads(json.dumps(values, default=str))
     for override in overrides:
-        _apply_override(merged, override)
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
+        try:
+            value = parse_yaml(text, key)
+        except RecipeError:
+            raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
+        *parents, last = key.strip().split(".")
+        place = merged
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                place[parent] = {}
+            place = place[parent]
+        place[last] = value
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
@@ -171,23 +180,6 @@ def read_reasons(text: str) -> list[ResolvedValue]:
         if mark:
             derived.append(ResolvedValue(".".join(path), parse_yaml(value, key), reason))
     return derived
-
-
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"--set {override!r}: must be key=value, such as lora.rank=16")
-    try:
-        value = parse_yaml(text, key)
-    except RecipeError:
-        raise RecipeError(f"--set {override!r}: the value is not YAML; quote it") from None
-    *parents, last = key.strip().split(".")
-    place = values
-    for parent in parents:
-        if not isinstance(place.get(parent), dict):
-            place[parent] = {}
-        place = place[parent]
-    place[last] = value
 
 
 _IN_YAML = {
@@ -234,7 +226,7 @@ def _first_problem(error: ValidationError) -> str:
     key = ".".join(
         part
         for part in place
-        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "bool", "[key]")
+        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
         and not part.startswith(("literal[", "tuple["))
     )
     if problem["type"] == "missing":

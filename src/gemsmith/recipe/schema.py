@@ -13,7 +13,21 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
 from gemsmith.recipe.backends import OptimizationSwitch, Saved
-from gemsmith.recipe.section import InputPath, NotCompiled, OfQuestions, OfRows, Positive, Says, Section
+from gemsmith.recipe.section import (
+    AtOnce,
+    Devices,
+    InputPath,
+    NotCompiled,
+    OfQuestions,
+    OfRows,
+    Positive,
+    RowCount,
+    Says,
+    Section,
+    SpikeFactor,
+    Steps,
+    TokenCount,
+)
 from gemsmith.recipe.serving import Bench, Serve
 from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
@@ -45,7 +59,7 @@ class GeneratedData(Section):
         description=f"The generator: {describe_tasks(GENERATORS)}; or your own Python file with generate_rows, whose "
         "code is run."
     )
-    rows: Positive = Field(description="How many rows to make.")
+    rows: RowCount = Field(description="How many rows to make.")
     split: Literal["train", "held-out"] = Field("train", description="The two splits share no specification.")
 
 
@@ -89,7 +103,9 @@ class Data(Section):
     image_tokens: OfQuestions[Literal[70, 140, 280, 560, 1120]] = Field(
         280, description="Soft tokens of an image at most."
     )
-    max_patches: Positive = Field(25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches.")
+    max_patches: Annotated[int, Field(gt=0, le=9 * 2**20)] = Field(
+        25_200, description="Of a row's images, at most; 280 soft tokens are 2,520 patches."
+    )
     on_bad_image: ErrorOrDrop = Field("error", description="What happens to a row whose image is unusable.")
     on_bad_row: ErrorOrDrop = Field("error", description="What happens to a row that cannot be read or rendered.")
     template: InputPath[str | None] = Field(None, description="A chat template file; default: the checkpoint's own.")
@@ -99,18 +115,22 @@ class Data(Section):
     control_tokens: OfQuestions[Literal["error", "drop", "text"]] = Field(
         "error", description="Of Gemma 4's control tokens in a row's texts; `text`: they are read as plain characters."
     )
-    max_length: Positive = Field(4096, description="Tokens in a row, packed or not.")
+    max_length: TokenCount = Field(4096, description="Tokens in a row, packed or not.")
     packing: bool = Field(
         True, description="Several documents in a row, kept apart by segments; never a document over two rows."
     )
     on_too_long: ErrorOrDrop = Field("drop", description="What happens to a document longer than max_length.")
-    limit: Positive | None = Field(None, description="Train on so many rows at most, drawn by the seed; null: on all.")
+    limit: RowCount | None = Field(None, description="Train on so many rows at most, drawn by the seed; null: on all.")
 
     @property
     def sources(self) -> tuple[str, ...]:
         """The files, folders and addresses that data.train names; none where its rows are made."""
-        train = self.train
-        return (train,) if isinstance(train, str) else tuple(one.path for one in train if isinstance(one, RowSource))
+        return sources_of(self.train)
+
+
+def sources_of(rows: Rows | None) -> tuple[str, ...]:
+    """The files, folders and addresses that data.train or data.eval names."""
+    return (rows,) if isinstance(rows, str) else tuple(one.path for one in rows or () if isinstance(one, RowSource))
 
 
 def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
@@ -126,7 +146,7 @@ class Lora(Section):
     stages = "plan train"
 
     rank: Positive = Field(64, description="R: the columns of A and the rows of B.")
-    alpha: Annotated[float, Field(gt=0)] = Field(
+    alpha: Annotated[float, Field(gt=0, le=1e5)] = Field(
         64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
     )
     dropout: Fraction = Field(
@@ -146,27 +166,27 @@ class Lora(Section):
 class Optimizer(Section):
     stages = "train"
 
-    learning_rate: Annotated[float, Field(gt=0)] = Field(
+    learning_rate: Annotated[float, Field(ge=1e-12, le=1)] = Field(
         1e-4, description="The highest rate, at the end of the warm-up."
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="After warm-up; cosine and linear end at 0."
     )
-    warmup_steps: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(
+    warmup_steps: Annotated[int, Field(ge=0, le=10_000_000)] | None = Field(
         None, description="Default, where there is no warmup_ratio: a tenth of all updates, rounded down, at most 100."
     )
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] | None = Field(
         None, description="Instead of warmup_steps: their share of all updates, rounded up."
     )
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         0.001, description="AdamW's: an update also takes this share of the adapters, times the learning rate."
     )
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         1.0, description="Global gradient norm; null: no clipping."
     )
     beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")
     beta2: Fraction = Field(0.999, description="AdamW's: how much of the squared gradients' mean a step keeps.")
-    epsilon: Annotated[float, Field(gt=0)] = Field(
+    epsilon: Annotated[float, Field(ge=1e-30, le=1)] = Field(
         1e-8, description="AdamW's: added to the root that an update is divided by."
     )
 
@@ -183,10 +203,10 @@ class Optimizer(Section):
 
 
 class Mesh(Section):
-    replica: Positive = Field(1, description="Copies of the weights; each takes its share of the rows.")
-    fsdp: Positive = Field(1, description="Splits rows, and the weights by the model's width.")
-    sequence: Positive = Field(1, description="Splits every row's positions, and the weights like fsdp.")
-    tp: Positive = Field(1, description="Splits heads, hidden units and the vocabulary.")
+    replica: Devices = Field(1, description="Copies of the weights; each takes its share of the rows.")
+    fsdp: Devices = Field(1, description="Splits rows, and the weights by the model's width.")
+    sequence: Devices = Field(1, description="Splits every row's positions, and the weights like fsdp.")
+    tp: Devices = Field(1, description="Splits heads, hidden units and the vocabulary.")
 
 
 class Train(Section):
@@ -196,19 +216,21 @@ class Train(Section):
     init_adapter: Annotated[str | None, Says(path=True, compiled=False)] = Field(
         None, description="A folder of a PEFT adapter whose matrices training starts from."
     )
-    epochs: NotCompiled[OfRows[Positive]] = Field(1, description="How often all rows are trained on.")
-    max_steps: NotCompiled[OfRows[Positive | None]] = Field(
+    epochs: NotCompiled[OfRows[Annotated[int, Field(gt=0, le=10_000)]]] = Field(
+        1, description="How often all rows are trained on."
+    )
+    max_steps: NotCompiled[OfRows[Steps | None]] = Field(
         None,
         description="Updates; rows repeat in further epochs where there are fewer than they need. Default: epochs "
         "decide.",
     )
-    global_batch_size: OfRows[Positive] = Field(
+    global_batch_size: OfRows[Annotated[int, Field(gt=0, le=2**20)]] = Field(
         8, description="Rows of max_length in one optimizer step, over all devices."
     )
-    tokens_per_step: NotCompiled[Positive | None] = Field(
+    tokens_per_step: NotCompiled[Annotated[int, Field(gt=0, le=2**28)] | None] = Field(
         None, description="Instead of global_batch_size: positions in one step, padding counted."
     )
-    gradient_accumulation_steps: Positive = Field(
+    gradient_accumulation_steps: Annotated[int, Field(gt=0, le=2**20)] = Field(
         1,
         description="Parts of a step, run one after the other for less memory; the update is the same. JAX on CPU "
         "takes row by row.",
@@ -248,14 +270,17 @@ class Train(Section):
         "Gemsmith's XLA flags, the fused LoRA matmul, the kernel for heads, QK-norm and RoPE, layers chained and "
         "recomputed in turn, barriers around matmuls, the split vocabulary. The update is the same, but for rounding.",
     )
-    eval_steps: NotCompiled[OfRows[Positive | None]] = Field(
+    eval_steps: NotCompiled[OfRows[Steps | None]] = Field(
         None, description="Steps from one loss on the rows of data.eval to the next; the last has one, too. null: none."
     )
     keep: NotCompiled[Literal["last", "best"]] = Field(
         "last", description="The step that export takes; best: of the lowest of the losses of eval_steps, always saved."
     )
-    early_stopping_patience: NotCompiled[Positive | None] = Field(
+    early_stopping_patience: NotCompiled[Steps | None] = Field(
         None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
+    )
+    sample_answers: Annotated[int, Says("trackers", compiled=False), Field(ge=0, le=16)] = Field(
+        0, description="So many prompts of data.eval that the model answers at each of eval_steps, in up to 64 tokens."
     )
     report_to: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
@@ -264,8 +289,8 @@ class Train(Section):
     ] = Field(
         ("tensorboard",), description="Where the numbers of steps and evaluations go, too; may change on the way."
     )
-    save_steps: NotCompiled[Positive] = Field(100, description="Steps.")
-    save_total_limit: NotCompiled[Positive] = Field(
+    save_steps: NotCompiled[Steps] = Field(100, description="Steps.")
+    save_total_limit: NotCompiled[Steps] = Field(
         3, description="How many saved steps stay: the newest, and beside them the best, where that is to keep."
     )
     checkpoint_folder: NotCompiled[str | None] = Field(
@@ -274,10 +299,10 @@ class Train(Section):
     on_nonfinite: NotCompiled[Literal["stop", "skip"]] = Field(
         "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
     )
-    spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
+    spike_factor: NotCompiled[SpikeFactor] = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
-    grad_norm_spike_factor: NotCompiled[Annotated[float, Field(gt=1)]] = Field(
+    grad_norm_spike_factor: NotCompiled[SpikeFactor] = Field(
         10.0, description="The same of a gradient norm before clipping."
     )
     on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
@@ -288,7 +313,7 @@ class Train(Section):
 class Export(Section):
     stages = "export"
 
-    step: Positive | None = Field(None, description="The saved step to export; default: by train.keep.")
+    step: Steps | None = Field(None, description="The saved step to export; default: by train.keep.")
     merge_into: Literal["trained", "original"] = Field(
         "trained", description="nf4 and int8: the dequantized weights that were `trained` on, or the `original` ones."
     )
@@ -307,8 +332,10 @@ class EvalTask(Section):
         description="How such a task asks. verilog: `official` (default), as verilog-eval does, `fenced` or `paper`; "
         "or a .txt file of your own, with {question} where a question stands.",
     )
-    samples: Positive | None = Field(None, description="Answers to each question; default: the task's, verilog's is 5.")
-    temperature: Annotated[float, Field(ge=0)] | None = Field(
+    samples: Annotated[int, Field(gt=0, le=10_000)] | None = Field(
+        None, description="Answers to each question; default: the task's, verilog's is 5."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
         None, description="Default: the task's, verilog's is 0.8."
     )
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
@@ -317,7 +344,7 @@ class EvalTask(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = Field(
         None, description="What each sample's own seed follows from; default: the recipe's seed."
     )
-    max_tokens: Positive | None = Field(None, description="The longest answer; default: eval.max_tokens.")
+    max_tokens: TokenCount | None = Field(None, description="The longest answer; default: eval.max_tokens.")
     unsafe: bool = Field(False, description="Run generated code without a sandbox, with your rights.")
 
 
@@ -335,10 +362,10 @@ class Eval(Section):
     options: dict[str, JsonValue] = Field(
         {}, description="Values of the scorer's columns, such as `pattern`, for the rows that have none of their own."
     )
-    max_tokens: Positive = Field(512, description="Tokens of the longest answer.")
-    limit: Positive | None = Field(None, description="Score so many rows or questions, drawn; of lm-eval's the first.")
+    max_tokens: TokenCount = Field(512, description="Tokens of the longest answer.")
+    limit: RowCount | None = Field(None, description="Score so many rows or questions, drawn; of lm-eval's the first.")
     limit_seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(0, description="Which ones eval.limit draws.")
-    concurrency: Positive = Field(16, description="Requests under way at once.")
+    concurrency: AtOnce = Field(16, description="Requests under way at once.")
 
 
 class Hardware(Section):

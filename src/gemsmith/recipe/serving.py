@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gemsmith.recipe.section import AsServed, OfPlan, Positive, Says, Section
+from gemsmith.recipe.section import AsServed, AtOnce, Milliseconds, OfPlan, RowCount, Says, Seconds, Section, TokenCount
 
 BURST = math.inf
 """The rate of requests that are all sent at once."""
@@ -77,14 +77,14 @@ class Serve(Section):
 
     host: str = Field("127.0.0.1", description="The address that vLLM listens on.")
     port: Annotated[int, Field(gt=0, lt=65_536)] | None = Field(None, description="Default: a free one.")
-    max_model_len: AsServed[Positive | None] = Field(None, description="Tokens; default: what bench and eval need.")
+    max_model_len: AsServed[TokenCount | None] = Field(None, description="Tokens; default: what bench and eval need.")
     dtype: AsServed[Literal["auto", "bfloat16", "float32"]] = Field(
         "auto", description="As served; `auto`: as the weights are."
     )
     python: str | None = Field(
         None, description="The Python of the environment that holds vLLM; default: .venv-serve next to Gemsmith's own."
     )
-    start_timeout_s: Positive = Field(900, description="Seconds that vLLM may take to be up.")
+    start_timeout_s: Seconds = Field(900, description="Seconds that vLLM may take to be up.")
     weights: Annotated[Literal["auto", "merged", "adapter"], Says("serve bench eval")] = Field(
         "auto",
         description="`adapter`: base and tuned model are two names of one server, base + LoRA; `merged` and `auto`: "
@@ -111,32 +111,32 @@ class Bench(Section):
         "sends what that sent, 30 prompts in a load; `short` is for a CPU; `own` is what the next six keys say, others "
         "read none.",
     )
-    input_tokens: OfPlan[tuple[Positive, ...]] = Field(
+    input_tokens: OfPlan[tuple[TokenCount, ...]] = Field(
         (512, 4096),
         min_length=1,
         description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
         strict=False,
     )
-    output_tokens: OfPlan[Positive] = Field(256, description="Tokens that every request asks for.")
-    request_rates: tuple[Annotated[float, Field(gt=0)] | Literal["burst"], ...] = Field(
+    output_tokens: OfPlan[TokenCount] = Field(256, description="Tokens that every request asks for.")
+    request_rates: tuple[Annotated[float, Field(ge=0.001, le=AT_ONCE)] | Literal["burst"], ...] = Field(
         (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
     )
-    max_concurrency: OfPlan[Positive | None] = Field(
+    max_concurrency: OfPlan[AtOnce | None] = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."
     )
     images: OfPlan[bool] = Field(False, description="Requests are rows of data.eval with images, not random text.")
-    prompts: Positive | None = Field(
+    prompts: RowCount | None = Field(
         128,
         description="Requests that a cell measures, without those of its warm-up; null: as many as its rate and length "
         "need.",
     )
-    slo_ttft_ms: Annotated[float, Field(gt=0)] | None = Field(
+    slo_ttft_ms: Milliseconds | None = Field(
         None,
         description="The longest TTFT of a good request. With an SLO the rate is searched at which the server "
         "saturates: under 95 % of its requests are good.",
     )
-    slo_tpot_ms: Annotated[float, Field(gt=0)] | None = Field(None, description="The longest TPOT of a good request.")
-    timeout_s: Positive = Field(600, description="A request without a whole answer by then is counted as a timeout.")
+    slo_tpot_ms: Milliseconds | None = Field(None, description="The longest TPOT of a good request.")
+    timeout_s: Seconds = Field(600, description="A request without a whole answer by then is counted as a timeout.")
 
     @property
     def plan(self) -> Grid:

@@ -8,7 +8,6 @@ from typing import Any
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
-from gemsmith.analysis.sides import Side
 from gemsmith.analysis.summary import load_words
 from gemsmith.bench.sweep import ENOUGH
 from gemsmith.report.charts import (
@@ -33,6 +32,12 @@ _RING = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredge
 _Load = tuple[float, float]
 """Requests/s asked for, and how many at once; infinite: no limit."""
 _Words = Callable[[BenchCell], str]
+_LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
+_ROW = 34
+"""Height of a load's bars, in units of the SVG."""
+_MOST_SMOOTHED = 400
+_COST_POINTS = 24
+"""Of a line that is straight; its ends and the break-even are among them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,10 +159,7 @@ def _goodput_chart(grid: _Grid) -> Chart:
 
 
 def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell], Percentiles]) -> Chart:
-    """Milliseconds against the load: p50 as a mark on a line.
-
-    For few lengths, from there a bar to p90 and a thin one to p99.
-    """
+    """Milliseconds against the load: p50 as a mark on a line; for few lengths a bar to p90 and a thin one to p99."""
     ranges = len(grid.lengths) <= _MOST_RANGES
     values = [value for cell in grid.cells for value in (of(cell).p50, of(cell).p99 if ranges else of(cell).p50)]
     log = spans_decades(values, decades=1.3)
@@ -167,10 +169,8 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         return grid.place(cell) + (0.11 * (grid.lengths.index(cell.input_tokens) - middle) if ranges else 0.0)
 
     def words(cell: BenchCell) -> str:
-        numbers = of(cell)
-        return (
-            f"{load_words(cell)}: p50 {decimal(numbers.p50)}, p90 {decimal(numbers.p90)}, p99 {decimal(numbers.p99)} ms"
-        )
+        took = of(cell)
+        return f"{load_words(cell)}: p50 {decimal(took.p50)}, p90 {decimal(took.p90)}, p99 {decimal(took.p99)} ms"
 
     bars = []
     for number, length in enumerate(grid.lengths if ranges else ()):
@@ -243,21 +243,16 @@ def _trade_words(cell: BenchCell) -> str:
     return f"{load_words(cell)}: {decimal(cell.output_tokens_per_s)} tokens/s, TTFT p50 {decimal(cell.ttft_ms.p50)} ms"
 
 
-_LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
-_ROW = 34
-"""Height of a load's bars, in units of the SVG."""
-_MOST_SMOOTHED = 400
-_COST_POINTS = 24
-"""Of a line that is straight; its ends and the break-even are among them."""
-
-
 def loss_chart(comparison: Comparison) -> Chart | None:
     """The running means of the training losses against the step; None where fewer than two sides have curves."""
-    smoothed = {
-        (side.name, SERIES[place % 6]): _smoothed(side)
-        for place, side in enumerate(comparison.sides)
-        if len(side.losses) > 1
-    }
+    smoothed = {}
+    for place, side in enumerate(comparison.sides):
+        if len(side.losses) > 1:  # steps and running means, few enough to draw
+            steps = [step for step, _ in side.losses]
+            losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
+            means, every = running_mean(losses, mean_window(len(losses))), max(1, len(steps) // _MOST_SMOOTHED)
+            thinned = [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
+            smoothed[side.name, SERIES[place % 6]] = thinned
     if len(smoothed) < 2:
         return None
     tokens = ("data:rows_sha256", "data:loss_mask_sha256", "data:template_sha256")
@@ -339,10 +334,7 @@ def _bars(
 
 
 def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places: tuple[int, int] = (0, 1)) -> Chart:
-    """Dollars of training and N hours of serving, and where the two cost the same.
-
-    `places`: of the two among all sides, for their colors.
-    """
+    """Dollars of training and N hours of serving, and where both cost the same; `places`: for the two sides' colors."""
     even = curve.break_even_hours
     last = min(_MOST_HOURS, max(_LEAST_HOURS, 1.6 * even)) if even is not None else _LEAST_HOURS
     shown = [even] if even is not None and even < last else []
@@ -372,12 +364,3 @@ def cost_chart(curve: Curve, names: tuple[str, str], basis: str = "", *, places:
         alt=f"Cost against hours of serving: at the start {ends[0]}; after {last:g} h {ends[1]}. {curve.say(*names)}",
         legend=[("muted", "dash", f"the same after {decimal(at)} h") for at in shown],
     )
-
-
-def _smoothed(side: Side) -> tuple[list[int], list[float]]:
-    """Steps and running means, few enough to draw."""
-    steps = [step for step, _ in side.losses]
-    losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
-    means = running_mean(losses, mean_window(len(losses)))
-    every = max(1, len(steps) // _MOST_SMOOTHED)
-    return [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,32 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 WIDTH, HEIGHT = 440, 236
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
+Point = tuple[float, float, str]
+"""x and y in units of the axes, and what is said of it."""
+_MOST_POINTS = 800
+_MOST_MARKS = 200
+_DOTS: Mapping[str, Any] = {"marker": "o", "markersize": 4.5}
+_CROSS: Mapping[str, Any] = {"marker": "X", "linestyle": "none", "markersize": 8}
+_MOST_TASKS = 8
+_LONGEST_NAME = 40
+_TASK = 2.7
+"""From a task's row to the next one's, in rows."""
 
 
 def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
     from matplotlib import ticker
 
+    def tick(value: float, _place: int | None) -> str:
+        """Without zeros that say nothing: 0.5, 1,200, 2e-5."""
+        if abs(value) >= 1000:
+            return count(value)
+        text = f"{value:.3e}" if 0 < abs(value) < 1e-3 else f"{value:.4g}"
+        mantissa, _, exponent = text.partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
+
     # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its
     # own fonts.
-    write = ticker.FuncFormatter(lambda value, _: _tick(value))
+    write = ticker.FuncFormatter(tick)
     axes.yaxis.set_major_formatter(write)
     if log:
         low, high = axes.get_ylim()
@@ -55,22 +74,10 @@ def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
         axes.xaxis.set_major_formatter(write)
 
 
-def _tick(value: float) -> str:
-    """A tick without zeros that say nothing: 0.5, 1,200, 2e-5."""
-    if abs(value) >= 1000:
-        return count(value)
-    text = f"{value:.3e}" if 0 < abs(value) < 1e-3 else f"{value:.4g}"
-    mantissa, _, exponent = text.partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
-
-
 def draw_chart(
     name: str, draw: Callable[[Any], None], *, height: int = HEIGHT, points: Sequence[tuple[float, float]] = ()
 ) -> tuple[str, list[tuple[float, float]]]:
-    """One axes, drawn by `draw`, as an <svg> element to put into a page, and the points in units of its viewBox.
-
-    They are given in units of the axes.
-    """
+    """One axes, drawn by `draw`, as an <svg> element, and the points, of the axes' units, in those of its viewBox."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -89,10 +96,7 @@ def draw_chart(
 
 
 def _inline(svg: str) -> str:
-    """Matplotlib's SVG file as an element of the page.
-
-    No prologue, no fixed size, no ids but those it refers to, the page's fonts and colors.
-    """
+    """Matplotlib's SVG file as an element of the page: its fonts and colors, no fixed size, ids only if referred to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     view = re.search(r'viewBox="[^"]*"', svg)
@@ -107,10 +111,6 @@ def _inline(svg: str) -> str:
     svg = re.sub(r"-?\d+\.\d{3,}(?=[^<>]*>)", lambda number: f"{float(number[0]):.2f}", svg)  # within tags
     svg = re.sub(r"<defs>\s*</defs>", "", svg)
     return re.sub(r"\s*\n\s*", "\n", svg).strip()
-
-
-Point = tuple[float, float, str]
-"""x and y in units of the axes, and what is said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,16 +147,8 @@ def make_chart(
     points = [point for point in points if math.isfinite(point[0]) and math.isfinite(point[1])]
     svg, places = draw_chart(name, draw, height=height, points=[(x, y) for x, y, _ in points])
     placed = [[round(x), round(y), words] for (x, y), (_, _, words) in zip(places, points, strict=True)]
-    return Chart(
-        name=name,
-        title=title,
-        unit=unit,
-        svg=svg,
-        alt=alt,
-        legend=tuple(legend),
-        rows=rows,
-        points=json.dumps(placed, ensure_ascii=False, separators=(",", ":")),
-    )
+    said = json.dumps(placed, ensure_ascii=False, separators=(",", ":"))
+    return Chart(name=name, title=title, unit=unit, svg=svg, alt=alt, legend=tuple(legend), rows=rows, points=said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,12 +246,6 @@ def falls_early(values: Sequence[float]) -> bool:
     return max(late) - min(late) < (max(finite) - min(finite)) / 5
 
 
-_MOST_POINTS = 800
-_MOST_MARKS = 200
-_DOTS: Mapping[str, Any] = {"marker": "o", "markersize": 4.5}
-_CROSS: Mapping[str, Any] = {"marker": "X", "linestyle": "none", "markersize": 8}
-
-
 def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
     """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
     steps = train.steps
@@ -269,17 +255,10 @@ def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Cha
     timed = [step.step not in compiled and step.step_s > 0 for step in steps]
     speeds = [step.real_tokens / step.step_s if counts else math.nan for step, counts in zip(steps, timed, strict=True)]
     losses, norms, rates = zip(*((step.loss, step.grad_norm, step.learning_rate) for step in steps), strict=True)
+    jumps, most = train.grad_norm_spikes, max_grad_norm
     return [
         _step_chart(train, "loss", "Loss", "mean over the tokens in the loss of a step", losses, marked=train.spikes),
-        _step_chart(
-            train,
-            "grad-norm",
-            "Gradient norm",
-            "before clipping",
-            norms,
-            marked=train.grad_norm_spikes,
-            limit=max_grad_norm,
-        ),
+        _step_chart(train, "grad-norm", "Gradient norm", "before clipping", norms, marked=jumps, limit=most),
         _step_chart(train, "learning-rate", "Learning rate", "of the step’s update", rates, smooth=False),
         _step_chart(train, "speed", "Speed", "real tokens/s, without steps that compile", speeds, from_zero=True),
     ]
@@ -360,13 +339,8 @@ def _thinned(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], 
         return list(steps), list(values)
     bins = _MOST_POINTS // 2
     kept: set[int] = {0, len(steps) - 1}
-    for number in range(bins):
-        inside = [
-            i
-            for i in range(number * len(steps) // bins, (number + 1) * len(steps) // bins)
-            if not math.isnan(values[i])
-        ]
-        if inside:
+    for low, high in pairwise(number * len(steps) // bins for number in range(bins + 1)):
+        if inside := [i for i in range(low, high) if not math.isnan(values[i])]:
             kept |= {min(inside, key=lambda i: values[i]), max(inside, key=lambda i: values[i])}
     places = sorted(kept)
     return [steps[i] for i in places], [values[i] for i in places]
@@ -379,12 +353,6 @@ def _describe(title: str, steps: Sequence[int], values: Sequence[float]) -> str:
     finite = [value for _, value in known]
     ends = f"{decimal(known[0][1])} at step {known[0][0]}, {decimal(known[-1][1])} at step {known[-1][0]}"
     return f"{title} by step: {ends}; lowest {decimal(min(finite))}, highest {decimal(max(finite))}."
-
-
-_MOST_TASKS = 8
-_LONGEST_NAME = 40
-_TASK = 2.7
-"""From a task's row to the next one's, in rows."""
 
 
 def score_chart(scores: EvalRecord) -> Chart:

@@ -25,7 +25,6 @@ class RatioGroup:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The units of its ratios, each once."""
         return tuple(dict.fromkeys(ratio.unit for ratio in self.ratios))
 
     @property
@@ -37,12 +36,10 @@ class RatioGroup:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of its ratios, each once."""
         return list(dict.fromkeys(note for ratio in self.ratios for note in ratio.notes))
 
     @property
     def intervals(self) -> list[str]:
-        """How their intervals were found, with the unit, each once."""
         found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
         return [f"{unit}: {of}" for unit, of in found]
 
@@ -68,7 +65,6 @@ def effect(difference: ConditionDifference) -> str:
 
 
 def title(comparison: Comparison) -> str:
-    """What is compared with what, in one line."""
     names = [side.name for side in comparison.sides]
     return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
 
@@ -107,14 +103,12 @@ def ratio_value(ratio: Ratio, which: float) -> str:
 
 
 def ratio_words(ratio: Ratio) -> str:
-    """The ratio, or the difference of scores in points."""
     if ratio.value is None:
         return "–"
     return _points(ratio.value) if ratio.is_difference else f"{decimal(ratio.value)}\u00a0×"
 
 
 def column(ratio: Ratio) -> str:
-    """What the number of two is called."""
     return "difference" if ratio.is_difference else "ratio"
 
 

@@ -22,6 +22,11 @@ from gemsmith.system.files import write_text
 from gemsmith.system.format import count, decimal, duration, fraction, interval, p_value, price, signed, span, usd
 
 _FOLDER = Path(__file__).parent / "templates"
+# Control characters as images, some of which HTML forbids; and as their names those that turn the order of letters, by
+# which a text would show itself, or what follows it, as something that it is not.
+_PRINTED = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
+_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_PRINTED |= {code: f"[U+{code:04X}]" for code in _TURNS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +84,8 @@ def _good(findings: RunRecords) -> Tile:
     ]
     if others:
         lines.append(f"and {len(others)} more task{'s' if len(others) > 1 else ''} below")
-    return Tile(
-        question=question,
-        answer=fraction(tuned.score),
-        before=fraction(base.score),
-        unit="pass@1" if sampled else "right",
-        lines=tuple(lines),
-    )
+    before, answer, unit = fraction(base.score), fraction(tuned.score), "pass@1" if sampled else "right"
+    return Tile(question=question, answer=answer, before=before, unit=unit, lines=tuple(lines))
 
 
 def _fast(findings: RunRecords) -> Tile:
@@ -101,12 +101,8 @@ def _fast(findings: RunRecords) -> Tile:
         lines.append(f"TTFT p50 {decimal(middle.ttft_ms.p50)} ms ({summary.load_words(middle)})")
     if findings.records():
         lines.append(f"{duration(summary.total_s(findings))} for all stages")
-    return Tile(
-        question="How fast?",
-        answer=decimal(train.real_tokens_per_s) if train else None,
-        unit="real tokens/s" if train else "",
-        lines=tuple(lines),
-    )
+    answer, unit = (decimal(train.real_tokens_per_s), "real tokens/s") if train else (None, "")
+    return Tile(question="How fast?", answer=answer, unit=unit, lines=tuple(lines))
 
 
 def _cost(findings: RunRecords) -> Tile:
@@ -143,13 +139,13 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
             yield f"{price(tokens)} per million output tokens, {price(requests)} per thousand requests"
 
 
-def report(run: Run) -> Path:
-    """The path of `report.html`, written whole from the records that are there.
+def report(run: Run, file: Path | None = None) -> Path:
+    """The path of the page, by default the run's `report.html`, written whole from the records that are there.
 
     The same records give the same bytes. A missing record is said to be missing; it is not an error.
     """
-    write_text(run.report, render_page(run))
-    return run.report
+    write_text(file or run.report, render_page(run))
+    return file or run.report
 
 
 def render_page(run: Run) -> str:
@@ -198,7 +194,7 @@ def open_environment() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_printable,
+        finalize=lambda value: value.translate(_PRINTED) if type(value) is str else value,
     )
     ours = {name: value for name, value in vars(formats).items() if callable(value) and not name.startswith("_")}
     environment.filters |= {name: write for name, write in ours.items() if write.__module__ == formats.__name__}
@@ -207,14 +203,3 @@ def open_environment() -> Any:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals |= {"span": span, "script": script, "script_sha256": digest}
     return environment
-
-
-# Control characters as images, some of which HTML forbids; and as their names those that turn the order of letters, by
-# which a text would show itself, or what follows it, as something that it is not.
-_PRINTED = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
-_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_PRINTED |= {code: f"[U+{code:04X}]" for code in _TURNS}
-
-
-def _printable(value: Any) -> Any:
-    return value.translate(_PRINTED) if type(value) is str else value

@@ -58,7 +58,17 @@ def plan_lines(record: PlanRecord) -> list[str]:
         for machine in record.machines
     ]
     lines += _aligned([HEADINGS, *rows])
-    lines += ["", *LEGEND.splitlines(), "", *_fix_lines(record)]
+    lines += ["", *LEGEND.splitlines(), ""]
+    for machine in (machine for machine in record.machines if not machine.fits):
+        why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
+        if (fix := machine.fix) is None:
+            lines.append(f"{machine.name}: {why}; no change of {', '.join(KEYS)} was found that fits")
+            continue
+        usd = f"{_range(fix.usd)} USD" if fix.usd else "no price"
+        lines.append(
+            f"{machine.name}: {why}; fits with {describe_changes(fix.changes)}: "
+            f"{fix.hbm_bytes_per_chip / GIB:.1f} GiB, {_range(fix.hours)} h, {usd}"
+        )
     if len(record.machines) <= DETAILED:
         lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
     else:
@@ -125,23 +135,6 @@ def bar_of(machine: MachinePlan) -> str:
         return letters[: BAR - 1].ljust(BAR - 1, OTHER[0]) + ">"
     runtime = max(1, round(BAR * machine.parts.get(RUNTIME, 0) / limit))
     return letters[: BAR - runtime].ljust(BAR - runtime, ".") + PARTS[RUNTIME][0] * runtime
-
-
-def _fix_lines(record: PlanRecord) -> Iterator[str]:
-    """For each machine that does not fit, which part is too large, and what would fit."""
-    for machine in record.machines:
-        if machine.fits:
-            continue
-        why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
-        fix = machine.fix
-        if fix is None:
-            yield f"{machine.name}: {why}; no change of {', '.join(KEYS)} was found that fits"
-            continue
-        usd = f"{_range(fix.usd)} USD" if fix.usd else "no price"
-        yield (
-            f"{machine.name}: {why}; fits with {describe_changes(fix.changes)}: "
-            f"{fix.hbm_bytes_per_chip / GIB:.1f} GiB, {_range(fix.hours)} h, {usd}"
-        )
 
 
 def _noted_lines(record: PlanRecord) -> Iterator[str]:

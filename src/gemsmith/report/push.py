@@ -88,6 +88,12 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
     notices = [
         f"> **{'Do not use as it is' if each.critical else 'Note'}:** {each.text}\n" for each in find_notices(found)
     ]
+    checks = "Nothing.\n"
+    if found.verify is not None:
+        outcomes = {True: "passed", False: "failed", None: "not done"}
+        rows = [(outcomes[check.passed], check.name, check.detail) for check in found.verify.checks]
+        table = Table(columns=("", "check", "found"), rows=rows).to_markdown()
+        checks = "\n".join([f"{count_checks(found.verify)}.", "", *table])
     lora = f"--enable-lora --max-lora-rank {max_lora_rank(run.recipe.lora.rank)} --lora-modules {title}={name}"
     parts = [
         f"---\n{_yaml(front)}---\n\n# {title}\n",
@@ -96,7 +102,7 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
         f"## Scores\n\n{_scores(found)}",
         f"## Use\n\n```\nvllm serve {name if merged else f'{base} {lora}'}\n```\n",
         "\n".join(["## Training", "", *_training(found).to_markdown()]),
-        f"## What was checked\n\n{_checks(found)}",
+        f"## What was checked\n\n{checks}",
         f"<details><summary>Recipe</summary>\n\n```yaml\n{_yaml(recipe)}```\n\n</details>\n",
     ]
     card = "\n".join(parts)
@@ -140,12 +146,10 @@ def _scores(found: RunRecords) -> str:
         return "Not scored.\n"
     rows = []
     for task in found.eval.tasks:
-        both = [score_words(each.score) for each in (task.base, task.tuned)]
-        change = task.difference
+        base, tuned, change = task.base.score, task.tuned.score, task.difference
         ends = f"{signed(change.low)} to {signed(change.high)}"
-        rows.append(
-            (task.task, count(task.tuned.score.n), *both, f"{signed(change.mean)} ({ends}), {p_value(change.p_value)}")
-        )
+        moved = f"{signed(change.mean)} ({ends}), {p_value(change.p_value)}"
+        rows.append((task.task, count(tuned.n), score_words(base), score_words(tuned), moved))
     columns = ("scorer", "n", "base, 95 %", "tuned, 95 %", "difference, 95 %")
     return "\n".join(Table(columns=columns, rows=rows).to_markdown())
 
@@ -169,14 +173,3 @@ def _training(found: RunRecords) -> Table:
             ("versions", ", ".join(f"{name} {version}" for name, version in train.provenance.versions.items())),
         ]
     return Table(columns=("what", "value"), rows=rows)
-
-
-def _checks(found: RunRecords) -> str:
-    if found.verify is None:
-        return "Nothing.\n"
-    rows = [
-        ({True: "passed", False: "failed", None: "not done"}[check.passed], check.name, check.detail)
-        for check in found.verify.checks
-    ]
-    table = Table(columns=("", "check", "found"), rows=rows).to_markdown()
-    return "\n".join([f"{count_checks(found.verify)}.", "", *table])

@@ -24,6 +24,9 @@ from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
 
+_Lines = Iterator[tuple[str, ...]]
+"""What, its value, and where it is not plain, the style of that."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -38,13 +41,8 @@ class Table:
     """Columns whose cells stay on one line."""
 
     def to_rich(self) -> RichTable:
-        table = RichTable(
-            title=Text(self.title) if self.title else None,
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
+        title = Text(self.title) if self.title else None
+        table = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for name in self.columns:
             table.add_column(
                 Text(name),
@@ -76,6 +74,8 @@ def print_summary(run: Run) -> None:
     console = open_console(stderr=False, soft_wrap=False)
     console.print(summary_table(run).to_rich())
     for notice in summary.find_notices(summary.read_findings(run)):
+        if notice.text in run.told:
+            continue
         mark = ("critical: ", "bold red") if notice.critical else ("warning: ", "yellow")
         console.print(Text.assemble(mark, notice.text), soft_wrap=True)
     if run.report.exists():
@@ -103,10 +103,6 @@ def summary_table(run: Run) -> Table:
     return Table(
         title=f"Results of {run.path.name}", columns=columns, rows=rows, right=("time",), whole=("stage", "time")
     )
-
-
-_Lines = Iterator[tuple[str, ...]]
-"""What, its value, and where it is not plain, the style of that."""
 
 
 def _lines(record: Any) -> _Lines:
@@ -227,7 +223,6 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_verdicts(redrawn: Reanalysis) -> None:
-    """What its claims come to, on stdout."""
     console = open_console(stderr=False, soft_wrap=False)
     for table in _published_tables(redrawn):
         console.print(table.to_rich())
@@ -292,9 +287,7 @@ def _ratio_table(pair: Pair, group: words.RatioGroup, heading: str) -> Table:
 
 def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
     """Its claims; its sweeps and its other figures, with those of runs beside them."""
-    claims = [
-        ("holds" if each.holds else "does not hold", each.of, each.claim, each.found) for each in redrawn.verdicts
-    ]
+    claims = [("holds" if one.holds else "does not hold", one.of, one.claim, one.found) for one in redrawn.verdicts]
     figures = [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
     names = [side.name for side in redrawn.comparison.sides]
     swept = [

@@ -178,6 +178,16 @@ class TrainStep(Part):
     """Of the images; part of `real_tokens`."""
 
 
+class SampleAnswer(Part):
+    """What the model answered greedily to the prompt of a held-out row."""
+
+    prompt: str
+    """As the model reads it; of a long one the last 1,000 characters, of an image one soft token."""
+    expected: str
+    """Up to 64 tokens, as of the answer; what goes on ends with …."""
+    answer: str
+
+
 class Evaluation(Part):
     """The held-out rows after a step, with the adapters as it left them and without dropout."""
 
@@ -191,6 +201,8 @@ class Evaluation(Part):
     loss_tokens: int
     s: float
     """In no step's step_s."""
+    answers: tuple[SampleAnswer, ...] = ()
+    """Those of train.sample_answers."""
 
 
 class Extension(Part):
@@ -372,44 +384,6 @@ class ServeRecord(Record):
     adapter_effect: float | None = None
     """The most that a first answer's log-probability differs between base and adapter; None for merged weights."""
     server: ServerFacts | None = None
-
-
-class SharedRow(Part):
-    """A row that shares a specification or a module with a benchmark's problem."""
-
-    row: str
-    problem: str
-    kind: str
-    """specification or module."""
-    exact: bool
-    """The same normalized tokens; else a share of the problem's n-grams."""
-    share: float
-
-
-class PreparedRecord(Part):
-    """Rows made of a public dataset; no stage of a run."""
-
-    schema_version: int = SCHEMA_VERSION
-    source: str
-    source_sha256: str
-    out: str
-    out_sha256: str
-    rows_read: int
-    rows_written: int
-    dropped: dict[str, int] = {}
-    ignored_columns: dict[str, int] = {}
-    problems: int = 0
-    """Of the benchmark that the rows were compared with; 0: with none."""
-    problems_sha256: str | None = None
-    ngram_tokens: int | None = None
-    near: dict[str, float] = {}
-    """specification or module -> the share of a problem's n-grams from which on a row is near."""
-    contaminated: int | None = None
-    """Rows that share with a problem; None where they were compared with none."""
-    contaminated_by: dict[str, int] = {}
-    """`same specification`, `near module` and so on -> rows."""
-    shared: tuple[SharedRow, ...] = ()
-    """The first thousand."""
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from gemsmith.runs.provenance import Clock, host_info
 from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
 from gemsmith.runs.resolve import absolute_paths, resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
-from gemsmith.system.files import bucket_path, sha256_file, sha256_json, write_text
+from gemsmith.system.files import bucket_path, is_system_folder, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
 from gemsmith.system.version import __version__
 
@@ -69,6 +69,8 @@ class Run(ExportDir):
     recipe: Recipe
     callbacks: tuple[Callable[[TrainStep], object], ...] = ()
     """Called with each step of training in the process that has the run, once the step is logged."""
+    told: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Warnings that were printed before their record was there, and need not be again."""
 
     @property
     def records(self) -> dict[str, Record]:
@@ -144,21 +146,26 @@ def open_source(
     *,
     force: tuple[str, ...] = (),
     lock: Callable[[Path], Any],
+    check: Callable[[Run], None] | None = None,
 ) -> Run:
     """The run of a recipe (by default in runs/ under the recipe's name) or of a run directory; see open_run.
 
-    `lock(directory)` is called before anything is written, and before a run there is read: to lock it.
+    `lock(directory)` is called before anything is written, and before a run there is read: to lock it. `check` is asked
+    before that, of a recipe, and in place of what the recipe says of all stages.
     """
     if not source.is_dir():
-        folder, resolved = path or Path("runs") / source.stem, resolve_file(source, overrides)
+        folder = path or Path("runs") / source.stem
+        resolved = resolve_file(source, overrides, stages=() if check else tuple(STAGES))
         _refuse_foreign(folder)
+        if check:
+            check(Run(path=folder, recipe=resolved[0]))
         lock(folder)
         return open_run(folder, *resolved, force=force)
     if path is not None and path.resolve() != source.resolve():
         raise RunError(f"--run {path}: {source} is a run directory itself; give a recipe, or leave --run out")
     _refuse_no_run(source)
     lock(source)
-    return open_run(source, *_resolve_again(source, overrides, force), force=force)
+    return open_run(source, *resolve_run(source, overrides, force), force=force)
 
 
 def check_directory(run: Run) -> None:
@@ -180,12 +187,20 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(path / "recipe.yaml", overrides)
 
 
+def resolve_run(
+    path: Path, overrides: Sequence[str] = (), force: tuple[str, ...] = ()
+) -> tuple[Recipe, list[ResolvedValue]]:
+    """What `resolve_again` makes of the recipe in a run directory; what a begun stage has used stays."""
+    run = Run(path=path, recipe=find_run(path))
+    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
+
+
 def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
     """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
 
     Raises RunError where a key outside the section differs.
     """
-    recipe, _ = _resolve_again(path, overrides, ())
+    recipe, _ = resolve_run(path, overrides)
     others = [
         key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
     ]
@@ -290,13 +305,13 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that training cannot resume with, with both values.
 
-    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
-    steps say; and how many steps there were to be, it says itself.
+    What was trained has not met what `stop` would have stopped; what a warm-up came to that is open or a share of the
+    steps, their learning rates say; and how many steps there were to be, it says itself.
     """
     return {
         key: values
         for key, values in differing_values(old, new).items()
-        if not _is_open(key, values[0]) and key not in ("train.checkpoint_folder", *_LENGTH)
+        if not _is_open(key, values[0]) and key not in ("train.checkpoint_folder", "optimizer.warmup_ratio", *_LENGTH)
     }
 
 
@@ -318,11 +333,6 @@ def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
     ]
 
 
-def _resolve_again(path: Path, overrides: Sequence[str], force: tuple[str, ...]) -> tuple[Recipe, list[ResolvedValue]]:
-    run = Run(path=path, recipe=find_run(path))
-    return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
-
-
 def _refuse_no_run(path: Path) -> None:
     if not (path / "recipe.yaml").exists():
         raise RunError(
@@ -332,6 +342,8 @@ def _refuse_no_run(path: Path) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
+    if "\0" not in str(path) and is_system_folder(path):
+        raise RunError(f"run directory {path}: is the system's; name a folder of your own with --run")
     if path.exists() and not (path / "recipe.yaml").exists() and any(file.name != LOCK for file in path.iterdir()):
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
 

@@ -71,10 +71,15 @@ def max_lora_rank(rank: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    source: str  # a folder, absolute or seen from the working directory, or a Hugging Face hub id
+    source: str  # a folder, absolute or seen from the working directory, or in a bucket; or a Hugging Face hub id
     is_folder: bool
     variant: Variant
     config: Mapping[str, Any]  # config.json, or as much of the published one's as matters here
+
+    @property
+    def streams(self) -> bool:
+        """Whether vLLM reads them straight out of a bucket."""
+        return self.source.startswith("gs://")
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -134,7 +139,7 @@ def deploy(
     refuse_open_server(settings, has_key=keyed)
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
     if image:
-        vllm_checks.refuse_image(image)
+        vllm_checks.refuse_image(image, streams=weights.streams)
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
     choices = [*_choose(machine, weights, settings, length, image)]
     settings = settings.model_copy(update={"max_model_len": length})
@@ -210,7 +215,14 @@ def _choose(
         yield choose_option("--tensor-parallel-size", str(layout.tp), why=why)
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
         yield from choose(machine, weights, settings, layout, vllm_checks.read_version(image or ""))
-        where = {"in_image": image is not None, "is_folder": weights.is_folder}
+        if weights.streams:
+            yield choose_option(
+                "--load-format", "runai_streamer", why="weights go from the bucket to the chip, by no disk"
+            )
+        if weights.streams and kind == "gpu" and layout.tp > 1:
+            why = "each GPU reads a share of the bucket's files, and passes it on to the others"
+            yield choose_option("--model-loader-extra-config", '{"distributed": true}', why=why)
+        where = {"in_image": image is not None, "is_folder": weights.is_folder, "streams": weights.streams}
         yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
     if settings.adapter is not None:
         if kind == "tpu":
@@ -312,7 +324,7 @@ def _see_from_container(
 ) -> tuple[str, ServeSettings, tuple[Mount, ...]]:
     """The model and the settings with paths in a container, and the mounts that show it the files of this machine."""
     model, mounts, inside = weights.source, list[Mount](), dict[str, Any]()
-    if weights.is_folder:
+    if weights.is_folder and not weights.streams:
         mounts.append(Mount(host=model, inside=_MODEL_INSIDE))
         model = _MODEL_INSIDE
     if settings.chat_template is not None:

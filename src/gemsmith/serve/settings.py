@@ -19,6 +19,8 @@ PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
 """What each process of vLLM is told."""
+IMPORT_S = 180
+"""The longest that `import vllm` may take; from a cold disk it is a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +90,13 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
 
 def check_imports(engine: VllmEnvironment) -> None:
     """Raises MachineError where the environment has a vLLM that cannot be imported."""
-    ask = [str(engine.python), "-c", "import vllm"]
+    ask, environment = [str(engine.python), "-c", "import vllm"], server_environment(engine)
     try:
-        subprocess.run(ask, capture_output=True, text=True, check=True, env=server_environment(engine))
-    except subprocess.CalledProcessError as error:
-        reason = last_line(error.stderr)
+        subprocess.run(ask, capture_output=True, text=True, check=True, env=environment, timeout=IMPORT_S)
+    except subprocess.SubprocessError as error:
+        reason = last_line(getattr(error, "stderr", None) or error)
+        if isinstance(error, subprocess.TimeoutExpired):
+            reason = f"still at it after {IMPORT_S} s"
         raise MachineError(
             f"serve.python: {engine.package} {engine.version} of {engine.python} cannot be imported ({reason}); make "
             "that environment again"

@@ -11,7 +11,14 @@ from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
-from gemsmith.serve.vllm_issues import CAUSAL_IMAGES_ON_CPU, MM_BUDGET, TPU_ISSUES, TRANSFORMERS_5_15, Version
+from gemsmith.serve.vllm_issues import (
+    CAUSAL_IMAGES_ON_CPU,
+    MM_BUDGET,
+    NO_STREAMER,
+    TPU_ISSUES,
+    TRANSFORMERS_5_15,
+    Version,
+)
 
 IMAGE_TOKENS = 2496  # of Gemma 4's largest image (vLLM #42687)
 BATCHED_TOKENS = 4096  # the least that vLLM's own recipes give where an image must fit
@@ -19,6 +26,7 @@ WARNING = "warning"  # what a DeploymentChoice is called that warns
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
+_TPU_STREAMER = "https://github.com/vllm-project/tpu-inference/pull/1356"
 
 
 def read_version(text: str) -> Version | None:
@@ -31,9 +39,14 @@ def read_version(text: str) -> Version | None:
     return tuple(int(part) for part in found[1].split(".")) if found else None
 
 
-def refuse_image(image: str) -> None:
-    """Raises RecipeError for an image that cannot start a Gemma 4."""
+def refuse_image(image: str, *, streams: bool = False) -> None:
+    """Raises RecipeError for an image that cannot start a Gemma 4, or cannot stream its weights where it must."""
     version = read_version(image)
+    if streams and version is not None and NO_STREAMER.affects(version):
+        raise RecipeError(
+            f"serve.container_image: {image} is older than vLLM 0.11.1 and cannot stream weights from a bucket "
+            f"({NO_STREAMER.link}); take a later one, or --load mount"
+        )
     if version is not None and TRANSFORMERS_5_15.affects(version):
         raise RecipeError(
             f"serve.container_image: {image} has transformers 5.15, with which vLLM 0.27 dies at the start of a Gemma "
@@ -117,7 +130,14 @@ def refuse_vision(config: PeftConfig) -> None:
 
 
 def tpu_warnings(
-    machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, is_folder: bool
+    machine: Machine,
+    variant: Variant,
+    settings: ServeSettings,
+    weight_dtype: str,
+    *,
+    in_image: bool,
+    is_folder: bool,
+    streams: bool = False,
 ) -> tuple[DeploymentChoice, ...]:
     """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
     if machine.chip.kind != "tpu":
@@ -129,7 +149,16 @@ def tpu_warnings(
     memory = "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8"
     seen = (
         (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.container_image names a later one", _PAPER),
-        (is_folder, "vLLM's image for TPUs refused a local folder, and took a hub id alone", f"{_PAPER}, its notes"),
+        (
+            streams,
+            "no stream of weights into a TPU was tried here; vLLM's images for TPUs have it of late",
+            _TPU_STREAMER,
+        ),
+        (
+            is_folder and not streams,
+            "vLLM's image for TPUs refused a local folder, and took a hub id alone",
+            f"{_PAPER}, its notes",
+        ),
         (kv == "auto", fp8_kv, _PAPER),
         (name in ("gemma4-e2b", "gemma4-e4b"), f"Google's recipes for TPUs call {name} not verified", _RECIPES),
         (lacks_memory, memory, f"{TPU_ISSUES}2333"),

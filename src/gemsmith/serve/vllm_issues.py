@@ -78,6 +78,8 @@ TRANSFORMERS_5_15 = KnownIssue(link=f"{_VLLM}51744", since=(0, 27), until=(0, 28
 TRITON_ATTENTION = KnownIssue(link=f"{_VLLM}38887", until=(0, 32))
 """Heads of 256 and 512 numbers make it compute all attention in Triton, at a tenth of the speed. Seen in 0.19.0; 0.32.0
 takes FlashAttention 4 where the GPU has it, else Triton (vLLM #42175)."""
+NO_STREAMER = KnownIssue(link="https://github.com/vllm-project/vllm/pull/26464", until=(0, 11, 1))
+"""Its images lack what streams weights out of a bucket of Google's (--load-format runai_streamer)."""
 TPU_ADAPTER = KnownIssue(link=f"{TPU_ISSUES}2207")
 """On TPU a Gemma 4 adapter is not applied."""
 TPU_CACHE = KnownIssue(link=f"{TPU_ISSUES}606")

@@ -23,6 +23,9 @@ from typing import IO, Any
 from gemsmith.errors import MachineError, RunError
 from gemsmith.system.locks import warn_no_locks
 
+_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+_FREE = ("/dev/shm/", "/usr/local/")
+
 
 def sha256_file(path: Path) -> str:
     with regular_file(path).open("rb") as file:
@@ -45,6 +48,18 @@ def regular_file(path: Path, *, most_bytes: int | None = None) -> Path:
     if most_bytes is not None and status.st_size > most_bytes:
         raise OSError(errno.EFBIG, f"has {status.st_size:,} bytes, more than {most_bytes:,}", str(path))
     return path
+
+
+def is_system_folder(path: Path | str) -> bool:
+    """Whether a folder is the root or one of the operating system's own, where nobody's files go, not root's either.
+
+    >>> is_system_folder("/etc/../etc/a"), is_system_folder("/usr/local/a"), is_system_folder("etc")
+    (True, False, False)
+    """
+    found = os.path.realpath(path)
+    return found == os.sep or any(
+        f"{found}/".startswith(f"{folder}/") for folder in _SYSTEM if not f"{found}/".startswith(_FREE)
+    )
 
 
 def expanduser(path: str | Path) -> Path:

@@ -1,6 +1,7 @@
 """JSON read strictly: a key given twice, which Python takes silently, and endless nesting are errors of one line."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ _DEEPEST = 100
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"{twice:.80} is given twice; keep one")
     return values
 
@@ -41,9 +41,7 @@ def read_json(file: Path, *, most_bytes: int = 2**27) -> Any:
     values = parse_json(text)
     level = [values]
     for _ in range(_DEEPEST):
-        nested = [
-            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
-        ]
+        nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
         level = [inner for each in nested for inner in each]
         if not level:
             return values

@@ -44,9 +44,21 @@ def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
     if place in _held:
         yield
         return
+    holder = {
+        "pid": process,
+        "host": socket.gethostname(),
+        "command": shlex.join(["gemsmith", *sys.argv[1:]]),
+        "since": datetime.now(UTC).isoformat(" ", "seconds").removesuffix("+00:00") + " UTC",
+    }
     descriptor = _take(file, f"{what} {folder}")
     try:
-        _write_holder(descriptor)
+        os.ftruncate(descriptor, 0)  # what a holder left that was killed
+        try:
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        except OSError as error:
+            # The lock holds without its text, and what is to be written next will say that the disk is full.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         _held.add(place)
         yield
     finally:
@@ -116,22 +128,6 @@ def _take(file: Path, place: str) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-
-
-def _write_holder(descriptor: int) -> None:
-    holder = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": shlex.join(["gemsmith", *sys.argv[1:]]),
-        "since": datetime.now(UTC).isoformat(" ", "seconds").removesuffix("+00:00") + " UTC",
-    }
-    os.ftruncate(descriptor, 0)  # what a holder left that was killed
-    try:
-        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-    except OSError as error:
-        # The lock holds without its text, and what is to be written next will say that the disk is full.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
 
 
 def _read_holder(descriptor: int) -> str:

@@ -49,8 +49,6 @@ class SandboxLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult:
-    """What became of a command."""
-
     code: int | None
     """Its exit status, negative for a signal; None where it ran out of time."""
     text: str

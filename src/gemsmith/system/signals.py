@@ -56,7 +56,6 @@ def heard_later() -> Iterator[None]:
 
 
 def leave(code: int) -> None:
-    """Ends the process without the interpreter's end, which would wait for devices or other processes."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -80,10 +80,7 @@ class Bucket:
         return str(self._ask(lambda: self._store.read(name, byte_range=slice(0, 1)).result()).stamp.generation.hex())
 
     def _byte_ranges(self, name: str) -> Iterator[tuple[int, int | None]]:
-        """Byte ranges that cover an object: one, or several of weights, whose header tells how long they are.
-
-        tensorstore has no call for an object's size, and refuses a range beyond its end.
-        """
+        """Byte ranges that cover an object; of weights several, by their header: tensorstore does not tell sizes."""
         if not name.endswith(".safetensors"):
             yield 0, None
             return

@@ -184,10 +184,7 @@ _current: ProcessLimits | None = None
 
 @contextmanager
 def limited(limits: ProcessLimits | None, *, extra_bytes: int = 0) -> Iterator[None]:
-    """Inside, too much memory is a MemoryError and too much CPU an OutOfTime, or else SIGVTALRM; None: no limits.
-
-    In the main thread only.
-    """
+    """Inside, too much memory is a MemoryError, too much CPU an OutOfTime or SIGVTALRM; in the main thread only."""
     global _current  # noqa: PLW0603 - the kernel's timers and limits are the process's, too
     if limits is None:
         yield

@@ -1,20 +1,6 @@
 """Tasks, each in one file: its rows, the prompt in them, and its scorer; and the names that a recipe may give."""
 
-from gemsmith.tasks.base import (
-    GREEDY,
-    PLACE,
-    Benchmark,
-    Classifier,
-    DataGenerator,
-    Judges,
-    MultipleChoiceScorer,
-    Question,
-    Sampling,
-    Scorer,
-    SupportsOptions,
-    SupportsValidation,
-    Verdict,
-)
+from gemsmith.tasks.base import Classifier, Judges, MultipleChoiceScorer, Question, Scorer, SupportsOptions, Verdict
 from gemsmith.tasks.registry import (
     GENERATORS,
     SCORERS,
@@ -28,7 +14,7 @@ from gemsmith.tasks.registry import (
 )
 
 __all__ = [
-    "GENERATORS", "GREEDY", "PLACE", "SCORERS", "SOURCES", "Benchmark", "Classifier", "DataGenerator", "Judges",
-    "MultipleChoiceScorer", "Question", "Sampling", "Scorer", "SupportsOptions", "SupportsValidation",
-    "Verdict", "describe_tasks", "find_generator", "find_scorer", "find_source", "is_prompt_file", "is_task_file",
+    "GENERATORS", "SCORERS", "SOURCES", "Classifier", "Judges", "MultipleChoiceScorer", "Question", "Scorer",
+    "SupportsOptions", "Verdict", "describe_tasks", "find_generator", "find_scorer", "find_source", "is_prompt_file",
+    "is_task_file",
 ]  # fmt: skip

@@ -14,6 +14,9 @@ from gemsmith.tasks.messages import Message
 if TYPE_CHECKING:  # it loads Pillow, which a recipe does not need
     from gemsmith.images.check import ImageInfo
 
+PLACE = "{question}"
+"""Of what is asked, in the text of a prompt of the user's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -146,10 +149,6 @@ class Judges(Protocol):
         """See Scorer."""
 
 
-PLACE = "{question}"
-"""Of what is asked, in the text of a prompt of the user's own."""
-
-
 class Benchmark(Protocol):
     """A task that `eval.tasks` can name with a `dataset`: it brings its own questions."""
 
@@ -162,7 +161,4 @@ class Benchmark(Protocol):
         """The questions in a folder, asked in one of PROMPTS, or in a text with PLACE in it. Raises DataError."""
 
     def open_judges(self, questions: Sequence[Question], *, unsafe: bool = False) -> Judges:
-        """What judges answers to these questions. Raises MachineError where something is not installed.
-
-        `unsafe` runs what answers hold without a sandbox.
-        """
+        """What judges answers to these questions, `unsafe` without a sandbox. Raises MachineError without a program."""

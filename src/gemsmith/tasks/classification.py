@@ -52,7 +52,6 @@ def find_label(answer: str, labels: Sequence[str]) -> str | None:
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
-    """A verdict for each answer."""
     labels, expected = question.columns.get("labels"), normalize(question.expected)
     verdicts = []
     for answer in answers:

@@ -34,7 +34,6 @@ def find_label(answer: str, labels: Sequence[str]) -> str | None:
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
-    """A verdict for each answer."""
     labels, verdicts = question.columns["labels"], []
     for answer, exact in zip(answers, classification.score(question, answers), strict=True):
         found = find_label(answer, labels)

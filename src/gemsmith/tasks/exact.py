@@ -8,5 +8,4 @@ COLUMNS: tuple[str, ...] = ()
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
-    """A verdict for each answer."""
     return [Verdict(right=answer.strip() == question.expected.strip()) for answer in answers]

@@ -27,9 +27,7 @@ class _Unusable(Exception):  # noqa: N818 - not an error but a finding
 def check(question: Question) -> None:
     """Raises DataError where the expected answer has no such object, or not the fields to compare."""
     fields = question.columns.get("fields")
-    if fields is not None and not (
-        isinstance(fields, list) and fields and all(isinstance(name, str) for name in fields)
-    ):
+    if fields is not None and not (isinstance(fields, list) and fields and all(isinstance(one, str) for one in fields)):
         raise DataError(f"{question.origin}: fields is {fields!r}; give a list of the fields to compare")
     try:
         expected = _read(question.expected)

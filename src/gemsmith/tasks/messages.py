@@ -16,8 +16,6 @@ _FENCED = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)^[ \t]*\1", re.DOTALL | re.M
 
 @dataclass(frozen=True, kw_only=True)
 class TextPart:
-    """A stretch of text."""
-
     text: str
 
 
@@ -59,7 +57,6 @@ class Message:
 
 
 def text_message(role: str, text: str) -> Message:
-    """A message of this text alone."""
     return Message(role=role, parts=(TextPart(text=text),))
 
 
@@ -91,9 +88,7 @@ def are_broken(messages: Iterable[Message]) -> bool:
 
 def map_text(message: Message, change: Callable[[str], str]) -> Message:
     """The same message with each of its texts changed, those beside its content too."""
-    parts = tuple(
-        replace(part, text=change(part.text)) if isinstance(part, TextPart) else part for part in message.parts
-    )
+    parts = tuple(replace(one, text=change(one.text)) if isinstance(one, TextPart) else one for one in message.parts)
     return replace(message, parts=parts, beside=map_strings(message.beside, change))
 
 
@@ -107,7 +102,6 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def images_of(messages: Iterable[Message]) -> tuple[ImagePart, ...]:
-    """The images of a conversation, in order."""
     return tuple([part for message in messages for part in message.parts if isinstance(part, ImagePart)])
 
 

@@ -34,7 +34,6 @@ def check(question: Question) -> None:
 
 
 def list_choices(question: Question) -> Sequence[str]:
-    """The row's choices."""
     return question.columns["choices"]
 
 

@@ -1,4 +1,5 @@
-"""What training starts from, the same bytes with each backend, and what rows with images ask of a checkpoint.
+"""What training starts from, the same bytes with each backend; what rows with images ask of a checkpoint; and prompts
+of held-out rows, with the loop that answers them.
 
 Adapters start as random matrices as PEFT draws them, or as those of a PEFT folder, `train.init_adapter`. No
 machine-learning library is imported.
@@ -6,17 +7,25 @@ machine-learning library is imported.
 
 import itertools
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, lora_targets, vision_targets
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
-from gemsmith.data.batches import Batches
+from gemsmith.data.batches import EVAL_ROWS, Batches, open_rows
+from gemsmith.data.chat_template import SPECIAL_IDS
+from gemsmith.data.packing import ARRAYS, Rows
+from gemsmith.data.tokenize import open_tokenizer
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.patches import PatchConfig, longest_line, read_patching
 from gemsmith.recipe.schema import Data, Lora, Recipe
+from gemsmith.runs.records import SampleAnswer
+from gemsmith.runs.run import Run
 from gemsmith.system.files import sha256_file
 
 
@@ -100,3 +109,118 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
                 f"{positions}; read the rows again with: gemsmith data RUN --force"
             )
     return patching
+
+
+Answers = tuple[SampleAnswer, ...]
+NextTokens = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
+"""Of tokens (B, L), the most likely one after that which a mask (B, L) marks in each row, (B,); None: told to stop."""
+_ANSWER_TOKENS, _PROMPT_CHARACTERS = 64, 1000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SamplePrompts:
+    """Prompts of held-out rows, each a row of `batches` with room behind it, and what they should be answered.
+
+    A token of the answers takes a forward pass over whole rows, as in an evaluation: keys and values that are kept
+    would save work, but take memory that no plan knows of, and weights that are split are gathered all the same.
+    """
+
+    batches: Batches
+    lengths: tuple[int, ...]
+    """Tokens of each prompt."""
+    expected: tuple[np.ndarray, ...]
+    tokenizer: Tokenizer
+    image_token: int
+    stops: frozenset[int]
+
+    def answer(self, number: int, next_tokens: NextTokens) -> list[SampleAnswer] | None:
+        """The greedy answers to the prompts of a batch, from 1; None where `next_tokens` is told to stop."""
+        first, batch = (number - 1) * self.batches.global_batch_size, self.batches.batch(number)
+        tokens, lengths = batch.tokens, self.lengths[first : first + len(batch)]
+        room = [min(_ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
+        answers: list[list[int]] = [[] for _ in lengths]
+        while left := [row for row, ids in enumerate(answers) if len(ids) < room[row] and self.stops.isdisjoint(ids)]:
+            mask = np.zeros_like(batch.loss_mask)
+            for row, ids in enumerate(answers):
+                mask[row, lengths[row] + len(ids) - 1] = 1
+            found = next_tokens(tokens, mask)
+            if found is None:
+                return None
+            for row in left:
+                tokens[row, lengths[row] + len(answers[row])] = found[row]
+                answers[row].append(int(found[row]))
+        prompts = (self._text(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=False))
+        return [
+            SampleAnswer(
+                prompt=prompt if len(prompt) <= _PROMPT_CHARACTERS else f"…{prompt[-_PROMPT_CHARACTERS:]}",
+                expected=self._answer_text(self.expected[first + row].tolist()),
+                answer=self._answer_text(answers[row]),
+            )
+            for row, prompt in enumerate(prompts)
+        ]
+
+    def _answer_text(self, ids: list[int]) -> str:
+        """Without the token that ends it; with … where none does."""
+        some = ids[:_ANSWER_TOKENS]
+        return self._text(some[:-1]) if some[-1] in self.stops else f"{self._text(some)}…"
+
+    def _text(self, ids: list[int]) -> str:
+        """The soft tokens of an image as one."""
+        kept = (one for before, one in itertools.pairwise([-1, *ids]) if not one == before == self.image_token)
+        return self.tokenizer.decode([*kept], skip_special_tokens=False)
+
+
+def load_samples(run: Run, checkpoint: Checkpoint, *, parts: int, most: int, multiple: int = 1) -> SamplePrompts | None:
+    """The prompts of train.sample_answers documents of data.eval, evenly spread over all; None where it is 0.
+
+    Each is what comes before the document's first answer. Batches are split over so many `parts`, of which each has at
+    most `most` rows at a time, as long as a `multiple` of tokens, but no longer than data.max_length.
+    """
+    wanted = run.recipe.train.sample_answers
+    if not (wanted and run.recipe.train.eval_steps):
+        return None
+    rows, image_token = open_rows(run, EVAL_ROWS), checkpoint.config.get("image_token_id", -1)
+    ends = np.cumsum(rows.segments.max(axis=1))  # of each row's documents
+    prompts, expected, images = [], [], []
+    for document in sorted({(2 * number + 1) * int(ends[-1]) // (2 * wanted) for number in range(wanted)}):
+        row = int(np.searchsorted(ends, document, side="right"))
+        place = rows.documents(row)[document - int(ends[row])]
+        tokens, trained = np.array(rows.tokens[row]), np.array(rows.loss_mask[row][place])
+        begin = place.start + int(trained.argmax())
+        end = begin + int(np.append(trained[begin - place.start :], 0).argmin())
+        prompts.append(tokens[place.start : begin])
+        expected.append(tokens[begin:end])
+        before, behind = (np.count_nonzero(tokens[:border] == image_token) for border in (place.start, begin))
+        of_row = rows.images[row] if rows.images else ()
+        starts = itertools.accumulate((image.soft_tokens for image in of_row), initial=0)
+        images.append(tuple(image for start, image in zip(starts, of_row, strict=False) if before <= start < behind))
+    size, length = parts * min(most, -(-len(prompts) // parts)), max(map(len, prompts)) + _ANSWER_TOKENS
+    packed = prompt_rows(prompts, min(run.recipe.data.max_length, -(-length // multiple) * multiple))
+    return SamplePrompts(
+        batches=Batches(
+            steps=-(-len(prompts) // size),
+            global_batch_size=size,
+            total_rows=len(prompts),
+            rows=replace(packed, images=tuple(images) if any(images) else ()),
+            order=range(len(prompts)),
+        ),
+        lengths=tuple(map(len, prompts)),
+        expected=tuple(expected),
+        tokenizer=open_tokenizer(checkpoint.folder),
+        image_token=image_token,
+        # A soft token without an image cannot be gone on from.
+        stops=frozenset({image_token, *(SPECIAL_IDS[name] for name in ("<eos>", "<turn|>", "<|tool_response>"))}),
+    )
+
+
+def prompt_rows(prompts: Sequence[np.ndarray], length: int) -> Rows:
+    """A row for each prompt, of one document as long as the row: nothing sees what is behind it.
+
+    prompts [2 5], [2], length 4  →  tokens 2 5 0 0, 2 0 0 0; segments of 1; positions 0 1 2 3
+    """
+    arrays = {name: np.zeros((len(prompts), length), kind) for name, kind in ARRAYS.items()}
+    arrays["segments"] += 1
+    arrays["positions"] += np.arange(length, dtype=np.int32)
+    for row, prompt in zip(arrays["tokens"], prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return Rows(**arrays, images=())

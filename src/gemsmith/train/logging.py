@@ -6,6 +6,7 @@ import os
 import secrets
 import statistics
 import sys
+import textwrap
 import time
 from abc import abstractmethod
 from collections import deque
@@ -21,10 +22,11 @@ from gemsmith.recipe.load import plain_values
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import AgainstPlan, Evaluation, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
+from gemsmith.system.characters import one_line
 from gemsmith.system.console import LiteralColumn, open_console, open_progress, print_warnings
 from gemsmith.system.files import write_text
 
-_WINDOW_STEPS = 20
+_WINDOW_STEPS, _SHOWN_CHARACTERS = 20, 100
 
 
 class Sink(AbstractContextManager[Any]):
@@ -116,6 +118,12 @@ class Events(Scalars):
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        super().add_evaluation(evaluation)
+        for number, answer in enumerate(evaluation.answers, start=1):
+            parts = (f"{name}:\n\n{textwrap.indent(text, '    ')}" for name, text in answer)
+            self._writer.add_text(f"eval/answer_{number}", "\n\n".join(parts), evaluation.step)
 
     def __exit__(self, *_: object) -> None:
         if self._writer:
@@ -243,6 +251,11 @@ class Display(Sink):
             f"{evaluation.token_accuracy:.4f} on {evaluation.loss_tokens:,} tokens"
         )
         self._console.print(told, soft_wrap=True)
+        for answer in evaluation.answers:
+            asked = one_line(answer.prompt.rpartition("<turn|>")[0] or answer.prompt)
+            self._console.print(f"train    asked     …{asked[-_SHOWN_CHARACTERS:]}", soft_wrap=True)
+            for name, text in (("answered", answer.answer), ("expected", answer.expected)):
+                self._console.print(f"train    {name}  {one_line(text)[:_SHOWN_CHARACTERS]}", soft_wrap=True)
 
     def __exit__(self, *_: object) -> None:
         if self._bar:

@@ -17,7 +17,7 @@ from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console, print_warnings
-from gemsmith.train.inputs import start_adapter_hash
+from gemsmith.train.inputs import Answers, start_adapter_hash
 from gemsmith.train.logging import (
     Display,
     Sink,
@@ -302,13 +302,12 @@ class TrainSession:
             return False
         return step == self.steps or (step % every == 0 and not self.should_stop)
 
-    def evaluated(self, step: int, *, nll: float, correct: float, targets: float, begun_s: float) -> None:
-        """Logs what the held-out rows came to after a step: sums over all their targets."""
-        seconds = round(time.monotonic() - begun_s, 3)
-        accuracy = round(correct / targets, 6)
-        self.log.add_evaluation(
-            Evaluation(step=step, loss=nll / targets, token_accuracy=accuracy, loss_tokens=int(targets), s=seconds)
-        )
+    def evaluated(self, step: int, *, begun_s: float, answers: Answers = (), **sums: float) -> None:
+        """Logs what the held-out rows came to after a step: sums of nll, correct and targets, and answers to some."""
+        count, seconds = sums["targets"], round(time.monotonic() - begun_s, 3)
+        numbers = {"loss": sums["nll"] / count, "token_accuracy": round(sums["correct"] / count, 6)}
+        found = Evaluation(step=step, **numbers, loss_tokens=int(count), s=seconds, answers=answers)
+        self.log.add_evaluation(found)
         self.start_clock()
 
     @property

@@ -29,8 +29,8 @@ def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
     return optimizer.learning_rate
 
 
-def say_schedule(recipe: Recipe, steps: int) -> None:
-    """Prints how long warm-up takes."""
+def say_schedule(recipe: Recipe, steps: int) -> tuple[str, ...]:
+    """Prints how long warm-up takes; returns the notices that it printed."""
     optimizer, console = recipe.optimizer, open_console()
     warmup = optimizer.warmup(steps)
     open_ = optimizer.warmup_steps is None and optimizer.warmup_ratio is None
@@ -38,8 +38,10 @@ def say_schedule(recipe: Recipe, steps: int) -> None:
     console.print(
         f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {optimizer.learning_rate:g}{why}"
     )
-    for notice in schedule_notices(optimizer, steps):
+    notices = schedule_notices(optimizer, steps)
+    for notice in notices:
         console.print(notice, style="yellow")
+    return notices
 
 
 def schedule_notices(optimizer: Optimizer, steps: int) -> tuple[str, ...]:

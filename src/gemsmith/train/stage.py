@@ -5,13 +5,17 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from gemsmith.data.batches import count_steps
-from gemsmith.errors import InputError, MachineError, RunError
+from gemsmith.errors import InputError, MachineError, RunError, last_line
+from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import DataRecord, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run, find_run, is_up_to_date, read_record
+from gemsmith.system.console import print_warnings
 from gemsmith.system.locks import locked
 from gemsmith.train.schedule import check_export_step, say_schedule
 
@@ -35,7 +39,8 @@ def is_later_host() -> bool:
 def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]:
     """What to set in the recipe of a finished run, for so many steps in all, +N more, or so many epochs in all.
 
-    Raises RunError where training has not ended, InputError where there would be no step more.
+    A warm-up that follows from the number of steps stays what it was, so that there is no other. Raises RunError where
+    training has not ended, InputError where there would be no step more.
     """
     option, run = f"--steps {steps}" if steps else f"--epochs {epochs}", Run(path=path, recipe=find_run(path))
     record, data = read_record(run, TrainRecord), read_record(run, DataRecord)
@@ -50,12 +55,17 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
     total = count_steps(run.recipe.train.model_copy(update=values), data.packed_rows)
     settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in values.items())
     in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
+    optimizer, warmup = run.recipe.optimizer, record.warmup_steps
+    if optimizer.warmup_steps is None and warmup is not None and optimizer.warmup(total) != warmup:
+        settings += ("optimizer.warmup_ratio=null",) * (optimizer.warmup_ratio is not None)
+        settings += (f"optimizer.warmup_steps={warmup}",)
     if total <= done or total == data.steps:
         raise InputError(
             f"{option}: makes {total:,} steps in all; {done:,} are done, of {data.steps:,} that were planned; ask for "
             f"others, such as --steps +{done}, or start again with: {in_data}, then: gemsmith train {path} --force"
         )
     if record.hosts > 1:
+        in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
         raise InputError(
             f"{option}: is for training on one host, and this was on {record.hosts}; first: {in_data}, then on each "
             f"host: gemsmith train {path}"
@@ -81,7 +91,7 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
     """
     steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, restart=restart)
-    say_schedule(run.recipe, steps)
+    run.told.update(say_schedule(run.recipe, steps))
     in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
     with (
         contextlib.nullcontext()
@@ -99,6 +109,44 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
         from gemsmith.train.jax.backend import train_with_tunix
 
         return train_with_tunix(run, restart=restart)
+
+
+XLA_S = 60
+"""The longest that XLA may take to say whether it takes its flags; a TPU is there after about 10."""
+
+
+def ask_xla(train: Train) -> None:
+    """Raises InputError for a flag of the environment's or the recipe's that XLA does not take.
+
+    A process of its own asks, since XLA ends the process that has one in XLA_FLAGS or LIBTPU_INIT_ARGS that it does not
+    know. Where it gives no answer, a warning says so.
+    """
+    given = [name for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)]
+    names = " and ".join([*given, *(["train.compiler_options"] if train.compiler_options else [])])
+    if not names:
+        return
+    ask = [sys.executable, "-m", "gemsmith.train.jax.compile"]
+    environment = os.environ | {"PYTHONSAFEPATH": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(
+            ask,
+            input=train.model_dump_json(),
+            env=environment,
+            timeout=XLA_S,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        print_warnings("train", [f"{names}: XLA did not say within {XLA_S} s whether it takes these flags"])
+        return
+    if done.returncode == 2:
+        raise InputError(done.stdout.strip())
+    if done.returncode and (said := re.search(r"^(?:[EF]\d{4} .*?\] |ERROR: )(.*\bflags?\b.*)", done.stderr, re.M)):
+        raise MachineError(f"{' and '.join(given)}: XLA ends at once: {said[1]}; mend it, or unset it")
+    if done.returncode:
+        reason = last_line(done.stderr or f"it ended with {done.returncode}")
+        print_warnings("train", [f"{names}: XLA could not be asked about these flags ({reason})"])
 
 
 def check_training(run: Run) -> None:

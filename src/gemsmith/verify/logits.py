@@ -18,7 +18,7 @@ from gemsmith.checkpoints.safetensors import numpy_dtype
 from gemsmith.errors import CheckpointError, first_line
 from gemsmith.runs.records import Check, Losses
 from gemsmith.train.torch.upstream import quiet
-from gemsmith.verify.offload import layerwise_offloaded_model, read_adapters, round_merged, vision_bytes, window_bytes
+from gemsmith.verify.offload import layerwise_offloaded_model, read_adapters, round_merged, window_bytes
 from gemsmith.verify.prompts import Prompt
 
 # Float32's noise through a whole model, for each unit of the largest logit; measured on the tiny variants: 1e-6.
@@ -92,9 +92,8 @@ def memory_needed_bytes(base: Checkpoint) -> int:
 
 
 def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
-    """Of one layer in float32 with room for its merge, what embeds images, and the adapter; the rest stays in files."""
-    held = 1.5 * window_bytes(base) + vision_bytes(base)
-    return int(held * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
+    """Of one layer, what embeds images, and the adapter; the rest stays in files."""
+    return int(window_bytes(base) * _MEMORY_FACTOR) + adapter.float32_bytes + _OVERHEAD_BYTES
 
 
 def free_memory_bytes() -> int:
@@ -177,15 +176,6 @@ def load_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
     return tuned
 
 
-def load_streamed_peft(model: Any, folder: Path, adapter: Adapter) -> Any:
-    """The same with a windowed model: its adapter's matrices come with each layer's weights."""
-    from peft import LoraConfig, PeftModel
-
-    tuned = _put_on(adapter, folder, lambda: PeftModel(model, LoraConfig.from_pretrained(str(folder))))
-    read_adapters(tuned, adapter)
-    return tuned
-
-
 def _put_on(adapter: Adapter, folder: Path, load: Callable[[], Any]) -> Any:
     try:
         tuned = load().eval()
@@ -213,9 +203,12 @@ def _base_logits(
 ) -> tuple[Logits, Logits, Logits]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
     if streamed:
+        from peft import LoraConfig, PeftModel
+
         model = load_streamed(base)
         plain = _run(model, prompts)
-        tuned = load_streamed_peft(model, folder, adapter)
+        tuned = _put_on(adapter, folder, lambda: PeftModel(model, LoraConfig.from_pretrained(str(folder))))
+        read_adapters(tuned, adapter)
         unmerged = _run(tuned, prompts)
         round_merged(tuned, lambda module, weight: _rounded(weight, base.places[f"{module}.weight"].dtype))
         return plain, unmerged, _run(tuned, prompts)

@@ -6,6 +6,7 @@ and logits are computed in blocks of the vocabulary.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -29,14 +30,18 @@ _WORDS = 8192
 def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) -> Any:
     """The float32 model, which reads each layer as it is reached. Raises CheckpointError where it lacks a weight."""
     import torch
+    from accelerate import init_empty_weights
 
-    with torch.device("meta"):
+    with init_empty_weights(include_buffers=False):  # rotary frequencies and the like are in no checkpoint
         model = kind(config).eval()
-    _fill_buffers(model)
     places = checkpoint.places
     tables = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _TABLES}
     for name, module in tables.items():
-        _put(module, "weight", _mapped(places[f"{name}.weight"]))
+        place = places[f"{name}.weight"]
+        # Copy on write, since torch warns of memory that it may not write to; nobody writes.
+        raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
+        dtype = getattr(torch, numpy_dtype(place.dtype).name)
+        _put(module, "weight", torch.from_numpy(np.asarray(raw)).view(dtype).view(place.shape))
         # The rows that are looked up are read from the file, each time.
         module.forward = partial(lambda table, ids: table.weight[ids].float() * table.scalar_embed_scale, module)
     for name, _ in list(model.named_parameters()):
@@ -54,20 +59,15 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
     return model
 
 
-def window_bytes(checkpoint: Checkpoint) -> int:
-    """Of the largest layer in float32."""
-    sizes: dict[str, int] = {}
+def window_bytes(checkpoint: Checkpoint) -> float:
+    """Of what is in memory: the largest layer in float32 with room for its merge, and all that embeds images."""
+    layers, vision = Counter[str](), 0
     for name, place in checkpoint.places.items():
         if name.startswith(_LAYERS):
-            layer = name.removeprefix(_LAYERS).partition(".")[0]
-            sizes[layer] = sizes.get(layer, 0) + 4 * int(np.prod(place.shape))
-    return max(sizes.values(), default=0)
-
-
-def vision_bytes(checkpoint: Checkpoint) -> int:
-    """Of what embeds images in float32, which stays in memory."""
-    places = checkpoint.places.items()
-    return sum(4 * math.prod(place.shape) for name, place in places if name.startswith(_VISION))
+            layers[name.removeprefix(_LAYERS).partition(".")[0]] += 4 * math.prod(place.shape)
+        elif name.startswith(_VISION):
+            vision += 4 * math.prod(place.shape)
+    return 1.5 * max(layers.values(), default=0) + vision
 
 
 def read_adapters(model: Any, adapter: Adapter) -> None:
@@ -115,9 +115,8 @@ def _read(prefix: str, places: Mapping[str, TensorPlace], layer: Any, _: Any) ->
     for name, _parameter in list(layer.named_parameters()):
         if "lora_" not in name:
             _put(layer, name, _float32(places, prefix + name.replace(".base_layer", "")))
-    for name, buffer in list(layer.named_buffers()):
-        if buffer.is_meta or prefix + name in places:
-            _put(layer, name, _float32(places, prefix + name))
+    for name in [name for name, _buffer in layer.named_buffers() if prefix + name in places]:
+        _put(layer, name, _float32(places, prefix + name))
 
 
 def _drop(layer: Any, _inputs: Any, _outputs: Any) -> None:
@@ -153,32 +152,10 @@ def _put(module: Any, name: str, value: Any) -> None:
 
 
 def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
+    import torch
+
     if name not in places:
         raise CheckpointError(
             f"transformers has {name}, which the checkpoint lacks; are its config.json and weights of one model?"
         )
-    if places[name].held:
-        import torch
-
-        return torch.from_numpy(places[name].read().astype(np.float32))
-    return _mapped(places[name]).float().contiguous().clone()
-
-
-def _mapped(place: TensorPlace) -> Any:
-    import torch
-
-    # Copy on write, since torch warns of memory that it may not write to; nobody writes.
-    raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
-    return torch.from_numpy(np.asarray(raw)).view(getattr(torch, numpy_dtype(place.dtype).name)).view(place.shape)
-
-
-def _fill_buffers(model: Any) -> None:
-    """Buffers that no checkpoint holds, such as the rotary frequencies, as transformers itself computes them."""
-    import torch
-
-    for module in model.modules():
-        if any(buffer is not None and buffer.is_meta for buffer in module._buffers.values()):
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-            model._init_weights(module)
+    return torch.from_numpy(places[name].read().astype(np.float32))

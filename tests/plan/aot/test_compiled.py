@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden" / "scan_v5p.hlo"
 
 # A process of its own: libtpu and JAX read their environment once.
 SCRIPT = """
-import dataclasses, json, sys
+import json, sys
 from gemsmith.plan.aot.compile import compile_for, open_topology
 devices = open_topology("v5p:2x2x1")
 import jax, jax.numpy as jnp, numpy as np
@@ -30,8 +30,8 @@ mesh = Mesh(np.array(devices), ("fsdp",))
 def shape(*sizes, spec):
     return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
 lowered = jax.jit(jnp.matmul).lower(shape(4 * 4096, 16384, spec=P("fsdp")), shape(16384, 16384, spec=P()))
-step = compile_for(lowered, {}, coordinates=[device.coords for device in devices])
-json.dump(dataclasses.asdict(step), sys.stdout)
+step = compile_for(lowered, {}) | {"coordinates": [device.coords for device in devices]}
+json.dump(step, sys.stdout)
 """
 
 
@@ -69,7 +69,7 @@ def layers(x, weights):
 def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=split)
 lowered = jax.jit(layers).lower(shape(len(devices) * 1024, 8192), [shape(8192, 8192)] * 3)
-print(compile_for(lowered, compiler_options("tpu", Train())).text)
+print(compile_for(lowered, compiler_options("tpu", Train()))["text"])
 """
 
 

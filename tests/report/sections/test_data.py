@@ -37,7 +37,7 @@ def test_contamination_is_what_eval_saw_or_else_what_data_saw_or_not_told(make_r
     def shared(prepared, scored):
         write_record(run, read_record(run, DataRecord).model_copy(update={"held_out_also_trained": prepared}))
         write_record(run, read_record(run, EvalRecord).model_copy(update={"held_out_also_trained": scored}))
-        return data._shared(read_findings(run))
+        return data.make_data(read_findings(run))["shared"]
 
     run = make_run(steps=2)
     assert shared(None, None) == "not told: no held-out rows were there to compare with"

@@ -40,10 +40,10 @@ def labels_result(
 def test_each_row_of_the_matrix_is_one_label_and_its_shares_are_of_that() -> None:
     found = labels_result({("a", "a"): 3, ("a", "b"): 1, ("b", None): 2}, labels=("a", "b", "c"))
     base, tuned = (label_matrix(found, model) for model in ("base", "tuned"))
-    assert (base.model, tuned.model) == ("base", "tuned") and base.answered == ("a", "b", "c", NO_LABEL)
-    lines = {line: [(rows, share) for rows, share, _ in cells] for line, cells in base.lines}
+    assert (base["model"], tuned["model"]) == ("base", "tuned") and base["answered"] == ("a", "b", "c", NO_LABEL)
+    lines = {line: [(rows, share) for rows, share, _ in cells] for line, cells in base["lines"]}
     assert lines == {"a": [(3, 0.75), (1, 0.25), (0, 0), (0, 0)], "b": [(0, 0), (0, 0), (0, 0), (2, 1.0)]}
-    assert [right for *_, right in dict(base.lines)["a"]] == [True, False, False, False]
+    assert [right for *_, right in dict(base["lines"])["a"]] == [True, False, False, False]
 
 
 def test_beyond_the_largest_labels_the_others_are_one() -> None:
@@ -51,9 +51,9 @@ def test_beyond_the_largest_labels_the_others_are_one() -> None:
     counts: dict[tuple[str, str | None], int] = {(name, name): 100 - 5 * number for number, name in enumerate(names)}
     counts |= {(names[0], names[-1]): 7, (names[-1], names[-2]): 2, (names[-1], names[0]): 4}
     base = label_matrix(labels_result(counts, labels=names), "base")
-    assert len(base.lines) == MOST_LABELS + 1 and base.answered[-2:] == (OTHERS, NO_LABEL)
-    assert sum(rows for _, cells in base.lines for rows, *_ in cells) == sum(counts.values())
-    first, others = dict(base.lines)[names[0]], dict(base.lines)[OTHERS]
+    assert len(base["lines"]) == MOST_LABELS + 1 and base["answered"][-2:] == (OTHERS, NO_LABEL)
+    assert sum(rows for _, cells in base["lines"] for rows, *_ in cells) == sum(counts.values())
+    first, others = dict(base["lines"])[names[0]], dict(base["lines"])[OTHERS]
     assert first[-2][0] == 7 and not others[-2][2], "some of them are taken for each other"
 
 

@@ -19,7 +19,6 @@ from PIL import Image
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.checkpoints.tiny import make_checkpoint, with_vision
 from gemsmith.data import batches as buckets
 from gemsmith.data.batches import load_batches
 from gemsmith.data.stage import prepare_data
@@ -34,6 +33,7 @@ from gemsmith.train.jax.images import ImageFeed, image_input
 from gemsmith.train.stage import train
 from gemsmith.verify.stage import verify
 from support.images import image_bytes
+from tiny_checkpoints import make_checkpoint, with_vision
 
 # Two layers, which the tower of each kind is put before; E2B's has per-layer inputs, and causal attention.
 SMALL = with_vision(
@@ -293,10 +293,10 @@ open_workers = workers.open_workers
 def watched(processes):
     with open_workers(processes) as ask:
         def asked(request):
-            if isinstance(request, workers.Cut):
-                print("DECODED", request.image.path)
-                if request.image.path == os.environ["GONE"]:
-                    os.unlink(request.image.path)
+            if request.func is workers.patchify:
+                print("DECODED", request.args[0].path)
+                if request.args[0].path == os.environ["GONE"]:
+                    os.unlink(request.args[0].path)
             return ask(request)
         yield asked
 workers.open_workers = watched

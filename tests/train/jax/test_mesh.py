@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant, text_tensors
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.jax.mesh import count_slices, lay_out, make_execution, make_mesh, mesh_sizes
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 # In a process of its own, in which the processor is four devices. Prints how far each layout's results are from those
 # of one device.

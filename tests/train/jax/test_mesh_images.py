@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import LORA_KINDS, VISION, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints.tiny import make_tokenizer, with_vision, write_checkpoint
+from tiny_checkpoints import make_tokenizer, with_vision, write_checkpoint
 
 # In a process of its own, in which the processor is four devices. Prints how far each layout's results are from those
 # of one device, and how the arrays lie. Of two micro-batches, each has six images, which four devices cannot share.

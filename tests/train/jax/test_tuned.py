@@ -9,7 +9,6 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import make_tokenizer, write_checkpoint
 from gemsmith.models import Execution, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.backends import PLAIN, TUNED
@@ -17,6 +16,7 @@ from gemsmith.recipe.schema import Lora, Optimizer
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
+from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 pytestmark = pytest.mark.slow
 # Splash takes rows in multiples of 128 positions.

@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints.tiny import make_tokenizer, with_vision, write_checkpoint
 from gemsmith.data import stage
 from gemsmith.data.stage import prepare_data
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.images import workers
 from gemsmith.images.patches import Patches
-from gemsmith.images.workers import answer
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
 from support.images import image_bytes
 from support.made import made_once, shared_folder
+from tiny_checkpoints import make_tokenizer, with_vision, write_checkpoint
 
 
 @pytest.fixture
@@ -141,7 +140,7 @@ def in_this_process(monkeypatch):
     @contextmanager
     def open_workers(processes):
         with ThreadPoolExecutor(processes) as threads:
-            yield lambda asked: threads.submit(answer, asked)
+            yield threads.submit
 
     monkeypatch.setattr(workers, "open_workers", open_workers)
     monkeypatch.setattr(

@@ -46,7 +46,7 @@ def test_a_process_that_fails_on_a_gpu_does_not_wait_for_the_others(monkeypatch,
 
 
 def test_held_out_rows_leave_split_parameters_split(tmp_path):
-    """Whole, AdamW's state would not be found for them, and be saved as zeros."""
+    """Whole, AdamW's state would not be found for them, and be saved as zeros. Also where a batch cannot be read."""
 
     class Model(torch.nn.Module):
         def __init__(self):
@@ -55,6 +55,9 @@ def test_held_out_rows_leave_split_parameters_split(tmp_path):
 
         def forward(self, rows):
             return self.layer(self.outside(rows)).sum(), torch.ones(())
+
+    def gone(_):
+        raise OSError("gone")
 
     torch.distributed.init_process_group(
         "gloo", store=torch.distributed.FileStore(str(tmp_path / "store")), rank=0, world_size=1
@@ -74,5 +77,8 @@ def test_held_out_rows_leave_split_parameters_split(tmp_path):
         assert TrlTrainer.evaluate_held_out(trainer, batches, None, lambda: False)["targets"] == 6
         assert all(isinstance(weight, DTensor) for weight in model.parameters())
         assert model.training
+        with pytest.raises(OSError, match="gone"):
+            TrlTrainer.evaluate_held_out(trainer, SimpleNamespace(steps=1, batch=gone), None, lambda: False)
+        assert model.training and all(isinstance(weight, DTensor) for weight in model.parameters())
     finally:
         torch.distributed.destroy_process_group()

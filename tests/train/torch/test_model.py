@@ -9,13 +9,13 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.tiny import IMAGE_TOKENS
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.torch import upstream as trl_upstream
 from gemsmith.train.torch.attention import attention_inputs
 from gemsmith.train.torch.images import number_images, pad_images
 from gemsmith.train.torch.model import _embed_images, adapted_model, adapters_of, count_adapted, load_base
+from tiny_checkpoints import IMAGE_TOKENS
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from gemsmith.train.torch import worker as trl_worker
+from gemsmith.train.torch.trainer import TrlTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,8 +21,14 @@ TRAIN = {"backend": "trl", "global_batch_size": 4, "max_steps": None, "gradient_
 
 @pytest.mark.slow
 def test_a_process_says_why_it_failed_once(prepare, tmp_path, monkeypatch, capsys):
-    run = prepare(tmp_path / "run", train=TRAIN, optimizer={"learning_rate": 1e30, "warmup_steps": 0})
-    for rank, expected in (("0", "error: training stopped: step 2 has loss nan"), ("1", "")):
+    compute_loss = TrlTrainer.compute_loss
+
+    def poisoned(self, model, inputs, **options):
+        return compute_loss(self, model, inputs, **options) * (np.nan if self.done + self.state.global_step == 1 else 1)
+
+    monkeypatch.setattr(TrlTrainer, "compute_loss", poisoned)
+    run = prepare(tmp_path / "run", train=TRAIN)
+    for rank, expected in (("0", "error: training stopped: step 2 has loss"), ("1", "")):
         monkeypatch.setattr(sys, "argv", ["worker", str(run.path)])
         monkeypatch.setattr(sys, "stdin", io.StringIO(run.recipe.model_dump_json()))
         with monkeypatch.context() as patch:

@@ -1,12 +1,52 @@
-"""Public data sets, made into rows that a recipe reads."""
+"""Public data sets, made into rows that a recipe reads, and the record of them."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemsmith.runs.records import PreparedRecord
+from pydantic import Field
+
+from gemsmith.runs.records import SCHEMA_VERSION, Part
 from gemsmith.system.files import atomic_write, sha256_file
+
+
+class SharedRow(Part):
+    """A row that shares a specification or a module with a benchmark's problem."""
+
+    row: str
+    problem: str
+    kind: str
+    """specification or module."""
+    exact: bool
+    """The same normalized tokens; else a share of the problem's n-grams."""
+    share: float
+
+
+class PreparedRecord(Part):
+    """Rows made of a public dataset; no stage of a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: str
+    source_sha256: str
+    out: str
+    out_sha256: str
+    rows_read: int
+    rows_written: int
+    dropped: dict[str, int] = Field(default_factory=dict)
+    ignored_columns: dict[str, int] = Field(default_factory=dict)
+    problems: int = 0
+    """Of the benchmark that the rows were compared with; 0: with none."""
+    problems_sha256: str | None = None
+    ngram_tokens: int | None = None
+    near: dict[str, float] = Field(default_factory=dict)
+    """specification or module -> the share of a problem's n-grams from which on a row is near."""
+    contaminated: int | None = None
+    """Rows that share with a problem; None where they were compared with none."""
+    contaminated_by: dict[str, int] = Field(default_factory=dict)
+    """`same specification`, `near module` and so on -> rows."""
+    shared: tuple[SharedRow, ...] = ()
+    """The first thousand."""
 
 
 def write_prepared(rows: Sequence[Mapping[str, Any]], out: Path, *, source: str, source_sha256: str) -> PreparedRecord:

@@ -16,10 +16,9 @@ from typing import Any
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.dedup import NEAR, Index, N, build_index, find_match
 from gemsmith.data.hub import PREFIX, name_split
-from gemsmith.data.prepare import write_prepared
+from gemsmith.data.prepare import PreparedRecord, SharedRow, write_prepared
 from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError
-from gemsmith.runs.records import PreparedRecord, SharedRow
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_write, sha256_file
 from gemsmith.tasks.messages import fenced_blocks

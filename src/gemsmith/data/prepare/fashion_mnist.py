@@ -15,9 +15,9 @@ import numpy as np
 
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.image_folder import FORMAT
+from gemsmith.data.prepare import PreparedRecord
 from gemsmith.errors import DataError
 from gemsmith.images.decode import make_rgb, png_bytes
-from gemsmith.runs.records import PreparedRecord
 from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot")

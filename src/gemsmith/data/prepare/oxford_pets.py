@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.hub import name_split
-from gemsmith.data.prepare import write_prepared
+from gemsmith.data.prepare import PreparedRecord, write_prepared
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, some
-from gemsmith.runs.records import PreparedRecord
 from gemsmith.system.files import atomic_replace_dir, regular_file
 
 HUB_ID = "timm/oxford-iiit-pet"

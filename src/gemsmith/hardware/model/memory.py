@@ -30,6 +30,11 @@ BATCH_BYTES = 16
 CPU_HELD = {"tunix": (1.1, 2.0), "trl": (0.7, 1.6)}
 """On a CPU, by backend: GiB of Python, libraries and compilation, and how often a process holds what a step is reckoned
 to (benchmarks/records/cpu_memory.json): a file's pages beside the weights read from them, XLA's copies."""
+# A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
+# the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to save.
+ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
+ROOM = 0.8
+"""Of the chip's memory: the formula knows of no fragments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +112,7 @@ def held_on_cpu(work: StepCost, step_bytes: int, backend: str) -> int:
 
 
 def memory_breakdown(work: StepCost, memory: Memory) -> dict[str, int]:
-    """The peak by part, in the order in which a step comes to hold them; parts of no bytes are left out.
-
-    Their sum is the memory's total, but for rounding.
-    """
+    """The peak by part, as a step comes to hold them; but for rounding their sum is the memory's total."""
     copy_bytes = work.dtype_bytes if work.dtype_bytes != ADAPTER_BYTES else 0
     number = memory.adapters / (4 * ADAPTER_BYTES + copy_bytes)
     peak = memory.workspace
@@ -250,14 +252,7 @@ def _scores(work: StepCost, mesh: Mesh) -> float:
         # makes that once for all layers, of all blocks.
         keys = min(work.block_length, queries + work.variant.sliding_window + 2 * work.query_block + work.ahead)
         return heads * (SCORE_BUFFERS * queries * keys * 4 + work.sliding_pairs)
-    return SCORE_BUFFERS * heads * queries * most_keys(work.length, None, work.attention, block=work.query_block) * 4
-
-
-# A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
-# the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to save.
-ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
-ROOM = 0.8
-"""Of the chip's memory: the formula knows of no fragments."""
+    return SCORE_BUFFERS * heads * queries * most_keys(work.length, work.attention, block=work.query_block) * 4
 
 
 def choose_remat(work: StepCost, mesh: Mesh, *, device_bytes: float) -> Remat:

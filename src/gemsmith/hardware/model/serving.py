@@ -20,6 +20,10 @@ LOGIT_ROWS = 1024
 """Sequences that vLLM samples for at once at most (vllm/engine/arg_utils.py, get_batch_defaults, 0.32.0)."""
 ENCODER_BYTES = 1.2e9
 """Of the largest vision encoder, 27 layers of 1152, in bfloat16; every device may hold all of it."""
+SUMS_PER_LAYER = 2
+"""All-reduces of tensor parallel: after attention and after the FFN."""
+_LOOKED_UP = "per_layer_embed"
+"""Of which a token reads a row; the embedding matrix is read whole, as the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +68,6 @@ def serving_memory(
 
 @functools.cache
 def weights_bytes(variant: Variant, dtype: str) -> float:
-    """Of all text weights together."""
     return sum(disk_bytes(tensor, dtype) for tensor in text_tensors(variant))
 
 
@@ -80,12 +83,6 @@ def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens
             # Where V is K's projection vLLM keeps both.
             held += 2 * heads * variant.head_dim_of(layer) * {"fp8": 1, "float32": 4}.get(dtype, 2) * length
     return held
-
-
-SUMS_PER_LAYER = 2
-"""All-reduces of tensor parallel: after attention and after the FFN."""
-_LOOKED_UP = "per_layer_embed"
-"""Of which a token reads a row; the embedding matrix is read whole, as the head."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,15 +19,15 @@ hidden to exposed), and against what was measured:
 from dataclasses import dataclass, replace
 
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model import (
-    StepCost,
-    forward_attention_flops,
+from gemsmith.hardware.model.memory import (
+    ADAPTER_BYTES,
+    images_per_device,
     micro_batches,
     rows_per_device,
     tokens_per_device,
     weight_shards,
 )
-from gemsmith.hardware.model.memory import ADAPTER_BYTES, images_per_device
+from gemsmith.hardware.model.work import StepCost, forward_attention_flops
 from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.schema import Mesh
 
@@ -113,10 +113,7 @@ def step_time(work: StepCost, machine: Machine, mesh: Mesh) -> StepTime:
 
 
 def share_reached(work: StepCost, machine: Machine, mesh: Mesh, step_s: float) -> float | None:
-    """The share of the peak that matmuls came to in a step of so many seconds.
-
-    None where the formula's traffic alone takes as long.
-    """
+    """The share of the peak that matmuls came to in a step; None where the formula's traffic alone takes as long."""
     time = step_time(work, machine, mesh)
     return time.ideal_s / (step_s - time.beside_s) if step_s > time.beside_s else None
 

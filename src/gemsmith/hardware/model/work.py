@@ -37,6 +37,10 @@ from gemsmith.recipe.backends import (
 from gemsmith.recipe.schema import Recipe
 
 _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
+# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every
+# device.
+_COLUMN = ("q", "k", "v", "gate", "up")
+_IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,12 +133,6 @@ def images_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int
         whole_parameters=parameter_count([tensor for tensor in tensors if tensor.role == "vision_position"]),
         adapters=recipe.lora.rank * sum(sum(target.shape) for target in targets),
     )
-
-
-# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every
-# device.
-_COLUMN = ("q", "k", "v", "gate", "up")
-_IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,10 +290,7 @@ def on_chips(work: StepCost, kind: str, recipe: Recipe) -> StepCost:
 def step_cost(
     recipe: Recipe, variant: Variant, *, attention: Attention = "blocked", images: ImageWork | None = None
 ) -> StepCost:
-    """The work of one step of the recipe, whole layers recomputed where train.remat is auto.
-
-    Raises RecipeError for LoRA targets that do not exist.
-    """
+    """The work of one step, whole layers recomputed where train.remat is auto. Raises RecipeError for other targets."""
     tensors = text_tensors(variant)
     inside = (tensor for tensor in tensors if tensor.layer is not None)
     layers = [list(group) for _, group in itertools.groupby(inside, key=lambda tensor: tensor.layer)]
@@ -379,12 +374,12 @@ def forward_attention_flops(
     return sum(4 * variant.heads * variant.head_dim_of(layer) * pairs[variant.is_global(layer)] for layer in layers)
 
 
-def most_keys(length: int, window: int | None, attention: Attention, *, block: int) -> int:
-    """Keys that a block of queries is compared with at most."""
+def most_keys(length: int, attention: Attention, *, block: int) -> int:
+    """Keys that a block of queries is compared with at most, where no window hides any."""
     if attention == "dense":
         return length
     block = min(block, length)
-    return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=window))
+    return max(keys for _, keys in attention_loops(-(-length // block) * block, block=block, window=None))
 
 
 def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -> Widths:
@@ -417,10 +412,7 @@ def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
 
 
 def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:
-    """The results that train.remat can name, each of all layers together.
-
-    Those are the projections' outputs, what attention puts out, and what adapters' A give.
-    """
+    """The results that train.remat can name, of all layers: projections' outputs, attention's, what A gives."""
     found: defaultdict[str, Widths] = defaultdict(Widths)
     for tensors in layers:
         for tensor in tensors:

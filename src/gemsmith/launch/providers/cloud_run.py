@@ -11,21 +11,17 @@ from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
 from gemsmith.launch.provider import MOUNT, Feature, LaunchRequest, WithReason
-from gemsmith.launch.render import render_commands, render_files, render_template
-from gemsmith.launch.upload import GB, disk_bytes, format_footprint, worker_command
+from gemsmith.launch.render import make_service, render_commands, render_files, render_template
+from gemsmith.launch.upload import disk_bytes, format_footprint, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
-from gemsmith.serve.command import PROMPT_AND_OUTPUT, Weights, deploy, published_config
-from gemsmith.serve.container import Deployment
-from gemsmith.serve.settings import ServeSettings
 
-FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates", "tasks"})
+FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates", "tasks", "serves"})
 FOLDER = "/tmp/gemsmith"
 ACCELERATOR = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
 LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
-PORT = 8000
 
 
 class Size(NamedTuple):
@@ -59,6 +55,7 @@ def check(request: LaunchRequest) -> None:
         raise InputError("--network and --subnet: go together; give both, or neither")
     images = {"--image": str(request.image.value)}
     if "export" in options.stages:
+        make_service(request, request.machine)  # raises for what cannot be served
         images["serve.container_image"] = request.recipe.serve.container_image or ""
     for key, image in images.items():
         if not in_artifact_registry(image) and registry_of(image) != "docker.io":
@@ -107,9 +104,8 @@ def render(request: LaunchRequest) -> dict[str, str]:
 
 
 def _service(request: LaunchRequest) -> str:
-    deployment, weights_gb = deploy_service(request), 2 * request.plan.parameters / GB
-    # Probes of 10 s until vLLM must be up.
-    probes = -(-int(2 * weights_gb * 8 + 300) // 10)
+    most = request.options.max_replicas or 1
+    cost = f"the most that it can cost is {'one instance' if most == 1 else f'{most} instances'}"
     return render_template(
         "service.yaml",
         request,
@@ -121,56 +117,10 @@ def _service(request: LaunchRequest) -> str:
         ),
         accelerator=ACCELERATOR,
         concurrency=MOST_REQUESTS,
-        deployment=deployment,
-        arguments=service_arguments(deployment),
+        most=WithReason(str(most), cost),
+        service=make_service(request, request.machine),
         size=SIZES["cloud-run-20"],
-        mount=MOUNT,
-        probes=WithReason(probes, f"{weights_gb:.0f} GB at the 1 Gbit/s that Direct VPC has, twice over, and 5 min"),
     )
-
-
-def deploy_service(request: LaunchRequest) -> Deployment:
-    """The deployment of the merged weights in the run's bucket, which is mounted at MOUNT."""
-    serve, data = request.recipe.serve, request.recipe.data
-    needed = serve.max_model_len or 0
-    folder = f"{MOUNT}/{request.root.removeprefix(f'gs://{request.bucket}/')}"
-    settings = ServeSettings(
-        **dict(serve)
-        | {
-            "host": "0.0.0.0",
-            "port": PORT,
-            # What eval and bench need is little for others to ask with, unless it is more than the default.
-            "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
-            "images": serve.images or bool(request.inputs.images),
-        },
-        seed=request.recipe.seed,
-        prefix_caching=True,
-        chat_template=f"{folder}/launched/{data.template}" if data.template else None,
-        thinking=data.thinking,
-        image_tokens=data.image_tokens,
-    )
-    config = published_config(request.variant)
-    weights = Weights(source=f"{folder}/run/merged", is_folder=True, variant=request.variant, config=config)
-    # Cloud Run asks who calls before vLLM sees the call, so the server needs no key.
-    return deploy(request.machine, weights, settings, name=request.options.name, keyed=True)
-
-
-def service_arguments(deployment: Deployment) -> list[str | WithReason]:
-    """Its arguments, an option with its value each, and the reasons of those that were chosen.
-
-    ["a", "--b", "c", "--d"] -> ["a", "--b=c", "--d"]
-    """
-    there = {mount.inside: mount.host for mount in deployment.mounts}
-    reasons = {choice.what.partition(" ")[0]: choice.why for choice in deployment.choices}
-    reasons["--gpu-memory-utilization"] = reasons["memory"]
-    left, found = [there.get(word, word) for word in deployment.arguments], list[str | WithReason]()
-    while left:
-        word = left.pop(0)
-        if word.startswith("--") and "=" not in word and left and not left[0].startswith("--"):
-            word = f"{word}={left.pop(0)}"
-        option = word.partition("=")[0]
-        found.append(WithReason(word, reasons[option]) if option in reasons else word)
-    return found
 
 
 def values(_request: LaunchRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Kubernetes on Google's cloud: a JobSet for TPU slices of one or several hosts, and for GPUs.
+"""Kubernetes on Google's cloud: a JobSet for TPU slices and for GPUs, and the tuned model as a Deployment of vLLM.
 
 The cluster and its node pools are the user's: nothing here makes them, and a pool that keeps its nodes goes on costing
 money when the job has ended. In the pods of a JobSet, GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES of their slice
@@ -9,17 +9,20 @@ Pods on their node's network get no Workload Identity and run as the node's acco
 (github.com/apple/axlearn/issues/641): only those of several hosts are on it.
 """
 
+from contextlib import suppress
 from typing import Any
 
-from gemsmith.errors import InputError
-from gemsmith.hardware import Machine
+from gemsmith.errors import InputError, MachineError
+from gemsmith.hardware import Machine, find_machine, load_catalog
 from gemsmith.launch.commands import fill, values_of
 from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
-from gemsmith.launch.render import render_files, render_template
-from gemsmith.launch.request import is_googles
+from gemsmith.launch.render import make_service, render_commands, render_files, render_template
+from gemsmith.launch.request import find_price, is_googles
 from gemsmith.launch.upload import describe_slice, disk_bytes, format_footprint, timed_command
+from gemsmith.serve.command import PORT
+from gemsmith.serve.vllm_checks import WARNING
 
-FEATURES: frozenset[Feature] = frozenset()
+FEATURES: frozenset[Feature] = frozenset({"serves"})
 FOLDER = "/dev/shm/gemsmith"
 ACCOUNT = "gemsmith"
 """The Kubernetes service account, tied to the request's by Workload Identity."""
@@ -32,6 +35,18 @@ TOPOLOGIES = {
 }
 """Chip -> chips of a slice -> its shape."""
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
+TPU_START_S = 600
+"""Of a TPU's first compilation, most of it."""
+NEW_NODE_S = 1800
+"""For a node to come and to pull the image; assumed."""
+WAITING = 10
+"""Requests that wait at a server, above which another is started; assumed."""
+CREDENTIALS = "gcloud container clusters get-credentials {cluster} --{level} {place} --project {project}"
+MAKE_KEY = """bash -c "set -o pipefail
+kubectl --context {context} get secret {server} >/dev/null 2>&1 ||
+  od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' |
+  kubectl --context {context} create secret generic {server} --from-file=key=/dev/stdin
+kubectl --context {context} label secret {server} gemsmith-run={name} --overwrite" """
 
 
 def gives(machine: Machine) -> bool:
@@ -44,11 +59,26 @@ def gives(machine: Machine) -> bool:
 
 
 def check(request: LaunchRequest) -> None:
-    """Raises InputError without a cluster."""
+    """Raises InputError without a cluster, or for a service that the machine cannot have."""
     if request.options.cluster is None:
         raise InputError(
             "--cluster: is missing; --provider gke needs the name of a cluster of yours, in --region or --zone"
         )
+    if request.options.serve_machine is not None:
+        try:
+            make_service(request, server_machine(request))
+        except MachineError as error:
+            raise MachineError(str(error).replace("--machine", "--serve-machine", 1)) from None
+
+
+def server_machine(request: LaunchRequest) -> Machine:
+    """The machine of a server. Raises InputError for one that is not known, or that no single pod has."""
+    catalog = load_catalog(request.recipe.hardware.catalog)
+    machine = find_machine(catalog, request.options.serve_machine or "", "--serve-machine")
+    if machine.hosts > 1 or not gives(machine):
+        has = [each.name for each in catalog.machines.values() if each.hosts == 1 and gives(each)]
+        raise InputError(f"--serve-machine {machine.name}: on Kubernetes a server has one host, of {', '.join(has)}")
+    return machine
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
@@ -58,7 +88,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
         machine=request.machine,
         is_tpu=request.machine.chip.kind == "tpu",
         on_hosts_network=_on_hosts_network(request),
-        nodes=_nodes(request),
+        nodes=_nodes(request.machine, spot=request.options.spot),
         account=ACCOUNT,
         held=format_footprint(disk_bytes(request)),
         folder=FOLDER,
@@ -66,41 +96,88 @@ def render(request: LaunchRequest) -> dict[str, str]:
         time=f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count",
     )
     known = values_of(request.options)
-    credentials = "gcloud container clusters get-credentials {cluster} --{level} {place} --project {project}"
-    apply = "kubectl --context {context} apply --filename jobset.yaml"
-    submit = [
-        ("Credentials of the cluster, into kubectl's own file.", fill(credentials, known)),
-        ("Creates the job set, or says that it is there as it is.", fill(apply, known)),
-    ]
-    return render_files(request, {"jobset.yaml": job_set}, submit)
+    credentials = ("Credentials of the cluster, into kubectl's own file.", fill(CREDENTIALS, known))
+    apply = "kubectl --context {context} apply --filename "
+    created = ("Creates the job set, or says that it is there as it is.", fill(f"{apply}jobset.yaml", known))
+    files = render_files(request, {"jobset.yaml": job_set}, [credentials, created])
+    if request.options.serve_machine is not None:
+        files["service.yaml"] = render_service(request)
+        make_key = fill(MAKE_KEY, known | {"server": f"{request.options.name}-server"})
+        steps = [
+            credentials,
+            ("The key that clients send, as a secret, unless there is one.", make_key),
+            ("The tuned model behind vLLM's API, once the job has ended.", fill(f"{apply}service.yaml", known)),
+        ]
+        files["serve.sh"] = render_commands(steps)
+    return files
+
+
+def render_service(request: LaunchRequest) -> str:
+    """The Deployment of vLLM, the Service before it and, for several servers, what counts and scales them."""
+    options, machine = request.options, server_machine(request)
+    service, most, is_tpu = make_service(request, machine), options.max_replicas or 1, machine.chip.kind == "tpu"
+    kubectl, server = f"kubectl --context {values_of(options)['context']}", f"{options.name}-server"
+    price = "what it costs there is not in the catalog"
+    with suppress(InputError):
+        rate = find_price(machine, options.region, spot=False).rate(spot=False) or 0.0
+        price = f"{rate:.2f} USD/h a server, at most {most * rate:.2f} USD/h"
+    start_s = 10 * service.probes + TPU_START_S * is_tpu
+    return render_template(
+        "deployment.yaml",
+        request,
+        heading=(
+            f"The tuned model as a private service on {machine.name}; run serve.sh once the job has ended. It costs "
+            f"money, asked or not: {price}.",
+            f"Removed by gemsmith launch stop {options.name}, or: {kubectl} delete deployment {server}",
+            f"Reached through: {kubectl} port-forward service/{server} {PORT}, and in another terminal:",
+            f"export VLLM_API_KEY=$({kubectl} get secret {server} --output 'jsonpath={{.data.key}}' | base64 --decode)",
+            f"gemsmith chat --url http://127.0.0.1:{PORT} --model {options.name}",
+            *(f"warning: {choice.why}" for choice in service.deployment.choices if choice.what == WARNING),
+        ),
+        service=service,
+        server=server,
+        machine=machine,
+        is_tpu=is_tpu,
+        most=most,
+        waiting=str(WAITING),
+        nodes=_nodes(machine, spot=False),
+        account=ACCOUNT,
+        start=WithReason(-(-start_s // 10), f"{start_s // 60} min for weights and compilation, at most"),
+        progress_s=start_s + NEW_NODE_S,
+    )
 
 
 def _on_hosts_network(request: LaunchRequest) -> bool:
     return request.machine.chip.kind == "tpu" and request.machine.hosts > 1
 
 
-def _nodes(request: LaunchRequest) -> dict[str, str | WithReason]:
-    """The labels of the nodes that the pods need."""
-    machine, chip = request.machine, request.machine.chip
-    spot: dict[str, str | WithReason] = {"cloud.google.com/gke-spot": "true"} if request.options.spot else {}
+def _nodes(machine: Machine, *, spot: bool) -> dict[str, str | WithReason]:
+    """The labels of the nodes that pods need."""
+    chip, taken_back = machine.chip, dict[str, str | WithReason]({"cloud.google.com/gke-spot": "true"} if spot else {})
     if chip.kind == "gpu":
-        return {"cloud.google.com/gke-accelerator": GPUS[chip.name], **spot}
+        return {"cloud.google.com/gke-accelerator": GPUS[chip.name], **taken_back}
     topology = TOPOLOGIES[chip.name][machine.chips // machine.slices]
     return {
         "cloud.google.com/gke-tpu-accelerator": TPUS[chip.name],
         "cloud.google.com/gke-tpu-topology": WithReason(topology, describe_slice(machine)),
-        **spot,
+        **taken_back,
     }
+
+
+def selector(nodes: dict[str, str | WithReason]) -> str:
+    """The labels as kubectl takes them."""
+    return ",".join(f"{key}={value.value if isinstance(value, WithReason) else value}" for key, value in nodes.items())
 
 
 def values(request: LaunchRequest) -> dict[str, Any]:
     """Both halves of Workload Identity are checked: who the Kubernetes service account is to be, and that it may."""
-    nodes = ((key, value.value if isinstance(value, WithReason) else value) for key, value in _nodes(request).items())
-    on_hosts_network = _on_hosts_network(request)
+    options, on_hosts_network = request.options, _on_hosts_network(request)
+    serves = options.serve_machine is not None
     return {
         "api": "container.googleapis.com",
-        "nodes": ",".join(f"{key}={value}" for key, value in nodes),
+        "nodes": selector(_nodes(request.machine, spot=options.spot)),
+        "server_nodes": selector(_nodes(server_machine(request), spot=False)) if serves else None,
         "on_hosts_network": on_hosts_network,
         "account_pulls": on_hosts_network,
-        "kubernetes_account": None if on_hosts_network else ACCOUNT,
+        "kubernetes_account": None if on_hosts_network and not serves else ACCOUNT,
     }

@@ -10,6 +10,11 @@ from math import prod
 from gemsmith.plan.aot.hlo import HBM, Array, Computation, Instruction, Module
 
 Coordinates = tuple[int, ...]
+_ALIASES = ("bitcast", "reshape", "get-tuple-element")
+_SLICES = ("dynamic-slice", "slice", "gather")
+# Place of the update among the operands; operand 0 is changed where it lies.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
+_UNREAD = ("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def read_group(attributes: str, partitions: int) -> tuple[int, ...]:
@@ -57,7 +62,6 @@ def _mesh_group(axes: str, devices: str, chosen: str) -> tuple[int, ...]:
 
 
 def read_pairs(attributes: str) -> tuple[tuple[int, int], ...]:
-    """The pairs of source_target_pairs={{0,1},{1,0}} as ((0, 1), (1, 0))."""
     found = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", attributes)
     return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", found[1] if found else ""))
 
@@ -140,15 +144,6 @@ class EngineClock:
         return waited
 
 
-_ALIASES = ("bitcast", "reshape", "get-tuple-element")
-_SLICES = ("dynamic-slice", "slice", "gather")
-_UPDATES = {
-    "dynamic-update-slice": 1,
-    "scatter": 2,
-}  # place of the update among the operands; operand 0 is changed where it lies
-_UNREAD = ("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-
-
 def traffic_of(each: Instruction, home: Computation, module: Module) -> int:
     """Bytes read and written in the chip's own memory; arrays in on-chip memory and on the host cost none."""
     if each.opcode == "fusion":
@@ -195,11 +190,8 @@ def _used(value: Instruction, body: Computation, module: Module) -> int:
             continue
         elif user.opcode == "fusion":
             inner = module.computations[user.called[0]]
-            total += sum(
-                _used(inner.parameters[at], inner, module)
-                for at, name in enumerate(user.operands)
-                if name == value.name
-            )
+            places = (at for at, name in enumerate(user.operands) if name == value.name)
+            total += sum(_used(inner.parameters[at], inner, module) for at in places)
         else:
             return value.arrays[0].bytes
     return total

@@ -5,7 +5,6 @@ once, and CPU seconds and peak memory are the process's.
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -16,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,34 +40,8 @@ ENVIRONMENT = {
 INSTALL = ".venv/bin/pip install --no-deps -r requirements/tpu.lock"
 # A v6e host has 8 chips; without this a slice of 8 is laid out as two hosts, and one of a single chip is unknown.
 _ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledProgram:
-    """One compiled training step. Bytes are of one chip."""
-
-    text: str
-    argument_bytes: int
-    output_bytes: int
-    temporary_bytes: int
-    alias_bytes: int
-    """Of arguments that outputs overwrite, counted in both."""
-    peak_bytes: int
-    """The most that XLA has in use at once."""
-    host_bytes: int
-    """Temporaries in the host's memory, where activations are offloaded."""
-    coordinates: tuple[tuple[int, ...], ...]
-    """Where each partition's chip stands in the slice."""
-    remat: str | tuple[str, ...]
-    """What train.remat came to."""
-    code_bytes: int
-    lowered_sha256: str
-    """Of the program before XLA: a second start finds it in the persistent cache if it is the same."""
-    trace_cpu_s: float
-    """Python to StableHLO: what a start pays even if the compiled program is in the persistent cache."""
-    compile_cpu_s: float
-    peak_rss_bytes: int
-    """Of the whole process, from its start until the step is compiled."""
+_POLL_S = 0.2
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def check_compiler() -> None:
@@ -90,21 +62,6 @@ def open_topology(name: str) -> Any:
         return topologies.get_topology_desc(platform="tpu", topology_name=name, **bounds).devices
     except (RuntimeError, ValueError) as error:
         raise MachineError(f"topology {name}: libtpu does not know it ({first_line(error)})") from None
-
-
-def compile_step(
-    recipe: Recipe, *, topology: str, options: Mapping[str, Any], images: ImageWork | None = None
-) -> CompiledProgram:
-    """The step that `gemsmith train` runs for a recipe, its rows with room for so many images, compiled for a slice.
-
-    Raises InputError for what cannot be laid out on it or does not fit.
-    """
-    devices = open_topology(topology)
-    begin = _cpu_s()
-    chip = load_catalog().chips[topology.partition(":")[0]]
-    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, images=images)
-    coordinates = [device.coords for device in how.mesh.devices.flat]
-    return compile_for(lowered, options, coordinates=coordinates, trace_cpu_s=_cpu_s() - begin, remat=how.remat)
 
 
 def lower_step(
@@ -139,15 +96,11 @@ def lower_step(
     return step.update.lower(step.trained, step.moments, step.frozen, inputs), how
 
 
-def compile_for(
-    lowered: Any,
-    options: Mapping[str, Any],
-    *,
-    coordinates: Any = (),
-    trace_cpu_s: float = 0.0,
-    remat: str | tuple[str, ...] = "none",
-) -> CompiledProgram:
-    """A lowered step compiled with XLA's flags. Raises MachineError with XLA's numbers where it does not fit."""
+def compile_for(lowered: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A lowered step compiled with XLA's flags: its text and facts, bytes of one chip.
+
+    Raises MachineError with XLA's numbers where it does not fit.
+    """
     import jax
 
     begin = _cpu_s()
@@ -160,31 +113,25 @@ def compile_for(
     # Before the texts are printed, which is not part of compiling.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     memory = compiled.memory_analysis()
-    return CompiledProgram(
-        text=compiled.as_text(),
-        argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
-        alias_bytes=memory.alias_size_in_bytes,
-        peak_bytes=memory.peak_memory_in_bytes,
-        host_bytes=memory.host_temp_size_in_bytes,
-        coordinates=tuple(tuple(each) for each in coordinates),
-        remat=remat,
-        code_bytes=memory.generated_code_size_in_bytes,
-        lowered_sha256=hashlib.sha256(lowered.as_text().encode()).hexdigest(),
-        trace_cpu_s=trace_cpu_s,
-        compile_cpu_s=compile_cpu_s,
-        peak_rss_bytes=peak_rss_bytes,
-    )
+    return {
+        "text": compiled.as_text(),
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "alias_bytes": memory.alias_size_in_bytes,  # of arguments that outputs overwrite, counted in both
+        "peak_bytes": memory.peak_memory_in_bytes,  # the most that XLA has in use at once
+        "host_bytes": memory.host_temp_size_in_bytes,  # temporaries there, where activations are offloaded
+        "code_bytes": memory.generated_code_size_in_bytes,
+        # Of the program before XLA: a second start finds it in the persistent cache if it is the same.
+        "lowered_sha256": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+        "compile_cpu_s": compile_cpu_s,
+        "peak_rss_bytes": peak_rss_bytes,  # of the whole process, from its start until the step is compiled
+    }
 
 
 def _cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-_POLL_S = 0.2
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def compile_in_child(
@@ -197,7 +144,7 @@ def compile_in_child(
     limit_s: float | None = None,
     limit_bytes: float | None = None,
 ) -> dict[str, Any]:
-    """The facts of gemsmith.plan.aot.compile.CompiledProgram but its text, which is in folder/step.hlo.
+    """The facts of compile_for and main but the text, which is in folder/step.hlo.
 
     `options`: XLA's flags; None: those that `gemsmith train` sets. `images`: what every row has room for. Raises
     MachineError with XLA's own words where it refuses the step, and where a limit is reached.
@@ -210,7 +157,17 @@ def compile_in_child(
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=errors)
         try:
-            _watch(child, limit_s=limit_s, limit_bytes=limit_bytes)
+            begin = time.monotonic()
+            while child.poll() is None:
+                if limit_s is not None and time.monotonic() - begin > limit_s:
+                    raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
+                held = 0
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+                if limit_bytes is not None and held > limit_bytes:
+                    gb = f"{held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f}"
+                    raise MachineError(f"compiling held {gb} that it may, and was stopped")
+                time.sleep(_POLL_S)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -224,26 +181,13 @@ def compile_in_child(
     return facts
 
 
-def _watch(child: "subprocess.Popen[bytes]", *, limit_s: float | None, limit_bytes: float | None) -> None:
-    """Waits for the child's end. Raises MachineError where it takes longer or holds more than it may."""
-    begin = time.monotonic()
-    while child.poll() is None:
-        if limit_s is not None and time.monotonic() - begin > limit_s:
-            raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
-        held = 0
-        with contextlib.suppress(OSError, IndexError):  # it has just ended
-            held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-        if limit_bytes is not None and held > limit_bytes:
-            raise MachineError(
-                f"compiling held {held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f} that it may, and was stopped"
-            )
-        time.sleep(_POLL_S)
-
-
 def main(folder: Path) -> None:
-    """Compiles what folder/request.json asks for, into folder/step.hlo and folder/step.json."""
+    """Compiles what folder/request.json asks for, into folder/step.hlo and folder/step.json.
+
+    That is the step which `gemsmith train` runs for the recipe. Raises InputError for what cannot be laid out there.
+    """
     request = json.loads((folder / "request.json").read_text())
-    recipe, options = build_recipe(request["recipe"]), request["options"]
+    recipe, options, topology = build_recipe(request["recipe"]), request["options"], request["topology"]
     if options is None:
         from gemsmith.train.jax.compile import compiler_options
 
@@ -251,10 +195,19 @@ def main(folder: Path) -> None:
     images = None
     if "images" in request:
         images = images_of(recipe, find_variant(str(recipe.model)), **request["images"])
-    compiled = compile_step(recipe, topology=request["topology"], options=options, images=images)
-    step = dataclasses.asdict(compiled)
+    devices = open_topology(topology)
+    begin, chip = _cpu_s(), load_catalog().chips[topology.partition(":")[0]]
+    lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, images=images)
+    facts = {
+        "coordinates": [list(device.coords) for device in how.mesh.devices.flat],  # of each partition's chip
+        "remat": how.remat,
+        # Python to StableHLO: what a start pays even if the compiled program is in the persistent cache.
+        "trace_cpu_s": _cpu_s() - begin,
+        "options": options,
+    }
+    step = compile_for(lowered, options)
     (folder / "step.hlo").write_text(step.pop("text"))
-    (folder / "step.json").write_text(json.dumps(step | {"options": options}, indent=1) + "\n")
+    (folder / "step.json").write_text(json.dumps(step | facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

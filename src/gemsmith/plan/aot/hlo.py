@@ -24,6 +24,13 @@ _OPERAND = re.compile(r"%([^\s,()]+)")
 _CALLED = re.compile(
     r"\b(calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%[^\s,]+)"
 )
+MATMULS = ("convolution", "dot")
+_COPIES = ("copy", "bitcast", "copy-done", "copy-start")
+# Matrix products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; with them again,
+# their gradients.
+_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
+_BLOCKS = {"fwd": "block_kv", "dq": "block_kv_dq", "dkv": "block_q_dkv"}
+"""What a kernel calls the size of the blocks that it goes through for each block of its own."""
 
 
 def _first(pattern: str, text: str) -> str:
@@ -34,8 +41,6 @@ def _first(pattern: str, text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """One array of an instruction's result."""
-
     dtype: str
     shape: tuple[int, ...]
     layout: str
@@ -72,9 +77,7 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations that run inside it, reducers included."""
-        return tuple(
-            name for _, group in _CALLED.findall(self.attributes) for name in re.findall(r"%([^\s,}]+)", group)
-        )
+        return tuple(name for _, each in _CALLED.findall(self.attributes) for name in re.findall(r"%([^\s,}]+)", each))
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -94,7 +97,6 @@ class Instruction:
         return self.attribute(r'metadata=\{[^}]*?op_name="([^"]*)"')
 
     def attribute(self, pattern: str) -> str:
-        """The first group of a pattern in the attributes, or nothing."""
         return _first(pattern, self.attributes)
 
 
@@ -149,9 +151,6 @@ class Module:
             return 0.0
         bodies = [self.computations[name] for name in instruction.called]
         return sum(self.flops(each, body) for body in bodies for each in body.instructions.values())
-
-
-MATMULS = ("convolution", "dot")
 
 
 def bits_of(dtype: str) -> int:
@@ -265,9 +264,6 @@ def _valid_pairs(sizes: tuple[int, int, int], window: Mapping[str, str]) -> int:
     return pairs
 
 
-_COPIES = ("copy", "bitcast", "copy-done", "copy-start")
-
-
 def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
     """How often a while loop runs; None where its text does not say."""
     known = loop.attribute(r'known_trip_count[^}]*?"?n"?\D+(\d+)')
@@ -331,13 +327,6 @@ def _step(counter: str, condition: Computation, body: Computation, module: Modul
         return None
     numbers = (_number(home.instructions[name], home) for name in added.operands)
     return next((number for number in numbers if number is not None), None)
-
-
-# Matrix products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; with them again,
-# their gradients.
-_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
-_BLOCKS = {"fwd": "block_kv", "dq": "block_kv_dq", "dkv": "block_q_dkv"}
-"""What a kernel calls the size of the blocks that it goes through for each block of its own."""
 
 
 def kernel_flops(call: Instruction, home: Computation) -> float | None:

@@ -146,7 +146,6 @@ class _Walker:
     unpriced: list[str] = field(default_factory=list)
 
     def run(self) -> float:
-        """Seconds of the run."""
         for each in self.home.instructions.values():
             self._step(each)
         for key in list(self.clock.pending):
@@ -216,7 +215,18 @@ class _Walker:
         if inside := next((one for one in self.module.inside(each) if _collective(one)), None):
             self._collective(each, inside, self.module.computations[each.called[0]], waits=False)
             return
-        engine, moved = ("copy", self._called_bytes(each)) if each.called else self._copied(each)
+        engine = "copy"
+        if each.called:
+            moved = self._called_bytes(each)
+        else:  # between memories: what it moves through HBM, or to the host
+            outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
+            moved = min(array.bytes for array in outer)
+            source = self.home.instructions[each.operands[0]].arrays
+            spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
+            if HOST in spaces:
+                engine = "host"
+            elif spaces.count(HBM) == len(spaces):
+                moved *= 2
         seconds = moved / (HOST_BYTES_PER_S if engine == "host" else self.chip.hbm_bytes_per_s)
         self.clock.pending[f"{engine} {each.name}"] = Transfer(engine, seconds, len(self.operations))
         self._note(each, engine, seconds, 0.0, moved=moved)
@@ -232,16 +242,6 @@ class _Walker:
             for part, body in parts
             if not part.opcode.endswith("-done")
         )
-
-    def _copied(self, each: Instruction) -> tuple[str, int]:
-        """The engine of a copy between memories and the bytes that it moves through HBM, or to the host."""
-        outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
-        moved = min(array.bytes for array in outer)
-        source = self.home.instructions[each.operands[0]].arrays
-        spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
-        if HOST in spaces:
-            return "host", moved
-        return "copy", moved * (2 if spaces.count(HBM) == len(spaces) else 1)
 
     def _with_collective(self, each: Instruction, moved: list[Instruction]) -> None:
         """A fusion with a collective in it: it starts or ends one, runs beside one that is under way, or is one."""

@@ -10,14 +10,7 @@ from typing import Any
 from gemsmith.analysis.summary import RunRecords, score_words
 from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
-from gemsmith.runs.eval_records import (
-    EvalRecord,
-    LabelsResult,
-    LmEvalRecord,
-    LmEvalScore,
-    ModelResult,
-    TaskResult,
-)
+from gemsmith.runs import eval_records as records
 from gemsmith.system.format import count, decimal, p_value, signed
 
 MOST_CHARACTERS = 2_000
@@ -25,6 +18,16 @@ MOST_CHARACTERS = 2_000
 MOST_EXAMPLES = 12
 MODELS = ("base", "tuned")
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
+_OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
+    (False, True): "fixed",
+    (False, False): "still wrong",
+    (True, False): "made worse",
+    (True, True): "right before and after",
+}
+"""Whether base and tuned are right -> what training did."""
+_NUMBERS = ("questions", "difference", "95 % interval", "chance alone", "better", "worse")
+MOST_LABELS = 12
+OTHERS, NO_LABEL = "others", "no label"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +38,7 @@ class Text:
     omitted: int = 0
 
 
-_OUTCOMES: dict[tuple[bool | None, bool | None], str] = {
-    (False, True): "fixed",
-    (False, False): "still wrong",
-    (True, False): "made worse",
-    (True, True): "right before and after",
-}
-"""Whether base and tuned are right -> what training did."""
-
-
-def read_examples(scores: EvalRecord) -> list[dict[str, Any]]:
+def read_examples(scores: records.EvalRecord) -> list[dict[str, Any]]:
     """The record's examples, at most MOST_EXAMPLES: what was asked and expected, and what each model wrote.
 
     A wrong answer is held against what was expected; where nothing is, base and tuned against each other.
@@ -73,7 +67,6 @@ def read_examples(scores: EvalRecord) -> list[dict[str, Any]]:
 
 
 def plain_text(text: str) -> Text:
-    """A text with nothing marked."""
     return Text(parts=((True, text[:MOST_CHARACTERS]),), omitted=max(0, len(text) - MOST_CHARACTERS))
 
 
@@ -97,9 +90,6 @@ def marked_text(text: str, against: str) -> Text:
             if bare != part:
                 parts.append((True, part[len(bare) :]))
     return Text(parts=tuple(parts), omitted=max(0, len(text) - MOST_CHARACTERS))
-
-
-_NUMBERS = ("questions", "difference", "95 % interval", "chance alone", "better", "worse")
 
 
 def make_scores(findings: RunRecords) -> dict[str, Any]:
@@ -141,11 +131,8 @@ def make_scores(findings: RunRecords) -> dict[str, Any]:
     }
 
 
-def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
-    """Task, measure, base, tuned: the score, pass@k beyond the first, which is the score, and the scorer's others.
-
-    The task is named in its first line alone.
-    """
+def _measures(scores: records.EvalRecord) -> Iterator[tuple[str, str, str, str]]:
+    """Task, named in its first line alone, measure, base, tuned: the score, pass@k beyond 1, the scorer's others."""
     for result in scores.tasks:
         base, tuned = result.base, result.tuned
         yield result.task, "score", score_words(base.score), score_words(tuned.score)
@@ -157,22 +144,21 @@ def _measures(scores: EvalRecord) -> Iterator[tuple[str, str, str, str]]:
                 yield "", name, score_words(share), score_words(tuned.score.others[name])
 
 
-def _task(result: TaskResult) -> dict[str, Any]:
+def _task(result: records.TaskResult) -> dict[str, Any]:
     """Its problems by name, with the base and tuned; how many moved, in words; and what is said of the answers."""
     before = {problem.name: problem for problem in result.base.problems if problem.samples}
     problems = [(before[each.name], each) for each in result.tuned.problems if each.name in before and each.samples]
     changes = [tuned.passed * base.samples - base.passed * tuned.samples for base, tuned in problems]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    moved = (
-        f"{better} pass more often than with the base, {worse} less often, {len(problems) - better - worse} as often"
-    )
+    alike = len(problems) - better - worse
+    moved = f"{better} pass more often than with the base, {worse} less often, {alike} as often"
     said = [_answers(result.base), _answers(result.tuned)]
     rows = [(what, *(each[what] or "0" for each in said)) for what in said[0] if any(each[what] for each in said)]
     answers = Table(title=f"Answers to {result.task}", columns=("answers", *MODELS), rows=rows, right=MODELS)
     return {"result": result, "problems": problems, "moved": moved if problems else "", "answers": answers}
 
 
-def _answers(model: ModelResult) -> dict[str, str]:
+def _answers(model: records.ModelResult) -> dict[str, str]:
     """What is said of a model's answers; empty where there is none of that."""
     tokens = model.mean_output_tokens
     return {
@@ -189,10 +175,10 @@ def _counts(reasons: dict[str, int]) -> str:
     return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items())
 
 
-def _lm_eval(record: LmEvalRecord) -> Table:
+def _lm_eval(record: records.LmEvalRecord) -> Table:
     """Beside a score its 95 % interval's half width, which is 1.96 standard errors."""
 
-    def written(score: LmEvalScore | None) -> str:
+    def written(score: records.LmEvalScore | None) -> str:
         if score is None:
             return "not told"
         return decimal(score.value) + ("" if score.stderr is None else f" ± {decimal(1.96 * score.stderr)}")
@@ -206,32 +192,19 @@ def _lm_eval(record: LmEvalRecord) -> Table:
     return Table(title="Scores of lm-evaluation-harness", columns=columns, rows=rows, right=columns[2:])
 
 
-MOST_LABELS = 12
-OTHERS, NO_LABEL = "others", "no label"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """Expected labels by row, answered ones by column; both with `others` where there are more than MOST_LABELS."""
-
-    model: str
-    answered: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[tuple[int, float, bool], ...]], ...]
-    """Label, and for each answer the rows, their share of the label's, and whether that answer is right."""
-
-
 def make_labels(findings: RunRecords) -> dict[str, Any]:
-    """The tasks that classify, each with its matrices."""
     results = findings.eval.tasks if findings.eval else ()
     return {
-        "tasks": [
-            (result, [label_matrix(result.labels, model) for model in MODELS]) for result in results if result.labels
-        ]
+        "tasks": [(each, [label_matrix(each.labels, model) for model in MODELS]) for each in results if each.labels]
     }
 
 
-def label_matrix(found: LabelsResult, model: str) -> Matrix:
-    """That of a model, base or tuned, of the labels with the most rows, in the order of the labels."""
+def label_matrix(found: records.LabelsResult, model: str) -> dict[str, Any]:
+    """Expected labels by row, answered ones by column, of a model, base or tuned, in the order of the labels.
+
+    `lines`: label, and for each answer the rows, their share of the label's, and whether that answer is right. Where
+    there are more than MOST_LABELS, those with the most rows, and `others`.
+    """
     largest = sorted(found.labels, key=lambda label: -found.rows.get(label, 0))[:MOST_LABELS]
     shown = tuple(label for label in found.labels if label in largest)
     names = (*shown, *((OTHERS,) if len(shown) < len(found.labels) else ()))
@@ -247,4 +220,4 @@ def label_matrix(found: LabelsResult, model: str) -> Matrix:
         if total := sum(cells[line, column] for column in answered):
             rows = [(cells[line, column], line == column and right[line] == cells[line, column]) for column in answered]
             lines.append((line, tuple((number, number / total, is_right) for number, is_right in rows)))
-    return Matrix(model=model, answered=answered, lines=tuple(lines))
+    return {"model": model, "answered": answered, "lines": tuple(lines)}

@@ -73,10 +73,7 @@ def make_bench(findings: RunRecords) -> dict[str, Any]:
 
 
 def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[tuple[BenchCell, BenchCell, str | None]]:
-    """For each length that completed a request its lightest and fastest cell, and with an SLO where it saturates.
-
-    The search's own cells count only as the fastest.
-    """
+    """For each length that completed a request its lightest and fastest cell, and with an SLO where it saturates."""
     found = []
     for key in dict.fromkeys((cell.input_tokens, cell.output_tokens) for cell in cells):
         row = [cell for cell in cells if (cell.input_tokens, cell.output_tokens) == key and cell.completed]

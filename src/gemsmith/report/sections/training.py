@@ -2,40 +2,46 @@
 
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from gemsmith.analysis.summary import RunRecords, count_checks, held_out_words, trained_tokens
-from gemsmith.recipe.schema import Optimizer, Recipe
+from gemsmith.recipe.schema import Recipe
 from gemsmith.report.charts import training_charts
 from gemsmith.runs.records import Computer, TrainRecord
 from gemsmith.system.format import count, plain
 
-_STEP_ROWS = 24
+_STEP_ROWS, _ANSWERS = 24, 4
+T = TypeVar("T")
 
 
 def make_training(findings: RunRecords) -> dict[str, Any]:
-    """Charts, some of the steps, evenly spread with the first and the last, and how many tokens all had."""
+    """Charts, some of the steps and of the sample answers, and how many tokens all steps had."""
     train = findings.train
     steps = train.steps if train else ()
     counts = [step.loss_tokens for step in steps]
-    last, rows = len(steps) - 1, steps
-    if last >= _STEP_ROWS:
-        rows = tuple(steps[round(row * last / (_STEP_ROWS - 1))] for row in range(_STEP_ROWS))
+    answers: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for evaluation in _spread([one for one in train.evaluations if one.answers] if train else [], _ANSWERS):
+        for each in evaluation.answers:
+            answers.setdefault((each.prompt, each.expected), []).append((evaluation.step, each.answer))
     return {
+        "answers": answers,
         "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
-        "step_rows": rows,
+        "step_rows": _spread(steps, _STEP_ROWS),
         "tokens": trained_tokens(train) if train else 0,
         "held_out": held_out_words(train) if train else "",
         "loss_tokens": sum(counts) if None not in counts else None,
     }
 
 
-def make_about(findings: RunRecords) -> dict[str, Any]:
-    """Names and values, machines with the stages that ran on them, packages with their versions.
+def _spread(items: Sequence[T], most: int) -> Sequence[T]:
+    """All, or so many of them evenly spread, with the first and the last."""
+    last = len(items) - 1
+    return items if last < most else [items[round(row * last / (most - 1))] for row in range(most)]
 
-    Of these more than one where stages differ, as training's and serving's environments may.
-    """
+
+def make_about(findings: RunRecords) -> dict[str, Any]:
+    """Names and values, machines with the stages that ran on them, packages with each version that a stage had."""
     machines: dict[Computer, list[str]] = {}
     versions: dict[str, set[str]] = {}
     for stage, record in findings.records().items():
@@ -51,15 +57,6 @@ def make_about(findings: RunRecords) -> dict[str, Any]:
     }
 
 
-def _warmup(optimizer: Optimizer, trained: TrainRecord | None) -> str:
-    if optimizer.warmup_ratio is not None:
-        return f"warm-up in {100 * optimizer.warmup_ratio:g} % of the steps"
-    steps = optimizer.warmup_steps
-    if steps is None and trained is not None:
-        steps = trained.warmup_steps
-    return "warm-up in a tenth of the steps, at most 100" if steps is None else f"{count(steps)} warm-up steps"
-
-
 def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str, str]]:
     """The recipe in a few lines."""
     lora, optimizer, train = recipe.lora, recipe.optimizer, recipe.train
@@ -71,7 +68,12 @@ def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str
     dropout = f", dropout {plain(lora.dropout)}" if lora.dropout else ""
     scale = f"{'rsLoRA with ' if lora.rslora else ''}alpha {plain(lora.alpha)}"
     yield "LoRA", f"rank {lora.rank}, {scale}{dropout}, on {', '.join(lora.targets)}"
-    rate = f"peak {plain(optimizer.learning_rate)}, {optimizer.schedule}, {_warmup(optimizer, trained)}"
+    steps = trained.warmup_steps if optimizer.warmup_steps is None and trained else optimizer.warmup_steps
+    if optimizer.warmup_ratio is not None:
+        warmup = f"warm-up in {100 * optimizer.warmup_ratio:g} % of the steps"
+    else:
+        warmup = "warm-up in a tenth of the steps, at most 100" if steps is None else f"{count(steps)} warm-up steps"
+    rate = f"peak {plain(optimizer.learning_rate)}, {optimizer.schedule}, {warmup}"
     clip = f"clip {plain(optimizer.max_grad_norm)}" if optimizer.max_grad_norm else "no clipping"
     yield "AdamW", f"{rate}, decay {plain(optimizer.weight_decay)}, {clip}"
     packed = "packed" if recipe.data.packing else "not packed"
@@ -87,6 +89,15 @@ def make_data(findings: RunRecords) -> dict[str, Any]:
     if data is None:
         return {}
     supervised = data.packing_efficiency * data.supervised_tokens / (data.tokens or 1)
+    # How many held-out rows are trained on too: what eval saw counts over what data saw, which is older.
+    scored = None if findings.eval is None else findings.eval.held_out_also_trained
+    number, which = (
+        (data.held_out_also_trained, "that data.eval named") if scored is None else (scored, "that were scored")
+    )
+    shared = "not told: no held-out rows were there to compare with"
+    if number is not None:
+        have = "has" if number <= 1 else "have"
+        shared = f"{count(number) if number else 'none'} of the rows {which} {have} a prompt that is trained on"
     return {
         # What the positions of the packed rows hold: name, share, color.
         "positions": [
@@ -96,20 +107,8 @@ def make_data(findings: RunRecords) -> dict[str, Any]:
         ],
         "longest_tokens": max((1, *data.length_percentiles.values())),
         "rows_read": data.rows + sum(data.dropped.values()),
-        "shared": _shared(findings),
+        "shared": shared,
     }
-
-
-def _shared(findings: RunRecords) -> str:
-    """How many held-out rows are trained on too: what eval saw counts over what data saw, which is older."""
-    scored = None if findings.eval is None else findings.eval.held_out_also_trained
-    prepared = None if findings.data is None else findings.data.held_out_also_trained
-    number = prepared if scored is None else scored
-    if number is None:
-        return "not told: no held-out rows were there to compare with"
-    which = "that data.eval named" if scored is None else "that were scored"
-    have = "has" if number <= 1 else "have"
-    return f"{count(number) if number else 'none'} of the rows {which} {have} a prompt that is trained on"
 
 
 def make_provenance(findings: RunRecords) -> dict[str, Any]:

@@ -89,24 +89,20 @@ def make_specs(split: str, seed: int) -> Iterator[Spec]:
 
 
 def split_of(spec: Spec) -> str:
-    """The split that a specification belongs to."""
     digest = hashlib.sha256(write_module(spec).encode()).digest()
     return "held-out" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
 
 
 def write_prompt(spec: Spec) -> str:
-    """What the model is asked."""
     return f"Write a Verilog module {describe(spec)}"
 
 
 def describe(spec: Spec) -> str:
     """The specification in English, from `named` on."""
     ports = ", ".join(f"{width}-bit input {name}" for name, width in spec.inputs)
-    output = f"{spec.output[1]}-bit output {spec.output[0]}"
-    follows = _SENTENCES[spec.form].format(
-        *spec.operands, result=spec.output[0], operator=spec.operator, amount=spec.amount
-    )
-    return f"named {spec.name} with {ports} and {output}. {follows}"
+    result, width = spec.output
+    follows = _SENTENCES[spec.form].format(*spec.operands, result=result, operator=spec.operator, amount=spec.amount)
+    return f"named {spec.name} with {ports} and {width}-bit output {result}. {follows}"
 
 
 def expression(spec: Spec) -> str:
@@ -116,7 +112,6 @@ def expression(spec: Spec) -> str:
 
 
 def write_module(spec: Spec) -> str:
-    """The canonical Verilog of a specification."""
     ports = ", ".join(f"input {_range(width)}{name}" for name, width in spec.inputs)
     name, width = spec.output
     if spec.form != "register":

@@ -27,6 +27,47 @@ _TAGGED = re.compile(r"\[BEGIN\](.*?)(?:\[DONE\]|\Z)", re.DOTALL)
 _EDGE = re.compile(r"^[ \t]*(?P<begin>(?:\(\*[^\n]*?\*\)\s*)?(?:macro)?module\b)|\bendmodule\b", re.MULTILINE)
 _NAME = re.compile(r"module\s+(?:automatic\s+|static\s+)?(\\\S+|\w+)")
 _DIRECTIVE = re.compile(r"^[ \t]*`(?:define|undef|ifdef|ifndef|else|elsif|endif|timescale|default_nettype)\b.*$", re.M)
+_TOKEN = re.compile(
+    r"""
+    (?P<space>\s+)
+  | (?P<comment>//[^\n]*|/\*.*?\*/)
+  | (?P<open>/\*)
+  | (?P<string>"(?:\\.|[^"\\\n])*")
+  | (?P<directive>`\w+)
+  | (?P<system>\$[A-Za-z_][\w$]*)
+  | (?P<escaped>\\\S+)
+  | (?P<name>[A-Za-z_][\w$]*)
+  | (?P<number>\d[\w]*(?:\.\d[\w]*)?)
+  | (?P<other>.)
+    """,
+    re.ASCII | re.DOTALL | re.VERBOSE,
+)
+_SILENT = {
+    "signed", "unsigned", "clog2", "bits", "countones", "onehot", "onehot0", "isunknown", "size", "left", "right",
+    "high", "low", "increment", "dimensions", "unpacked_dimensions", "typename", "cast", "pow", "sqrt", "ceil", "floor",
+    "ln", "log10", "exp", "abs", "min", "max", "rtoi", "itor", "realtobits", "bitstoreal", "random", "urandom",
+    "urandom_range", "time", "stime", "realtime", "timeformat", "dumpfile", "dumpvars", "dumpon", "dumpoff", "dumpall",
+    "dumpflush", "dumplimit",
+}  # fmt: skip
+_PRINTS = re.compile(r"\$(?:(?:display|write|strobe|monitor)[bho]?|error|warning|info)$")
+_KEYWORDS = {"bind", "defparam", "force", "release"}
+"""What changes other modules."""
+_DIRECTIVES = {
+    "timescale", "default_nettype", "resetall", "celldefine", "endcelldefine", "line", "begin_keywords", "end_keywords",
+    "unconnected_drive", "nounconnected_drive",
+}  # fmt: skip
+"""What the preprocessor leaves for the compiler; with another, the compiler's own preprocessor would make other text of
+what was checked.
+"""
+_ENDS = {"prompt": "_prompt.txt", "reference": "_ref.sv", "testbench": "_test.sv"}
+REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")
+MOST_CHARACTERS = 2**20
+"""Of an answer; a model writes about four to a token."""
+COMPILING = SandboxLimits(wall_s=30.0)
+RUNNING = SandboxLimits(wall_s=60.0)
+"""The slowest testbench of verilog-eval takes 13 s on one core, with its own reference."""
+_VERDICT = re.compile(r'"Mismatches: %1d in %1d samples"')
+_COMPILE = ("iverilog", "-g2012", "-Wno-timescale", "-s", "tb", "-o", f"{FOLDER}/tb.vvp")
 
 
 def extract_modules(answer: str) -> str | None:
@@ -66,40 +107,6 @@ def _modules(block: str) -> dict[str, str]:
     return modules
 
 
-_TOKEN = re.compile(
-    r"""
-    (?P<space>\s+)
-  | (?P<comment>//[^\n]*|/\*.*?\*/)
-  | (?P<open>/\*)
-  | (?P<string>"(?:\\.|[^"\\\n])*")
-  | (?P<directive>`\w+)
-  | (?P<system>\$[A-Za-z_][\w$]*)
-  | (?P<escaped>\\\S+)
-  | (?P<name>[A-Za-z_][\w$]*)
-  | (?P<number>\d[\w]*(?:\.\d[\w]*)?)
-  | (?P<other>.)
-    """,
-    re.ASCII | re.DOTALL | re.VERBOSE,
-)
-_SILENT = {
-    "signed", "unsigned", "clog2", "bits", "countones", "onehot", "onehot0", "isunknown", "size", "left", "right",
-    "high", "low", "increment", "dimensions", "unpacked_dimensions", "typename", "cast", "pow", "sqrt", "ceil", "floor",
-    "ln", "log10", "exp", "abs", "min", "max", "rtoi", "itor", "realtobits", "bitstoreal", "random", "urandom",
-    "urandom_range", "time", "stime", "realtime", "timeformat", "dumpfile", "dumpvars", "dumpon", "dumpoff", "dumpall",
-    "dumpflush", "dumplimit",
-}  # fmt: skip
-_PRINTS = re.compile(r"\$(?:(?:display|write|strobe|monitor)[bho]?|error|warning|info)$")
-_KEYWORDS = {"bind", "defparam", "force", "release"}
-"""What changes other modules."""
-_DIRECTIVES = {
-    "timescale", "default_nettype", "resetall", "celldefine", "endcelldefine", "line", "begin_keywords", "end_keywords",
-    "unconnected_drive", "nounconnected_drive",
-}  # fmt: skip
-"""What the preprocessor leaves for the compiler; with another, the compiler's own preprocessor would make other text of
-what was checked.
-"""
-
-
 class Failed(Exception):  # noqa: N818 - a verdict, not a fault
     """An answer is wrong: one of REASONS, and a line that says more."""
 
@@ -134,11 +141,16 @@ def scope_names(testbench: str, reference: str) -> tuple[set[str], set[str]]:
 
 
 def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
-    """The source with its printing silenced. Raises Forged where it is not a module for itself.
-
-    `source` is preprocessed; `modules` and `scopes`: see scope_names.
-    """
-    tokens = [token for token in _tokens(source) if token.kind != "comment"]
+    """The preprocessed source with its printing silenced. Raises Forged where it is not a module for itself."""
+    tokens = []
+    for match in _TOKEN.finditer(source):
+        kind = str(match.lastgroup)
+        if match[0] in ('"', "`", "\\", "/*") or (
+            not match[0].isprintable() and kind not in ("space", "comment", "string")
+        ):
+            raise Forged(f"it holds {match[0]!r}, with which its text could be read in two ways")
+        if kind != "comment":
+            tokens.append(_Token(kind, match[0]))
     solid = [token for token in tokens if token.kind != "space"]
     opened: list[int] = []
     openings: dict[int, int] = {}  # where each bracket that is closed was opened
@@ -156,16 +168,6 @@ def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
                 raise Forged(f"it reaches into the testbench through {root or 'an expression'}")
             roots[place] = root
     return "".join(_silenced(tokens))
-
-
-def _tokens(source: str) -> Iterator[_Token]:
-    for match in _TOKEN.finditer(source):
-        kind = str(match.lastgroup)
-        if match[0] in ('"', "`", "\\", "/*") or (
-            not match[0].isprintable() and kind not in ("space", "comment", "string")
-        ):
-            raise Forged(f"it holds {match[0]!r}, with which its text could be read in two ways")
-        yield _Token(kind, match[0] if kind != "comment" else " ")
 
 
 def _check(token: _Token, modules: set[str]) -> None:
@@ -211,9 +213,6 @@ def _silenced(tokens: Sequence[_Token]) -> Iterator[str]:
             yield "(0" if opened else f"(0){token.text}"
 
 
-_ENDS = {"prompt": "_prompt.txt", "reference": "_ref.sv", "testbench": "_test.sv"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One specification, the module that meets it, and the testbench that compares a TopModule with that."""
@@ -241,7 +240,6 @@ def read_problems(folder: Path) -> tuple[Problem, ...]:
 
 
 def problems_sha256(problems: tuple[Problem, ...]) -> str:
-    """A digest of every problem's name and files."""
     digest = hashlib.sha256()
     for problem in problems:
         for text in (problem.name, problem.prompt, problem.reference, problem.testbench):
@@ -256,16 +254,6 @@ def _read(file: Path) -> str:
         raise DataError(f"dataset {file.parent}: lacks {file.name}; copy the dataset again") from None
     except UnicodeDecodeError:
         raise DataError(f"dataset {file}: is not UTF-8 text; copy the dataset again") from None
-
-
-REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")
-MOST_CHARACTERS = 2**20
-"""Of an answer; a model writes about four to a token."""
-COMPILING = SandboxLimits(wall_s=30.0)
-RUNNING = SandboxLimits(wall_s=60.0)
-"""The slowest testbench of verilog-eval takes 13 s on one core, with its own reference."""
-_VERDICT = re.compile(r'"Mismatches: %1d in %1d samples"')
-_COMPILE = ("iverilog", "-g2012", "-Wno-timescale", "-s", "tb", "-o", f"{FOLDER}/tb.vvp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,31 +283,26 @@ def open_bench(problem: Problem, sandbox: Sandbox) -> Testbench:
 
 
 def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> Verdict:
-    """Whether a model's answer solves the problem, and if not, why."""
     try:
-        samples = _simulate(bench.problem, _guarded(bench, answer, sandbox), sandbox)
+        if len(answer) > MOST_CHARACTERS:
+            raise Failed("sandbox", f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}")
+        # Half of a surrogate pair is no text, and no file would take it.
+        source = extract_modules(answer.encode("utf-8", "replace").decode())
+        if source is None:
+            raise Failed("no module", f"the answer has no module named {TOP}")
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
+            command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
+            read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
+            _refuse_failed(read, "compile error")
+            preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
+        guarded = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
+        samples = _simulate(bench.problem, guarded, sandbox)
         if samples != bench.samples:
             raise Forged(f"the testbench compared {samples} samples, with the reference {bench.samples}")
     except Failed as failed:
         return Verdict(right=False, reason=failed.reason, detail=str(failed))
     return Verdict(right=True)
-
-
-def _guarded(bench: Testbench, answer: str, sandbox: Sandbox) -> str:
-    """The modules of an answer, preprocessed and as `guard` leaves them."""
-    if len(answer) > MOST_CHARACTERS:
-        raise Failed("sandbox", f"the answer has {len(answer):,} characters, more than {MOST_CHARACTERS:,}")
-    # Half of a surrogate pair is no text, and no file would take it.
-    source = extract_modules(answer.encode("utf-8", "replace").decode())
-    if source is None:
-        raise Failed("no module", f"the answer has no module named {TOP}")
-    with tempfile.TemporaryDirectory() as name:
-        (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
-        command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
-        read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
-        _refuse_failed(read, "compile error")
-        preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
-    return guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
 
 
 def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
@@ -352,7 +335,6 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
 
 
 def _opened(folder: Path) -> Path:
-    """The folder, for the sandbox's user to read."""
     folder.chmod(0o755)
     return folder
 

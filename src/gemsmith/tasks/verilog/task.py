@@ -14,15 +14,7 @@ from pathlib import Path
 from gemsmith.system.sandbox import Sandbox, find_sandbox
 from gemsmith.tasks.base import PLACE, Question, QuestionSet, Sampling, Verdict
 from gemsmith.tasks.messages import Message, text_message
-from gemsmith.tasks.verilog.simulate import (
-    Failed,
-    Testbench,
-    find_simulator,
-    judge,
-    open_bench,
-    problems_sha256,
-    read_problems,
-)
+from gemsmith.tasks.verilog import simulate
 
 SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)
 """Those of arXiv 2605.25645."""
@@ -35,8 +27,6 @@ PAPER_RULE = (
     "Call the module TopModule and use the port names as they are given. Declare as reg whatever an always block "
     "assigns. Work on arrays element by element. Write nothing but Verilog, in a fenced block."
 )
-
-
 PROMPTS = ("official", "fenced", "paper")
 
 
@@ -60,7 +50,7 @@ def ask(specification: str, prompt: str) -> tuple[Message, ...]:
 class VerilogJudges:
     """The problems that can be judged here, each with its testbench, by name, and why the others cannot."""
 
-    benches: Mapping[str, Testbench]
+    benches: Mapping[str, simulate.Testbench]
     ungraded: Mapping[str, str]
     tool: str
     sandbox: Sandbox
@@ -69,12 +59,12 @@ class VerilogJudges:
     def score(self, question: Question, answers: Sequence[str]) -> list[Verdict]:
         """Whether each answer's TopModule does what the reference does, in the problem's own testbench."""
         bench = self.benches[question.origin]
-        return [judge(bench, answer, self.sandbox) for answer in answers]
+        return [simulate.judge(bench, answer, self.sandbox) for answer in answers]
 
 
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     """Every problem of the folder, asked as `prompt` says, as in `ask`. Raises DataError."""
-    problems = read_problems(folder)
+    problems = simulate.read_problems(folder)
     questions = tuple(
         Question(
             messages=ask(problem.prompt, prompt),
@@ -84,7 +74,7 @@ def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
         )
         for problem in problems
     )
-    return QuestionSet(questions=questions, sha256=problems_sha256(problems))
+    return QuestionSet(questions=questions, sha256=simulate.problems_sha256(problems))
 
 
 def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> VerilogJudges:
@@ -92,16 +82,16 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Veril
 
     Raises MachineError without simulator or sandbox; `unsafe` does without the latter.
     """
-    tool, sandbox = find_simulator(), find_sandbox(unsafe=unsafe)
-    benches: dict[str, Testbench] = {}
+    tool, sandbox = simulate.find_simulator(), find_sandbox(unsafe=unsafe)
+    benches: dict[str, simulate.Testbench] = {}
     ungraded: dict[str, str] = {}
     pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
     try:
-        opened = [pool.submit(open_bench, question.columns["problem"], sandbox) for question in questions]
+        opened = [pool.submit(simulate.open_bench, question.columns["problem"], sandbox) for question in questions]
         for question, each in zip(questions, opened, strict=True):
             try:
                 benches[question.origin] = each.result()
-            except Failed as failed:
+            except simulate.Failed as failed:
                 ungraded[question.origin] = f"its own reference does not pass: {failed.reason}, {failed}"
     finally:  # also after Ctrl-C: what has not begun need not be waited for
         pool.shutdown(wait=False, cancel_futures=True)

@@ -24,11 +24,13 @@ from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_
 from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
+from gemsmith.models.sharding import BATCH, axis_size
+from gemsmith.recipe.backends import LANES
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
-from gemsmith.train.inputs import load_init_adapter
+from gemsmith.train.inputs import load_init_adapter, load_samples
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
 from gemsmith.train.jax.distributed import (
@@ -43,7 +45,7 @@ from gemsmith.train.jax.distributed import (
     start_hosts,
 )
 from gemsmith.train.jax.evaluation import HeldOut
-from gemsmith.train.jax.images import Arrays, ImageFeed, count_buckets, image_input, padded_share
+from gemsmith.train.jax.images import Arrays, ImageFeed, ImageLayout, count_buckets, image_input, padded_share
 from gemsmith.train.jax.lora import add_adapters, count_adapted
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
@@ -135,10 +137,15 @@ class TunixBackend:
         self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
-        self._held_out: HeldOut | None = None
-        if rows := load_eval_batches(run):
-            images = image_input(checkpoint, rows, run.recipe.data, run.recipe.lora) if rows.rows.images else None
-            self._held_out = HeldOut(rows, images, mesh)
+        rows = load_eval_batches(run)
+        self._held_out = HeldOut(rows, self._images_of(rows), mesh) if rows else None
+        parts, micro = axis_size(mesh, BATCH), micro_batches_on(run.recipe, checkpoint.variant, mesh)
+        most, multiple = batches.global_batch_size // (parts * micro), LANES * axis_size(mesh, "sequence")
+        self._samples = load_samples(run, checkpoint, parts=parts, most=most, multiple=multiple)
+        self._prompts: HeldOut | None = None
+        if self._samples:
+            prompts = self._samples.batches
+            self._prompts = HeldOut(prompts, self._images_of(prompts), mesh, "next_tokens")
         self._compiled: dict[BucketShape | None, Compiled] = {}
         # A GPU's dispatch of the next step lasts until that is nearly over, so the main thread sees none end.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="step-end")
@@ -202,8 +209,9 @@ class TunixBackend:
                     return
                 self._compiled[bucket] = compiled
             session = self._session
-            if self._held_out and not self._held_out.compile(self._step, session.stopping, self._run.recipe.train):
-                return
+            for held_out in filter(None, (self._held_out, self._prompts)):
+                if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
+                    return
             self._evaluate(session.done)
             session.start_clock()
             self.trainer.run()
@@ -241,6 +249,11 @@ class TunixBackend:
             load=self._load,
             checkpoints=self.checkpoints,
         )
+
+    def _images_of(self, batches: Batches) -> ImageLayout | None:
+        """Of held-out rows, which need none where training's do."""
+        recipe = self._run.recipe
+        return image_input(self._checkpoint, batches, recipe.data, recipe.lora) if batches.rows.images else None
 
     def _bucket(self, step: int) -> BucketShape | None:
         return self._images.buckets.of(step) if self._images else None
@@ -299,12 +312,13 @@ class TunixBackend:
             return
         self.trainer.finish_steps()
         begun_s, goes_on = time.monotonic(), step == self._batches.steps or jax.process_count() > 1
-        if session.due(step) and (
-            sums := self._held_out.evaluate(
-                self.trained, self._step.frozen, lambda: not goes_on and session.stopping.is_set()
-            )
-        ):
-            session.evaluated(step, **sums, begun_s=begun_s)
+        if not session.due(step):
+            return
+        given = (self.trained, self._step.frozen, lambda: not goes_on and session.stopping.is_set())
+        sums = self._held_out.evaluate(*given)
+        answers = self._prompts.answer(self._samples, *given) if sums and self._samples and self._prompts else ()
+        if sums and answers is not None:
+            session.evaluated(step, **sums, answers=answers, begun_s=begun_s)
 
     def _before_save(self) -> dict[str, Any]:
         self.trainer.finish_steps()
@@ -318,7 +332,9 @@ class TunixBackend:
     def facts(self) -> BackendInfo:
         execution, variant = self.model.execution, self.model.variant
         steps, how = self._session.log.steps, self._images
-        compiled = [*self._compiled.values(), *(self._held_out.compiled.values() if self._held_out else ())]
+        compiled = list(self._compiled.values())
+        for held_out in filter(None, (self._held_out, self._prompts)):
+            compiled += held_out.compiled.values()
         buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
         # The splash kernel's mask cannot depend on the rows (models/gemma4.py).
         nearby = "dense" if how and variant.bidirectional_images else execution.attention

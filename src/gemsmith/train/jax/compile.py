@@ -8,6 +8,7 @@ import atexit
 import json
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -18,9 +19,12 @@ import jax
 
 from gemsmith.errors import InputError, MachineError, RecipeError, last_line
 from gemsmith.recipe.schema import Train
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
+from gemsmith.train.jax.distributed import check_accelerator
 from gemsmith.train.jax.step import Step
+from gemsmith.train.jax.upstream import count_tpu_hosts
 from gemsmith.train.resume import Stop
 
 Option = bool | int | float | str
@@ -104,6 +108,24 @@ def check_flags(train: Train) -> int:
     except _REFUSALS as error:
         raise explain_refusal(error, flags, train, platform=platform) or error from None
     return len(flags)
+
+
+def main() -> int:
+    """Returns 0 where XLA takes its flags, those of the section `train` on stdin among them; or 2, and prints why not.
+
+    Of a TPU slice of several hosts, whose devices are there once all have started, the environment's are asked alone.
+    """
+    train = Train.model_validate_json(sys.stdin.read())
+    if count_tpu_hosts() > 1:
+        jax.config.update("jax_platforms", "cpu")
+        train = Train()
+    try:
+        check_accelerator()
+        check_flags(train)
+    except InputError as error:
+        print(escape_control_chars(str(error), lines=False))
+        return 2
+    return 0
 
 
 def _compile_one_sum(flags: dict[str, Any]) -> None:
@@ -195,3 +217,7 @@ class _Work(threading.Thread):
 def _leave(work: _Work, stop: Stop) -> None:
     if not work.ended.is_set():
         leave(128 + stop.number if stop.is_set() else 130)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,14 +1,18 @@
-"""The loss on held-out rows: their batches, and the compiled programs that they go through."""
+"""The loss on held-out rows and answers to their prompts: batches, and the compiled programs that they go through."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, closing
+from typing import Literal
 
 import jax
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
 from gemsmith.data.batches import Batches, BucketShape
 from gemsmith.recipe.schema import Train
+from gemsmith.runs.records import SampleAnswer
+from gemsmith.train.inputs import Answers, SamplePrompts
 from gemsmith.train.jax.compile import Compiled, compile_program
 from gemsmith.train.jax.distributed import local_rows, raise_on_all_hosts, shard_batch
 from gemsmith.train.jax.images import ImageFeed, ImageLayout
@@ -17,10 +21,19 @@ from gemsmith.train.resume import Stop
 
 
 class HeldOut:
-    """The rows of data.eval in batches, and a program for each size that their images are padded to."""
+    """The rows of data.eval in batches, or their prompts, and a program for each size that their images are padded to.
 
-    def __init__(self, batches: Batches, images: ImageLayout | None, mesh: Mesh) -> None:
-        self._batches, self._images = batches, images
+    The `program` is that of a Step.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        images: ImageLayout | None,
+        mesh: Mesh,
+        program: Literal["evaluate", "next_tokens"] = "evaluate",
+    ) -> None:
+        self._batches, self._images, self._program = batches, images, program
         sizes = {"rows": batches.global_batch_size, "length": batches.rows.tokens.shape[1]}
         self._shapes = {
             self._bucket(number): row_shapes(mesh, **sizes, images=images.shape(number) if images else None)
@@ -32,7 +45,7 @@ class HeldOut:
     def compile(self, step: Step, stop: Stop, train: Train) -> bool:
         """Whether all programs are there, before `stop` was set."""
         for bucket, shapes in self._shapes.items():
-            compiled = compile_program(step.evaluate, (step.trained, step.frozen, shapes), stop, train)
+            compiled = compile_program(getattr(step, self._program), (step.trained, step.frozen, shapes), stop, train)
             if compiled is None:
                 return False
             self.compiled[bucket] = compiled
@@ -44,23 +57,54 @@ class HeldOut:
         None where `told` to stop. Raises DataError where an image cannot be read any more.
         """
         total = {"nll": 0.0, "correct": 0.0, "targets": 0.0}
+        with closing(self._inputs()) as batches:
+            for number, inputs in batches:
+                if told():
+                    return None
+                sums = jax.device_get(self.compiled[self._bucket(number)].update(trained, frozen, inputs))
+                total = {name: value + sums[name].item() for name, value in total.items()}
+        return total
+
+    def answer(
+        self, samples: SamplePrompts, trained: nnx.State, frozen: nnx.State, told: Callable[[], bool]
+    ) -> Answers | None:
+        """The answers to all prompts; the batches must be those of `samples`. None and raises as `evaluate`."""
+        found: list[SampleAnswer] = []
+        with closing(self._inputs()) as batches:
+            for number, inputs in batches:
+                bucket = self._bucket(number)
+
+                def next_tokens(
+                    tokens: np.ndarray,
+                    mask: np.ndarray,
+                    bucket: BucketShape | None = bucket,
+                    inputs: dict[str, jax.Array] = inputs,
+                ) -> np.ndarray | None:
+                    if told():
+                        return None
+                    changed = {"tokens": tokens[self._rows], "loss_mask": mask[self._rows]}
+                    rows = inputs | shard_batch(changed, self._rows, self._shapes[bucket])
+                    return np.asarray(jax.device_get(self.compiled[bucket].update(trained, frozen, rows)))
+
+                answers = samples.answer(number, next_tokens)
+                if answers is None:
+                    return None
+                found += answers
+        return tuple(found)
+
+    def _inputs(self) -> Generator[tuple[int, dict[str, jax.Array]]]:
+        """The number of each batch, from 1, and its arrays on the devices."""
         with ExitStack() as stack:
             feed = None
             if self._images:
                 feed = ImageFeed(self._batches, self._images, rows=self._rows, first=1)
                 stack.callback(feed.close)
             for number in range(1, self._batches.steps + 1):
-                if told():
-                    return None
                 arrays = feed.take() if feed else self._batches.batch(number, self._rows).arrays()
                 if arrays is None or (feed and jax.process_count() > 1):
                     raise_on_all_hosts(feed.fault if feed and arrays is None else None)
                 assert arrays is not None, "a batch that is not there has a fault"
-                bucket = self._bucket(number)
-                inputs = shard_batch(arrays, self._rows, self._shapes[bucket])
-                sums = jax.device_get(self.compiled[bucket].update(trained, frozen, inputs))
-                total = {name: value + sums[name].item() for name, value in total.items()}
-        return total
+                yield number, shard_batch(arrays, self._rows, self._shapes[self._bucket(number)])
 
     def _bucket(self, number: int) -> BucketShape | None:
         return self._images.buckets.of(number) if self._images else None

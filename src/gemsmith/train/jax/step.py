@@ -63,6 +63,8 @@ _HASH = jax.extend.random.define_prng_impl(
     tag="gh",
 )
 
+_VECTORS = ("weight", "scale", "per_expert_scale")
+"""Leaves that are no matrices, beside their stack's axis: those of norms and routers."""
 _Arrays = dict[str, jax.Array]
 _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
 _IMAGE_ARRAYS = {"patches": jnp.float32, "patch_positions": jnp.int32, "places": jnp.int32}
@@ -79,31 +81,34 @@ class Step:
     step's over all hosts.
 
     `evaluate(trained, frozen, rows) -> sums` has no dropout and no update: `nll`, and `correct` and `targets` as above.
-    `rows`: see row_shapes.
+    `rows`: see row_shapes. `next_tokens(trained, frozen, rows) -> ids` (B,): see next_tokens.
     """
 
     update: Any
     evaluate: Any
+    next_tokens: Any
     trained: nnx.State
     moments: nnx.State
     frozen: nnx.State
 
 
-def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int, micro_batches: int = 1) -> Step:
-    """The compiled step of an adapted model; both may be of ShapeDtypeStructs, and then it can only be lowered.
+def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, seed: int, micro_batches: int = 1) -> Step:
+    """The compiled step of an adapted model, or without `lora` of one whose weights are trained.
 
-    loss = sum of nll over the step's supervised tokens / their count, so any split of the rows over devices and
-    micro-batches means the same. Dropout masks follow from a row's place in the step, so they are the same in every
-    split, too.
+    Both may be of ShapeDtypeStructs, and then it can only be lowered.
+
+    loss = sum of nll over the step's supervised tokens / their count: any split of its rows over devices and
+    micro-batches means the same. So it does for dropout masks, which follow from a row's place in the step.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
-    mesh, targets = model.execution.mesh, targets_of(model.variant, lora)
+    mesh, targets = model.execution.mesh, targets_of(model.variant, lora) if lora else {}
+    dtype = model.dtype
     assert mesh is not None, "the step runs on a mesh, be it of one device"
 
     def loss_of(trained: nnx.State, frozen: nnx.State, rows: _Arrays, count: jax.Array, keys: jax.Array) -> Any:
-        model = nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen)
-        if lora.dropout:
+        model = nnx.merge(model_def, _in_dtype(trained, dtype), frozen)
+        if lora and lora.dropout:
             set_dropout(model, _dropout_keys(targets, keys, images=rows["places"].shape[1] if "places" in rows else 0))
         nll, correct = _sum_nll(model, rows)
         return nll / count, correct
@@ -136,23 +141,32 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora, seed: int,
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
-    evaluate = partial(_evaluate, model_def=model_def, mesh=mesh, micro_batches=micro_batches)
-    evaluation = jax.jit(evaluate, out_shardings=shardings[2])
-    return Step(update=compiled, evaluate=evaluation, trained=trained, moments=moments, frozen=frozen)
+    evaluate = partial(_evaluate, model_def=model_def, dtype=dtype, mesh=mesh, micro_batches=micro_batches)
+    whole = partial(jax.jit, out_shardings=shardings[2])
+    predict = partial(next_tokens, model_def=model_def, dtype=dtype)
+    programs = {"update": compiled, "evaluate": whole(evaluate), "next_tokens": whole(predict)}
+    return Step(**programs, trained=trained, moments=moments, frozen=frozen)
 
 
 def _evaluate(
-    trained: nnx.State, frozen: nnx.State, rows: _Arrays, *, model_def: Any, mesh: Mesh, micro_batches: int
+    trained: nnx.State, frozen: nnx.State, rows: _Arrays, *, model_def: Any, dtype: Any, mesh: Mesh, micro_batches: int
 ) -> _Arrays:
     """Sums of the loss and of correct tokens over the rows, and how many tokens these are of; no dropout."""
 
     def add(total: Any, some: _Arrays) -> tuple[Any, None]:
-        sums = _sum_nll(nnx.merge(model_def, _in_base_dtype(trained, frozen), frozen), some)
+        sums = _sum_nll(nnx.merge(model_def, _in_dtype(trained, dtype), frozen), some)
         return jax.tree.map(jnp.add, total, sums), None
 
     split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}
     nll, correct = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), split)[0]
     return {"nll": nll, "correct": correct, "targets": jnp.sum(rows["loss_mask"][:, 1:], dtype=jnp.int32)}
+
+
+def next_tokens(trained: nnx.State, frozen: nnx.State, rows: _Arrays, *, model_def: Any, dtype: Any) -> jax.Array:
+    """Of each row the most likely token after the one that its loss mask marks, (B,)."""
+    model = nnx.merge(model_def, _in_dtype(trained, dtype), frozen)
+    marked = jnp.where(rows["loss_mask"][..., None], _hidden(model, rows), 0)  # (B, L, E)
+    return jnp.argmax(model.logits(marked.sum(axis=1, keepdims=True))[:, 0], axis=-1)
 
 
 def _places_in_micro_batches(places: np.ndarray, mesh: Mesh, count: int) -> np.ndarray:
@@ -214,10 +228,14 @@ def input_shapes(
 
 def _sum_nll(model: Gemma4, rows: _Arrays) -> tuple[jax.Array, jax.Array]:
     """The sum of the targets' nll, and how many of them have the highest logit."""
-    images = _embed_images(model, rows) if "patches" in rows else None
-    hidden = model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)  # (B, L, E)
-    nll, _, correct = token_nll(model, hidden, rows["tokens"], rows["loss_mask"])
+    nll, _, correct = token_nll(model, _hidden(model, rows), rows["tokens"], rows["loss_mask"])
     return nll, correct
+
+
+def _hidden(model: Gemma4, rows: _Arrays) -> jax.Array:
+    """What the rows' logits are made from, (B, L, E)."""
+    images = _embed_images(model, rows) if "patches" in rows else None
+    return model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)
 
 
 def _embed_images(model: Gemma4, rows: _Arrays) -> SoftTokens:
@@ -235,13 +253,15 @@ def _count_tokens(rows: _Arrays, targets: jax.Array) -> _Arrays:
     return counts
 
 
-def _in_base_dtype(trained: nnx.State, frozen: nnx.State) -> nnx.State:
-    """Adapters in the base's dtype, as under torch's autocast, for the forward pass; their gradients are float32."""
-    kernels = dict(nnx.to_flat_state(frozen))
+def _in_dtype(trained: nnx.State, dtype: Any) -> nnx.State:
+    """What is multiplied with in the model's dtype, as under torch's autocast; its gradients are float32.
+
+    Norms compute in float32, and rows of an embedding are taken first.
+    """
     leaves = []
     for path, leaf in nnx.to_flat_state(trained):
-        dtype = kernels[(*path[:-1], "kernel")].get_value().dtype
-        leaves.append((path, leaf.replace(leaf.get_value().astype(dtype))))
+        stays = path[-1] == "embedding" or path[-1] in _VECTORS
+        leaves.append((path, leaf if stays else leaf.replace(leaf.get_value().astype(dtype))))
     return nnx.from_flat_state(leaves)
 
 
@@ -311,12 +331,19 @@ def _tensor_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
 
 
 def make_optimizer(optimizer: Optimizer) -> optax.GradientTransformationExtraArgs:
-    """Clip by the global norm, Adam, decoupled decay of every adapter matrix, times -learning_rate."""
+    """Clip by the global norm, Adam, decoupled decay of every matrix, times -learning_rate."""
+
+    def decays(params: Any) -> Any:
+        def is_matrix(path: Any, _: Any) -> bool:
+            return all(getattr(key, "key", None) not in _VECTORS for key in path)
+
+        return jax.tree_util.tree_map_with_path(is_matrix, params)
+
     clip = optax.identity() if optimizer.max_grad_norm is None else clip_as_torch(optimizer.max_grad_norm)
     return optax.chain(
         clip,
         adam_as_torch(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
-        optax.add_decayed_weights(optimizer.weight_decay),
+        optax.add_decayed_weights(optimizer.weight_decay, mask=decays),
         scale_by_given_rate(),
     )
 

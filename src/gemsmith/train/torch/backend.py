@@ -27,7 +27,7 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.version import __version__
-from gemsmith.train.inputs import check_patching, load_init_adapter
+from gemsmith.train.inputs import Answers, check_patching, load_init_adapter, load_samples
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 from gemsmith.train.torch.attention import kernels
@@ -97,6 +97,8 @@ class TrlBackend:
         self._held_out = load_eval_batches(run)
         if self._held_out and self._held_out.rows.images:
             check_patching(checkpoint, self._held_out, run.recipe.data, run.recipe.lora)
+        most = batches.global_batch_size // (group.size * run.recipe.train.gradient_accumulation_steps)
+        self._prompts = load_samples(run, checkpoint, parts=group.size, most=most)
 
     def resumable_step(self) -> int | None:
         if others := self.checkpoints.others():
@@ -176,12 +178,20 @@ class TrlBackend:
         if self._held_out is None or not session.due(step):
             return True
         begun_s = time.monotonic()
+        answers: Answers | None = ()
+
+        def told() -> bool:
+            return not last and session.stopping.is_set()
+
         with contextlib.ExitStack() as stack:
-            feed = self._feed(stack, self._held_out, first=1)
-            sums = self._trainer.evaluate_held_out(self._held_out, feed, lambda: not last and session.stopping.is_set())
-        if sums:
-            session.evaluated(step, **sums, begun_s=begun_s)
-        return sums is not None
+            sums = self._trainer.evaluate_held_out(self._held_out, self._feed(stack, self._held_out, first=1), told)
+            if sums and self._prompts:
+                feed = self._feed(stack, self._prompts.batches, first=1)
+                answers = self._trainer.answer_prompts(self._prompts, feed, told)
+        if sums is None or answers is None:
+            return False
+        session.evaluated(step, **sums, answers=answers, begun_s=begun_s)
+        return True
 
     def _refuse_fault(self, feed: DecodedImages) -> None:
         """Raises in every process what one of them could not read."""

@@ -275,13 +275,17 @@ def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
 
 
 def _sum_nll(
-    self: Any, tokens: torch.Tensor, positions: torch.Tensor, loss_mask: torch.Tensor, attention_mask: Mapping[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the base's forward pass is replaced by: text only, and no logits."""
+    self: Any,
+    tokens: torch.Tensor,
+    positions: torch.Tensor,
+    loss_mask: torch.Tensor,
+    attention_mask: Mapping[str, Any],
+    predicts: bool = False,
+) -> Any:
+    """What the base's forward pass is replaced by: text only, and no logits. `predicts`: see _of_hidden."""
     inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": attention_mask}
     hidden = self.model.language_model(**inputs, use_cache=False).last_hidden_state
-    softcap = self.config.get_text_config().final_logit_softcapping
-    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+    return _of_hidden(self, hidden, tokens, loss_mask, predicts=predicts)
 
 
 def _sum_nll_of_images(
@@ -292,7 +296,8 @@ def _sum_nll_of_images(
     attention_mask: Mapping[str, Any],
     pixel_values: torch.Tensor | None = None,
     image_position_ids: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    predicts: bool = False,
+) -> Any:
     """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
     assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
         "upstream would make masks of its own"
@@ -311,8 +316,18 @@ def _sum_nll_of_images(
     ).last_hidden_state
     if blank and images is not None:
         hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
-    softcap = self.config.get_text_config().final_logit_softcapping
-    return token_nll(hidden, self.get_output_embeddings().weight, tokens, loss_mask, softcap)
+    return _of_hidden(self, hidden, tokens, loss_mask, predicts=predicts)
+
+
+def _of_hidden(
+    base: Any, hidden: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, *, predicts: bool
+) -> Any:
+    """See token_nll; `predicts`: of each row the most likely token after the one that its loss mask marks, (B,)."""
+    embedding, softcap = base.get_output_embeddings().weight, base.config.get_text_config().final_logit_softcapping
+    if not predicts:
+        return token_nll(hidden, embedding, tokens, loss_mask, softcap)
+    marked = hidden[torch.arange(len(hidden)), loss_mask.int().argmax(dim=1)]  # (B, E)
+    return _logits(marked.to(embedding.dtype), embedding).argmax(dim=-1)  # whose order no softcap changes
 
 
 def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:

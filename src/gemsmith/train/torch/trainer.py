@@ -4,9 +4,10 @@ A step is a function of the recipe and its number, as in the JAX backend: rows, 
 AdamW with the schedule, a loader, a loss and a callback. docs/numerics.md says whose code runs which part of a step.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.data.batches import Batches
 from gemsmith.data.packing import Rows
 from gemsmith.recipe.schema import Recipe
+from gemsmith.runs.records import SampleAnswer
+from gemsmith.train.inputs import Answers, SamplePrompts
 from gemsmith.train.loop import Plan, StepOutcome
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.torch.attention import attention_inputs
@@ -122,11 +125,8 @@ class TrlTrainer(SFTTrainer):
         None where a process was `told` to stop. `feed`: their images, of this process's rows; None where training's
         rows are text alone.
         """
-        total, model, stops = np.zeros(3), self.model, 0.0
-        assert model is not None, "a trainer has one"
-        model.eval()
-        autocast = torch.autocast(self.group.device.type, torch.bfloat16, enabled=self.recipe.train.dtype != "float32")
-        with torch.no_grad(), autocast:
+        total, stops = np.zeros(3), 0.0
+        with evaluating(self.model, self.recipe, self.group) as model:
             for number in range(1, batches.steps + 1):
                 if feed and (fault := self.group.first_fault(feed.fault)):
                     raise fault
@@ -138,11 +138,33 @@ class TrlTrainer(SFTTrainer):
                 if stops:
                     break
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
-        model.train()
-        if isinstance(model, FSDPModule):
-            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
-            model.reshard()
         return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
+
+    def answer_prompts(
+        self, prompts: SamplePrompts, feed: DecodedImages | None, told: Callable[[], bool]
+    ) -> Answers | None:
+        """The greedy answers to all prompts; None and `feed` as of evaluate_held_out."""
+        answers: list[SampleAnswer] = []
+        with evaluating(self.model, self.recipe, self.group) as model:
+            for number in range(1, prompts.batches.steps + 1):
+                if feed and (fault := self.group.first_fault(feed.fault)):
+                    raise fault
+                batch, images = prompts.batches.batch(number), feed.take() if feed else None
+
+                def next_tokens(
+                    tokens: np.ndarray, mask: np.ndarray, batch: Rows = batch, images: Images | None = images
+                ) -> np.ndarray | None:
+                    found = np.zeros(len(batch))
+                    (rows,) = self._own_rows(replace(batch, tokens=tokens, loss_mask=mask), images, parts=1)
+                    found[self.group.rows(len(batch))] = model(**self._prepare_inputs(rows), predicts=True).cpu()
+                    *ids, stops = self.group.total([*found.tolist(), float(told())])
+                    return None if stops else np.array(ids, np.int64)
+
+                some = prompts.answer(number, next_tokens)
+                if some is None:
+                    return None
+                answers += some
+        return tuple(answers)
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
@@ -161,11 +183,11 @@ class TrlTrainer(SFTTrainer):
             for rows in self._own_rows(batch, images):
                 yield {"counts": counts, "rows": rows}
 
-    def _own_rows(self, batch: Rows, images: Images | None) -> Iterator[dict[str, Any]]:
-        """This process's rows of the batch, in as many parts as a step has micro-batches."""
-        train, own = self.recipe.train, self.group.rows(self.batches.global_batch_size)
+    def _own_rows(self, batch: Rows, images: Images | None, parts: int | None = None) -> Iterator[dict[str, Any]]:
+        """This process's rows of the batch, by default in as many parts as a step has micro-batches."""
+        train, own = self.recipe.train, self.group.rows(len(batch.segments))
         dtype = torch.float32 if train.dtype == "float32" else torch.bfloat16
-        for places in np.array_split(np.arange(own.start, own.stop), train.gradient_accumulation_steps):
+        for places in np.array_split(np.arange(own.start, own.stop), parts or train.gradient_accumulation_steps):
             some = None if images is None else [images[place - own.start] for place in places]
             yield self._tensors(batch, places, some, dtype)
 
@@ -180,6 +202,21 @@ class TrlTrainer(SFTTrainer):
         window, device = self._variant.sliding_window, self.group.device
         mask = attention_inputs(self._attention, batch.segments[places], seen, window, device, dtype)
         return rows | {"attention_mask": mask}
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module | None, recipe: Recipe, group: ProcessGroup) -> Iterator[nn.Module]:
+    """The trainer's model, without dropout and gradients; it trains again afterwards, also where the block raises."""
+    assert model is not None, "a trainer has one"
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(group.device.type, torch.bfloat16, recipe.train.dtype != "float32"):
+            yield model
+    finally:
+        model.train()
+        if isinstance(model, FSDPModule):
+            # What lies outside layers stays whole until a backward pass: AdamW's state is of the parts alone.
+            model.reshard()
 
 
 class _StepCallback(transformers.TrainerCallback):

@@ -74,8 +74,10 @@ install() {
     gcloud storage cp "$ROOT/wheel/*" "$state/wheel/" --quiet || return
     python3 -m pip install --quiet --upgrade --target "$state/uv" "uv==$UV" || return
     "$state/uv/bin/uv" venv --quiet --clear --python "$PYTHON" "$python" || return
+    "$state/uv/bin/uv" pip install --quiet --python "$python/bin/python" --no-deps --require-hashes \
+        -r "$state/wheel/train.lock" -r "$state/wheel/tpu.lock" -r "$state/wheel/gcs.lock" || return
     "$state/uv/bin/uv" pip install --quiet --python "$python/bin/python" --no-deps --torch-backend cpu \
-        -r "$state/wheel/train.lock" -r "$state/wheel/tpu.lock" -r "$state/wheel/gcs.lock" "$state"/wheel/*.whl || return
+        -r "$state/wheel/torch.lock" "$state"/wheel/*.whl || return
     touch "$python/.done"
 }
 for pause in 10 30 90 0; do

@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 # Gemsmith's wheel and its locks, which uv installs there.
-gcloud storage cp HERE/wheel/gemsmith-VERSION-py3-none-any.whl HERE/wheel/train.lock HERE/wheel/tpu.lock HERE/wheel/gcs.lock gs://runs/team/verilog-31b/wheel/
+gcloud storage cp HERE/wheel/gemsmith-VERSION-py3-none-any.whl HERE/wheel/train.lock HERE/wheel/tpu.lock HERE/wheel/gcs.lock HERE/wheel/torch.lock gs://runs/team/verilog-31b/wheel/
 
 # The recipe, as the machine reads it.
 gcloud storage cp --recursive recipe.yaml gs://runs/team/verilog-31b/launched/

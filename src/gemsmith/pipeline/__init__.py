@@ -9,20 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
-from gemsmith.checkpoints.hub import check_source
-from gemsmith.errors import GemsmithError, InputError, MachineError, RunError, VersionError
+from gemsmith.errors import GemsmithError, InputError, RunError, VersionError
+from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.runs.plan_records import PlanRecord
 from gemsmith.runs.records import DataRecord, Record, TrainRecord
-from gemsmith.runs.resolve import check_settings
 from gemsmith.runs.run import Run, commit_recipe, is_up_to_date, read_record
 from gemsmith.runs.stages import SERVED, STAGES, check_stage_names, depends_on
-from gemsmith.system.console import open_console, print_warnings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gemsmith.serve.stage import Servers
 
 
@@ -43,18 +40,24 @@ def run_stages(run: Run, stages: Sequence[str] = tuple(STAGES), *, force: bool =
     What can be known to fail is told before the first stage. Where a stage fails after training, the report of what
     there is is written.
     """
+    from gemsmith.system.console import open_console  # here and below: planning needs no terminal
+
     console = open_console()
     if "eval" in stages and not eval_tasks(run.recipe):
         stages = [stage for stage in stages if stage != "eval"]
-        console.print(Text.assemble("eval     ", ("left out: data.eval names no held-out rows", "dim")))
+        console.print("eval     ", end="")
+        console.print("left out: data.eval names no held-out rows", style="dim")
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack)
         if not (force and "data" in stages):
             _refuse_changed_rows(run)
         to_run = [stage for stage in stages if force or not is_up_to_date(run, stage)]
         _refuse_missing_records(run, stages, to_run)
-        check_stages(run, to_run)
-        _warn_of_no_engine(run, to_run, console)
+        missing = refuse_problems(run, to_run)
+        served = ", ".join(stage for stage in to_run if stage in SERVED)
+        for problem in missing:  # before hours of training for what comes after it
+            console.print("warning: ", style="yellow", end="")
+            console.print(f"{served} will not run here, the stages before will: {problem}")
         try:
             records = _run_each(run, servers, stages, console, force=force)
         except GemsmithError:
@@ -83,13 +86,14 @@ def _refuse_missing_records(run: Run, stages: Sequence[str], to_run: Collection[
 
 
 def _run_each(
-    run: Run, servers: "Servers", stages: Sequence[str], console: Console, *, force: bool = False
+    run: Run, servers: "Servers", stages: Sequence[str], console: "Console", *, force: bool = False
 ) -> list[Record]:
     """The records in order, up to that of a training on several hosts."""
     records: list[Record] = []
     for stage in stages:
         if not force and is_up_to_date(run, stage):
-            console.print(Text.assemble(f"{stage:8} ", ("complete, kept", "dim")))
+            console.print(f"{stage:8} ", end="")
+            console.print("complete, kept", style="dim")
         else:
             console.print(stage, style="bold")
             record = _call(run, stage, servers, force=force)
@@ -123,40 +127,6 @@ def _write_report(run: Run) -> Path:
     return path
 
 
-def check_stages(run: Run, stages: Collection[str]) -> None:
-    """Raises InputError for what is known to stop one of these stages before the first begins, and anything is fetched.
-
-    A stage that is complete is not asked: what it has read may be gone.
-    """
-    recipe = run.recipe
-    check_settings(recipe, stages)
-    for source in recipe.data.sources if "data" in stages else ():
-        importlib.import_module("gemsmith.data.dataset").find_source_files(source, recipe.data.format)
-    if recipe.data.template is not None and not {"data", *SERVED}.isdisjoint(stages):
-        importlib.import_module("gemsmith.data.chat_template").check_template(recipe.data.template)
-    if "train" in stages:
-        importlib.import_module("gemsmith.train.stage").check_training(run)
-    if "eval" in stages:
-        importlib.import_module("gemsmith.evals.tasks").check_tasks(run)
-    if not {"data", "train", "export", "verify", "eval"}.isdisjoint(stages):
-        check_source(recipe.checkpoint)
-
-
-def _warn_of_no_engine(run: Run, stages: Sequence[str], console: Console) -> None:
-    """Says before hours of training that there is no vLLM for what comes after it."""
-    served = [stage for stage in stages if stage in SERVED]
-    if not served or len(served) == len(stages):
-        return
-    try:
-        importlib.import_module("gemsmith.serve.settings").find_vllm(run.recipe.serve.python)
-    except MachineError as error:
-        console.print(
-            Text.assemble(
-                ("warning: ", "yellow"), f"{', '.join(served)} will not run here, the stages before will: {error}"
-            )
-        )
-
-
 def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False, **more: Any) -> Record:
     """Runs one stage, unless its record is complete; `force` does it again.
 
@@ -175,9 +145,11 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
             )
     if not force and is_up_to_date(run, stage):
         trains_on = ", --steps +N trains on" if stage == "train" else ""
+        from gemsmith.system.console import open_console
+
         open_console().print(f"{stage} is complete in {run.path}; --force does it again{trains_on}")
         return read_record(run, STAGES[stage].record)
-    check_stages(run, [stage])
+    refuse_problems(run, [stage])
     with contextlib.ExitStack() as stack:
         servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
         record = _call(run, stage, servers, force=force, **more)
@@ -193,13 +165,16 @@ def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = Fals
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options, **more)
-    print_warnings_of(record)
+    print_warnings_of(record, told=run.told)
     return record
 
 
-def print_warnings_of(record: Record) -> None:
-    """Prints a record's warnings on stderr, the critical ones first."""
-    print_warnings(record.stage, record.warnings, critical=record.critical_warnings)
+def print_warnings_of(record: Record, *, told: Collection[str] = ()) -> None:
+    """Prints a record's warnings on stderr, the critical ones first, but for those told already."""
+    from gemsmith.system.console import print_warnings
+
+    left = (warning for warning in record.warnings if warning not in told)
+    print_warnings(record.stage, left, critical=record.critical_warnings)
 
 
 def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":

