@@ -116,6 +116,17 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
             sys.modules["jax"].config.update(f"jax_{name}", value)
 
 
+@pytest.fixture(scope="module")
+def quick_compiles() -> Iterator[None]:
+    """For modules whose time is mostly that of compiling: without optimizations it takes half as long, and the numbers
+    are as exact."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write
