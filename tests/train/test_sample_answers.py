@@ -143,6 +143,7 @@ def stops_in_the_answers(monkeypatch, *, tells):
     monkeypatch.setattr(SamplePrompts, "answer", stopping)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_an_answer_has_the_same_ones_once_it_goes_on(
     sampled, prepared_run, monkeypatch, read_steps, same_numbers
 ):
@@ -167,6 +168,7 @@ def interrupted():
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_how_many_answers_may_change_on_the_way(sampled, prepared_run, monkeypatch, same_numbers):
     whole, record = sampled
     keys = {"backend": whole.recipe.train.backend, "eval_steps": 4}

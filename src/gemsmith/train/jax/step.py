@@ -95,15 +95,12 @@ class Step:
 def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, seed: int, micro_batches: int = 1) -> Step:
     """The compiled step of an adapted model, or without `lora` of one whose weights are trained.
 
-    Both may be of ShapeDtypeStructs, and then it can only be lowered.
-
-    loss = sum of nll over the step's supervised tokens / their count: any split of its rows over devices and
-    micro-batches means the same. So it does for dropout masks, which follow from a row's place in the step.
+    Of ShapeDtypeStructs it can only be lowered. loss = sum of nll over the step's supervised tokens / their count: any
+    split of its rows over devices and micro-batches means the same, and the same dropout masks, by a row's place in it.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
-    mesh, targets = model.execution.mesh, targets_of(model.variant, lora) if lora else {}
-    dtype = model.dtype
+    mesh, dtype, targets = model.execution.mesh, model.dtype, targets_of(model.variant, lora) if lora else {}
     assert mesh is not None, "the step runs on a mesh, be it of one device"
 
     def loss_of(trained: nnx.State, frozen: nnx.State, rows: _Arrays, count: jax.Array, keys: jax.Array) -> Any:
@@ -119,9 +116,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
         places = np.arange(len(rows["tokens"]))  # (B,)
         if micro_batches == 1:
-            sums, grads = jax.value_and_grad(loss_of, has_aux=True)(
-                trained, frozen, rows, count, _row_keys(key, places)
-            )
+            keys = _row_keys(key, places)
+            sums, grads = jax.value_and_grad(loss_of, has_aux=True)(trained, frozen, rows, count, keys)
         else:
             split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}  # (count, B/count, L)
             keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)
@@ -141,10 +137,9 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
     lie = (jax.tree.map(lambda leaf: leaf.sharding, state) for state in (trained, moments))
     shardings = (*lie, NamedSharding(mesh, PartitionSpec()))
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=shardings)
-    evaluate = partial(_evaluate, model_def=model_def, dtype=dtype, mesh=mesh, micro_batches=micro_batches)
-    whole = partial(jax.jit, out_shardings=shardings[2])
-    predict = partial(next_tokens, model_def=model_def, dtype=dtype)
-    programs = {"update": compiled, "evaluate": whole(evaluate), "next_tokens": whole(predict)}
+    whole, known = partial(jax.jit, out_shardings=shardings[2]), {"model_def": model_def, "dtype": dtype}
+    evaluate = whole(partial(_evaluate, **known, mesh=mesh, micro_batches=micro_batches))
+    programs = {"update": compiled, "evaluate": evaluate, "next_tokens": whole(partial(next_tokens, **known))}
     return Step(**programs, trained=trained, moments=moments, frozen=frozen)
 
 
