@@ -10,7 +10,8 @@ from gemsmith.train.loop import TrainSession
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
+# Upstream's warnings, at import.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compiles")]
 
 
 def opened(run):

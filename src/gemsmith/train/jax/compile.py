@@ -5,14 +5,13 @@ gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with a
 """
 
 import atexit
-import contextlib
 import json
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,11 +178,20 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
     # an end.
     atexit.register(_leave, work, stop)
-    with _cache_hits() as hits:
+    hits: list[str] = []  # an entry for each program that JAX takes from its cache meanwhile
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
         work.start()
         while not work.ended.wait(0.1):
             if stop.is_set():
                 return None
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
     atexit.unregister(_leave)
     if work.error:
         raise explain_refusal(work.error, flags, train, platform=platform) or work.error
@@ -209,22 +217,6 @@ class _Work(threading.Thread):
 def _leave(work: _Work, stop: Stop) -> None:
     if not work.ended.is_set():
         leave(128 + stop.number if stop.is_set() else 130)
-
-
-@contextlib.contextmanager
-def _cache_hits() -> Iterator[list[str]]:
-    """One entry for each program that JAX takes from its cache while the block runs."""
-    hits: list[str] = []
-
-    def listen(event: str, **_: Any) -> None:
-        if event == "/jax/compilation_cache/cache_hits":
-            hits.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield hits
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
 
 
 if __name__ == "__main__":
