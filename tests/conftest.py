@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
 from gemsmith.runs.run import Run, make_provenance, open_run, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
+from support.made import made_once, shared_folder
 from tiny_checkpoints import make_checkpoint, with_vision
 
-pytest_plugins = ["support.faults"]
+pytest_plugins = ["pytester", "support.faults"]
 
 # Suites about code that must not get out, and the scores that stand on it: what they need is in .ci/packages.
 NEVER_SKIPPED_IN_CI = (
@@ -105,8 +107,7 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Runs of the same recipe compile the same step: JAX keeps it from one test to the next, for the other processes
     of pytest-xdist, and for those that tests start; out of the developer's own cache. Only one of a limited size has
     a lock."""
-    root = tmp_path_factory.getbasetemp()
-    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "compiled"
+    folder = shared_folder(tmp_path_factory) / "compiled"
     keys = {"compilation_cache_dir": str(folder), "compilation_cache_max_size": 2**30}
     keys["persistent_cache_min_compile_time_secs"] = 0.1
     os.environ |= {f"JAX_{name.upper()}": str(value) for name, value in keys.items()}
@@ -115,24 +116,34 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
             sys.modules["jax"].config.update(f"jax_{name}", value)
 
 
+@pytest.fixture(scope="module")
+def quick_compiles() -> Iterator[None]:
+    """For modules whose time is mostly that of compiling: without optimizations it takes half as long, and the numbers
+    are as exact."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Returns the folder of a random tiny checkpoint: `tiny_checkpoint("tiny-e2b", "float32")`. Tests must not write
     into it."""
-    made: dict[tuple[str, str], Path] = {}
+    root = shared_folder(tmp_path_factory) / "checkpoints"
 
+    @cache
     def make(variant: str, dtype: str = "float32") -> Path:
-        if (variant, dtype) not in made:
-            folder = tmp_path_factory.mktemp("checkpoints") / f"{variant}-{dtype}"
-            made[variant, dtype] = make_checkpoint(find_variant(variant), folder, dtype=dtype)
-        return made[variant, dtype]
+        return made_once(root / f"{variant}-{dtype}", partial(make_checkpoint, find_variant(variant), dtype=dtype))
 
     return make
 
 
 @pytest.fixture(scope="session")
 def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(SMALL, tmp_path_factory.mktemp("small") / "base", dtype="float32", shards=1)
+    folder = shared_folder(tmp_path_factory) / "checkpoints" / "small"
+    return made_once(folder, partial(make_checkpoint, SMALL, dtype="float32", shards=1))
 
 
 @pytest.fixture
@@ -201,8 +212,8 @@ def exported_run(tmp_path: Path, tiny_checkpoint: Callable[..., Path]) -> Callab
 @pytest.fixture(scope="session")
 def seeing_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random tiny E2B that takes images, in float32. Tests must not write into it."""
-    folder = tmp_path_factory.mktemp("checkpoints") / "tiny-e2b-vision"
-    return make_checkpoint(with_vision(find_variant("tiny-e2b")), folder, dtype="float32")
+    folder = shared_folder(tmp_path_factory) / "checkpoints" / "tiny-e2b-vision"
+    return made_once(folder, partial(make_checkpoint, with_vision(find_variant("tiny-e2b")), dtype="float32"))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from gemsmith.errors import (
     some,
     suggest,
 )
+from support.cases import each
 
 
 def test_only_what_the_user_can_mend_has_an_exit_code_of_its_own():
@@ -57,7 +58,7 @@ def test_an_error_that_says_nothing_is_called_by_its_type_or_as_told():
     assert first_line(" \n ", otherwise="no reason given") == "no reason given"
 
 
-@pytest.mark.parametrize("number", USERS_ERRNOS)
+@each("number", USERS_ERRNOS)
 def test_what_a_disk_refuses_is_one_line_with_the_place_and_a_remedy(number):
     full = number in (errno.ENOSPC, errno.EDQUOT)
     text = explain_os_error(OSError(number, "said by the system", "/there/file"))

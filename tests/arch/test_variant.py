@@ -8,6 +8,7 @@ import transformers
 from gemsmith.arch import VARIANTS, find_variant, read_variant
 from gemsmith.arch.config import differing_fields
 from gemsmith.errors import CheckpointError
+from support.cases import each
 from tiny_checkpoints import make_config, text_config, with_vision
 
 
@@ -75,7 +76,7 @@ def test_configs_that_transformers_saved_are_read(name, layers, every, tmp_path)
     assert read_variant(saved).global_head_dim == published.head_dim
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type 'llama'"),

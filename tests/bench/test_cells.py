@@ -9,6 +9,7 @@ from gemsmith.errors import EngineError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.serving import BURST, GRIDS, Bench, Load
 from gemsmith.runs.bench_records import BenchCell, Slo
+from support.cases import each
 
 SWEEP = {"input_tokens": [16, 32], "output_tokens": 8, "request_rates": [8, 2, 32.5], "prompts": 4}
 
@@ -167,8 +168,8 @@ def test_a_cell_of_which_no_request_was_whole_has_counts_and_no_times(result: di
 COLUMNS = ["input_lens", "output_lens", "start_times", "ttfts", "latencies", "itls", "errors"]
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-@pytest.mark.parametrize(
+@each("name", COLUMNS)
+@each(
     "value", ["missing", None, "x", [], [None] * 12, [["x"]] * 12, math.nan, -1, [math.nan] * 12, [-1] * 12, math.inf]
 )
 def test_a_damaged_result_is_one_line(name: str, value: Any, result: dict[str, Any]) -> None:

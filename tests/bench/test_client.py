@@ -25,6 +25,7 @@ from gemsmith.errors import EngineError, MachineError
 from gemsmith.recipe.serving import BURST, Bench, Load
 from gemsmith.serve.client.endpoint import Endpoint, find_endpoint
 from gemsmith.serve.settings import VllmEnvironment, find_vllm
+from support.cases import each
 
 
 class Handler:
@@ -88,7 +89,7 @@ def test_tokens_that_come_are_told_and_comments_are_not(client: Any, tmp_path: P
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
+@each(
     ("note", "output", "cause"),
     [
         ({}, {}, None),

@@ -5,6 +5,7 @@ import pytest
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.errors import CheckpointError
 from gemsmith.system import patterns
+from support.cases import each
 
 PLAIN = {"peft_type": "LORA", "r": 8, "lora_alpha": 16}
 MODULE = "model.layers.{}.self_attn.q_proj"
@@ -51,7 +52,7 @@ def test_which_modules_get_an_adapter_is_told_as_peft_reads_it(read, change, exp
     assert read(change).targets(MODULE.format(3)) is expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"peft_type": "IA3"}, r"must be a LoRA adapter's \(peft_type LORA\)"),

@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path)
     assert code == 2 and err.count("\n") == 1 and "not a directory" in err
     for folder in ("/proc/run", "/sys/run"):
         code, _, err = gemsmith("data", recipe, "--run", folder)
-        assert code == 2 and err.count("\n") == 1 and f"({folder}); name another place" in err
+        assert code == 2 and err.count("\n") == 1 and f"{folder}: is the system's; name a folder of your own" in err
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")

@@ -10,6 +10,7 @@ from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, rende
 from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import text_message
+from support.cases import each
 from tiny_checkpoints import IMAGE_TOKENS, SPECIAL_TOKENS
 
 # As tokenizers of the family add them: matched in raw text like special tokens, but text.
@@ -80,9 +81,7 @@ def test_one_that_is_spelled_like_a_control_token_is_refused_though_it_is_not_fl
     assert "holds <new|>" in refused(renderer, document("user=a", "assistant=<new|>"))
 
 
-@pytest.mark.parametrize(
-    "text", [*PLAIN, "<table><tr><b>x</b></tr></table>", "xs |> f <| y", "a<|turn", "turn|>", "< |turn>", "<Turn|>"]
-)
+@each("text", [*PLAIN, "<table><tr><b>x</b></tr></table>", "xs |> f <| y", "a<|turn", "turn|>", "< |turn>", "<Turn|>"])
 def test_tags_and_other_text_stay_allowed(text, tokenizer_folder, document):
     renderer = with_tokens(tokenizer_folder, *(AddedToken(token, special=False, normalized=False) for token in PLAIN))
     chat_loop = document(f"user={text}", f"assistant={text} b", f"user=a {text}", f"assistant=a{text}")

@@ -15,6 +15,7 @@ from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data
 from gemsmith.tasks.messages import ImagePart, TextPart, text_message
+from support.cases import each
 
 USER, ASSISTANT = {"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}
 SAID = [{"from": "human", "value": "add"}, {"from": "gpt", "value": "wire"}]
@@ -128,7 +129,7 @@ def test_other_names_of_columns_are_read_from_tables(tmp_path):
     assert (found.documents[0].messages, found.ignored_columns) == ((ADD, WIRE), {"when": 1})
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "message"),
     [
         (

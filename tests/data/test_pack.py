@@ -8,6 +8,7 @@ import pytest
 from gemsmith.data.packing import ARRAYS, assign_rows, drawn_order, pack_rows
 from gemsmith.data.tokenize import Rendered
 from gemsmith.images.check import ImageInfo
+from support.cases import each
 
 
 def rendered(ids: list[int], trained: list[int]) -> Rendered:
@@ -42,7 +43,7 @@ def test_an_order_is_drawn_by_the_seed_alone_and_has_every_document_once():
     assert first[:4] == [0, 124, 136, 148]  # on every machine and in every version
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_packing_loses_repeats_and_splits_nothing(seed):
     random = np.random.default_rng(seed)
     max_length = int(random.integers(8, 64))

@@ -16,6 +16,7 @@ from gemsmith.data.tokenize import (
 )
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.tasks.messages import plain_messages, text_of
+from support.cases import each
 
 GOLDEN = Path(__file__).parent / "golden" / "system_and_two_turns.json"
 TALK = ("system=be brief", "user=a or b?", "assistant=b", "user=why", "assistant=so\n  it is")
@@ -212,10 +213,8 @@ def test_a_template_that_changes_earlier_answers_is_refused(tokenizer_folder, do
     )
 
 
-@pytest.mark.parametrize("role", ["user", "assistant"])
-@pytest.mark.parametrize(
-    "token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>", "<|image|>", "<|audio|>", "<|video|>"]
-)
+@each("role", ["user", "assistant"])
+@each("token", ["<turn|>", "<|turn>", "<eos>", "<bos>", "<pad>", "<|image|>", "<|audio|>", "<|video|>"])
 def test_control_tokens_in_content_are_refused(role, token, renderer, document):
     turns = {"user": "a", "assistant": "b"} | {role: f"x{token}y"}
     index = 0 if role == "user" else 1

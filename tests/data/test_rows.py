@@ -6,6 +6,7 @@ from gemsmith.data.dataset import Columns, describe_columns, read_dataset, read_
 from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data, GeneratedData
 from gemsmith.tasks.messages import text_message
+from support.cases import each
 
 PAIR = {"prompt": "add", "response": "wire"}
 CHAT = {"messages": [{"role": "user", "content": "add"}, {"role": "assistant", "content": "wire"}]}
@@ -88,7 +89,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
     assert "line 1: prompt holds half a surrogate pair at character 2" in refused(tmp_path / "rows.jsonl")
 
 
-@pytest.mark.parametrize(
+@each(
     ("row", "message"),
     [
         ({"messages": [{"role": "user", "content": "a"}]}, "line 1: has no assistant turn"),

@@ -11,6 +11,7 @@ import pytest
 from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.recipe.schema import Data
+from support.cases import each
 from tiny_checkpoints import make_tokenizer
 
 TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -192,7 +193,7 @@ def said(tmp_path_factory):
     return look_up
 
 
-@pytest.mark.parametrize(("text", "message"), FAILURES)
+@each(("text", "message"), FAILURES)
 def test_whatever_a_template_raises_is_one_line_with_its_name_its_line_and_what_to_do(text, message, said):
     assert said(text).startswith(f"render: chat template FILE {message}")
 

@@ -13,6 +13,7 @@ from gemsmith.data.dedup import hash_turns
 from gemsmith.data.tokenize import Renderer, check_prompts, open_renderer, render_documents
 from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data
+from support.cases import each
 
 WEATHER = {
     "type": "function",
@@ -127,8 +128,8 @@ def as_transformers(file: Path, messages: list[dict[str, object]], tools: object
 
 
 @each_template
-@pytest.mark.parametrize("tools", [None, [WEATHER]], ids=["undeclared", "declared"])
-@pytest.mark.parametrize("name", [*ROWS])
+@each("tools", [None, [WEATHER]], ids=["undeclared", "declared"])
+@each("name", [*ROWS])
 def test_rows_render_as_in_transformers_and_what_the_model_writes_is_trained(file, tools, name, open_with, read):
     messages, trained = ROWS[name]
     renderer = open_with(file)

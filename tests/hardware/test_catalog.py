@@ -6,6 +6,7 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalog, own_catalog
 from gemsmith.hardware.catalog import KINDS, own_files
+from support.cases import each
 
 GIB = 2**30
 
@@ -78,7 +79,7 @@ def test_own_chips_and_machines_are_added(own):
     assert find_machine(catalog, "v5p-8") == find_machine(load_catalog(), "v5p-8")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("chip: {}", "unknown key chip (did you mean chips?); allowed: chips, machines"),

@@ -5,6 +5,7 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.hardware.lookup import machines_with, match_machine
+from support.cases import each
 
 MEANT = {
     "v5p-8": "v5p-8",
@@ -56,12 +57,12 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize(("name", "machine"), MEANT.items())
+@each(("name", "machine"), MEANT.items())
 def test_a_near_form_means_a_machine(name, machine):
     assert find_machine(load_catalog(), name).name == machine
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@each("name", UNKNOWN)
 def test_what_means_no_machine_is_not_guessed(name):
     """a100 may be one of 40 or of 80 GB; and some names of TPUs count cores, others chips."""
     assert match_machine(load_catalog(), name) is None

@@ -3,6 +3,7 @@ from datetime import date
 import pytest
 
 from gemsmith.hardware.catalog import Price, billed_hours, doubts_of, load_catalog
+from support.cases import each
 
 TODAY = date(2026, 11, 23)
 
@@ -11,7 +12,7 @@ def price(day="2026-11-01", **values):
     return Price(**{"provider": "p", "region": "r", "source": "s", "date": day} | values)
 
 
-@pytest.mark.parametrize(
+@each(
     ("day", "doubts"),
     [
         ("2026-11-01", ()),

@@ -9,19 +9,20 @@ from PIL import Image
 
 from gemsmith.images import decode as rgb
 from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, png_bytes, read_bytes
+from support.cases import each
 from support.images import image_bytes, image_values, unusable_images, usable_images
 
 USABLE, UNUSABLE = usable_images(), unusable_images()
 
 
-@pytest.mark.parametrize("name", USABLE)
+@each("name", USABLE)
 def test_every_kind_becomes_rgb_by_the_rule(name):
     data, first = USABLE[name]
     made = make_rgb(data)
     assert made.mode == "RGB" and np.asarray(made)[0, 0].tolist() == first
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
+@each("name", UNUSABLE)
 def test_every_fault_has_its_reason_and_one_line(name):
     data, reason = UNUSABLE[name]
     with pytest.raises(InvalidImageError) as error:
@@ -54,7 +55,7 @@ def test_half_transparent_pixels_are_mixed_with_white_as_vllm_mixes_them():
     assert np.asarray(make_rgb(stream.getvalue()))[0, 0].tolist() == [177, 127, 127]
 
 
-@pytest.mark.parametrize("name", USABLE)
+@each("name", USABLE)
 def test_the_png_that_is_sent_on_has_the_same_pixels_and_nothing_else(name):
     made = make_rgb(USABLE[name][0])
     sent = png_bytes(made)

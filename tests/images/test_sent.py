@@ -21,6 +21,7 @@ from gemsmith.images.check import (
 )
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import BUDGETS, PatchConfig, cut, fitted_size
+from support.cases import each
 from support.images import image_bytes, usable_images
 
 PATCHING = PatchConfig(budget=70, patch=4)
@@ -32,7 +33,7 @@ def received(url: str) -> np.ndarray:
     return np.asarray(Image.open(BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
 
 
-@pytest.mark.parametrize("name", USABLE)
+@each("name", USABLE)
 def test_what_a_server_decodes_is_the_rgb_that_training_made(name):
     data, upper_left = USABLE[name]
     pixels = received(to_data_url(data, None))

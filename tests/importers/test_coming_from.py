@@ -5,11 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gemsmith.arch import find_variant
 from gemsmith.importers import axolotl, hf_trainer, table
 from gemsmith.recipe.load import default_values
+from support.cases import each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text(encoding="utf-8")
 RULES = {"trl": hf_trainer.RULES, "axolotl": axolotl.RULES, "peft": hf_trainer.PEFT_RULES}
@@ -51,7 +50,7 @@ def set_by(project: str, key: str) -> set[str]:
     return set(RULES[project][key](table.Setting(key, given[key], config)).sets)
 
 
-@pytest.mark.parametrize(("ours", "project", "key"), [*pairs()])
+@each(("ours", "project", "key"), [*pairs()])
 def test_a_key_of_theirs_sets_the_key_beside_it(ours: str, project: str, key: str) -> None:
     assert ours in set_by(project, key)
 

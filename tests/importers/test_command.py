@@ -5,10 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 from gemsmith.recipe.load import load_recipe
+from support.cases import each
 
 FOLDER = Path(__file__).parent / "settings"
 SETTINGS = yaml.safe_load((FOLDER / "small_axolotl.yaml").read_text())
@@ -22,7 +22,7 @@ ADAPTER = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "words"),
     [
         ("a.yaml", "", "is empty"),

@@ -1,6 +1,7 @@
 """Settings as the projects publish them, in our own words: what becomes of each key, and of the recipe."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gemsmith.importers import port
 from gemsmith.importers.reader import leaves
 from gemsmith.recipe.load import dump_recipe, load_recipe, plain_values, with_values
 from gemsmith.runs.resolve import absolute_paths
+from support.cases import each
 
 FOLDER = Path(__file__).parent / "settings"
 ADAPTER = json.loads((FOLDER / "adapter_config.json").read_text())
@@ -145,40 +147,51 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
 }  # fmt: skip
 
 
-@pytest.fixture(params=CASES, ids=str)
-def case(request: pytest.FixtureRequest, tmp_path: Path, write) -> tuple[Any, ...]:
-    settings, options, expected, differing = CASES[request.param]
-    return settings, port([write(tmp_path, settings)], **options), expected, differing
+@pytest.fixture
+def case(tmp_path: Path, write) -> Callable[[str], tuple[Any, ...]]:
+    def make(name: str) -> tuple[Any, ...]:
+        settings, options, expected, differing = CASES[name]
+        return settings, port([write(tmp_path, settings)], **options), expected, differing
+
+    return make
 
 
-def test_every_key_of_a_source_is_in_the_table_once(case):
-    settings, ported, _, _ = case
+each_case = each("name", CASES, ids=map(str, CASES))
+
+
+@each_case
+def test_every_key_of_a_source_is_in_the_table_once(case, name):
+    settings, ported, _, _ = case(name)
     given = [row.key for row in ported.rows if row.given]
     assert sorted(given) == sorted(dict(leaves(settings)))
 
 
-def test_the_recipe_has_what_the_source_says(case):
-    _, ported, expected, _ = case
+@each_case
+def test_the_recipe_has_what_the_source_says(case, name):
+    _, ported, expected, _ = case(name)
     recipe = plain_values(ported.recipe)
     assert {key: recipe[key] for key in expected} == expected
 
 
-def test_what_would_train_differently_is_named_and_nothing_else(case):
-    _, ported, _, differing = case
+@each_case
+def test_what_would_train_differently_is_named_and_nothing_else(case, name):
+    _, ported, _, differing = case(name)
     assert {row.key for row in ported.differences} == differing
 
 
-def test_the_written_recipe_loads_to_the_same_one_and_gives_reasons(case, tmp_path, monkeypatch):
+@each_case
+def test_the_written_recipe_loads_to_the_same_one_and_gives_reasons(case, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, ported, _, _ = case
+    _, ported, _, _ = case(name)
     text = dump_recipe(ported.recipe, ported.derived)
     (tmp_path / "ported.yaml").write_text(text, encoding="utf-8")
     assert load_recipe(tmp_path / "ported.yaml") == with_values(ported.recipe, [*absolute_paths(ported.recipe)])
     assert "  # " in text
 
 
-def test_every_value_that_a_row_sets_is_the_recipes(case):
-    _, ported, _, _ = case
+@each_case
+def test_every_value_that_a_row_sets_is_the_recipes(case, name):
+    _, ported, _, _ = case(name)
     recipe = ported.recipe.model_dump(mode="json")
     for row in ported.rows:
         for key, value in row.sets.items():

@@ -4,6 +4,7 @@ import yaml
 from gemsmith.errors import InputError
 from gemsmith.launch.providers import TARGETS
 from gemsmith.recipe.load import load_recipe
+from support.cases import each
 
 
 def test_the_first_machine_that_holds_the_run_is_taken(launched):
@@ -98,7 +99,7 @@ def test_several_hosts_save_to_the_bucket(launched, tmp_path):
     assert launched("tpu-vm").recipe.train.checkpoint_folder is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"name": "a" * 29}, "--name .*: must be 1 to 28 of a-z, 0-9 and -"),

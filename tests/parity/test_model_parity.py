@@ -13,18 +13,11 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import hf_names_of, load_model
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 TINY = ("tiny-e2b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("31b", "26b-a4b", "12b")))
 # The tiny variants' window is 64: SHORT lies within it, LENGTH beyond.
 LENGTH, SHORT = 168, 40
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
-    exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", params=TINY)

@@ -1,6 +1,5 @@
 """Gemma 4 with images here and in transformers, from the same weights and the same patches."""
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,17 +14,10 @@ from gemsmith.models import load_model
 from gemsmith.train.jax.images import batch_images, bucket_shape
 from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 TINY = ("tiny-31b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("e2b", "26b-a4b", "12b")))
 BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token", "eoi_token"))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
-    exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Pair:

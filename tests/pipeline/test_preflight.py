@@ -64,7 +64,7 @@ def test_run_and_launch_refuse_all_at_once_and_write_nothing(gemsmith: Any, reci
 
 def test_a_run_directory_of_the_systems_is_refused(gemsmith: Any, recipe: Path) -> None:
     for folder in ("/etc/gemsmith", "/usr/runs", "/dev/../etc/x"):
-        code, _, err = gemsmith("run", recipe, "--run", folder)
+        code, _, err = gemsmith("plan", recipe, "--run", folder)
         assert code == 2 and err.startswith(f"error: run directory {folder}: is the system's; name a folder of"), err
 
 

@@ -6,6 +6,7 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, dump_recipe, load_recipe, read_reasons
 from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
+from support.cases import each
 
 MINIMAL = {"checkpoint": "/folder", "data": {"train": "/rows.jsonl"}}
 
@@ -42,7 +43,7 @@ def test_an_unknown_key_is_refused_with_a_near_match(key, expected):
     assert expected in refused(with_value(key, 1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value", "expected"),
     [
         ("lora.rank", "big", "lora.rank: 'big' was given"),
@@ -118,7 +119,7 @@ def test_a_model_that_contradicts_the_hub_id_is_refused():
     assert "is gemma4-31b" in refused(MINIMAL | {"checkpoint": "google/gemma-4-31B-it", "model": "gemma4-12b"})
 
 
-@pytest.mark.parametrize("character", "\x1b\x7f\x80\x85\u2028\ufeff\ufffe\U000e0001\n\\")
+@each("character", "\x1b\x7f\x80\x85\u2028\ufeff\ufffe\U000e0001\n\\")
 def test_whatever_characters_a_recipe_holds_come_back_from_its_file(tmp_path, character):
     options = {f"a{character}": f"{character}b"}
     recipe = build_recipe(with_value("data.train", f"/a{character}b") | {"eval": {"options": options}})

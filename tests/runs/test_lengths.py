@@ -9,6 +9,7 @@ from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe, with_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.resolve import check_answer, check_cells, check_lengths, check_served, derive_lengths
+from support.cases import each
 
 TINY = find_variant("tiny-31b")
 EVAL = "data.eval={task: verilog, rows: 3, split: held-out}"
@@ -28,7 +29,7 @@ def check_all(recipe: Recipe) -> None:
     check_answer(recipe, TINY)
 
 
-@pytest.mark.parametrize(
+@each(
     ("overrides", "inputs", "output", "served"),
     [
         ([], (512, 1792), 256, 2048),
@@ -45,7 +46,7 @@ def check_all(recipe: Recipe) -> None:
         (["data.max_length=64", "bench.input_tokens=[8]", "bench.output_tokens=4"], (8,), 4, 128),
     ],
 )
-@pytest.mark.parametrize("evaluated", [[], [EVAL]])
+@each("evaluated", [[], [EVAL]])
 def test_defaults_become_what_there_is_room_for(overrides, inputs, output, served, evaluated):
     recipe, _ = fitted(*overrides, *evaluated)
     assert (recipe.bench.input_tokens, recipe.bench.output_tokens) == (inputs, output)

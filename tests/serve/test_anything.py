@@ -16,6 +16,7 @@ from gemsmith.runs.run import Run, open_source
 from gemsmith.serve.command import GPU_IMAGE
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import curl_line
+from support.cases import each
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -70,7 +71,7 @@ def test_the_command_for_a_machine_is_the_one_that_was_read_and_kept(
     assert err + out == file.read_text()
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_golden_command_is_what_a_shell_takes_whole(name: str) -> None:
     syntax = subprocess.run(["bash", "-n", str(GOLDEN / f"{name}.sh")], capture_output=True, text=True, check=False)
     assert (syntax.returncode, syntax.stderr) == (0, "")

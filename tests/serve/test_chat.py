@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gemsmith.serve.client.chat import Failure, Reply, read_chat, read_object
+from support.cases import each
 
 
 def chat(content: Any, finish_reason: Any = "stop", **message: Any) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def test_what_a_model_ended_is_an_answer_even_where_it_holds_no_text(found: dict
     assert read_chat(found) == reply
 
 
-@pytest.mark.parametrize(("found", "reason"), [
+@each(("found", "reason"), [
     ({}, "no choices"),
     ({"choices": None}, "no choices"),
     ({"choices": []}, "no choices"),

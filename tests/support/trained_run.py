@@ -11,6 +11,7 @@ from gemsmith.checkpoints.peft import Adapter, LoraPair
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import Run, open_run
+from support.made import made_once
 
 RANK, ALPHA = 4, 8.0
 
@@ -80,11 +81,11 @@ def make_trained_run(
     }
     recipe, derived = resolve(build_recipe(values))
     run = open_run(folder, recipe, derived)
-    saved, variant = run.checkpoints, str(recipe.model)
-    if steps is None:
-        saved, steps = checkpoint.with_name(f"{checkpoint.name}-steps"), {20: make_adapter(variant)}
-    if not saved.exists():
-        save_steps(saved, steps, variant)
-    if saved != run.checkpoints:
-        shutil.copytree(saved, run.checkpoints, dirs_exist_ok=True)
+    variant = str(recipe.model)
+    if steps is not None:
+        save_steps(run.checkpoints, steps, variant)
+        return run
+    saved = checkpoint.with_name(f"{checkpoint.name}-steps")
+    made_once(saved, lambda folder: save_steps(folder, {20: make_adapter(variant)}, variant))
+    shutil.copytree(saved, run.checkpoints, dirs_exist_ok=True)
     return run

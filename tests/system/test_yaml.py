@@ -4,13 +4,14 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import load_recipe
+from support.cases import each
 
 BOMB = "a: &a [x]\n" + "".join(
     f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(9))}]\n" for before, name in pairwise("abcdefghijkl")
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("lora: {rank: 8}\nlora: {alpha: 3}", "line 4: is not YAML (lora is given twice; keep one)"),

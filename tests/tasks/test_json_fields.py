@@ -7,6 +7,7 @@ import pytest
 from gemsmith.errors import DataError
 from gemsmith.tasks import Question
 from gemsmith.tasks.json_fields import check, score
+from support.cases import each
 
 EXPECTED = '{"name": "bolt", "price": 3, "tags": ["a", {"b": null}], "new": true}'
 
@@ -37,7 +38,7 @@ def test_the_object_is_found_and_compared_by_value(answer: str) -> None:
     assert reason(answer) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "expected"),
     [
         (EXPECTED.replace("bolt", "nut"), 'name: "nut" instead of "bolt"'),

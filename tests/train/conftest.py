@@ -13,7 +13,9 @@ from gemsmith.data.stage import prepare_data
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord, TrainStep
-from gemsmith.runs.run import Run, open_run
+from gemsmith.runs.run import Run, find_run, open_run, read_record
+from gemsmith.train.stage import train
+from support.made import made_once, shared_folder
 
 
 def make_recipe(checkpoint: Path, /, **sections: Any) -> Recipe:
@@ -37,6 +39,21 @@ def prepare(small_checkpoint: Path) -> Callable[..., Run]:
         run = open_run(folder, make_recipe(small_checkpoint, **sections))
         prepare_data(run)
         return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained_once(prepare, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Run, TrainRecord]]:
+    """Returns a run that was trained once for all tests, and its record: `trained_once("whole", train={...})`. Tests
+    must not change it."""
+
+    def make(name: str, **sections: Any) -> tuple[Run, TrainRecord]:
+        folder = made_once(
+            shared_folder(tmp_path_factory) / "trained" / name, lambda run: train(prepare(run, **sections))
+        )
+        run = Run(path=folder, recipe=find_run(folder))
+        return run, read_record(run, TrainRecord)
 
     return make
 

@@ -14,7 +14,8 @@ from gemsmith.train.loop import TrainSession
 from gemsmith.train.loss_checks import best_evaluation
 from gemsmith.train.stage import train
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
+# Upstream's warnings, at import.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compiles")]
 
 EVAL = {"eval": {"task": "verilog", "rows": 2, "split": "held-out"}}
 KEEPS = {"eval_steps": 1, "keep": "best", "early_stopping_patience": 2, "save_steps": 3, "save_total_limit": 1}

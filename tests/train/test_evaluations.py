@@ -1,5 +1,7 @@
 """The loss on held-out rows while a run trains: what it is, in both backends, and that the steps do not see it."""
 
+import shutil
+
 import peft
 import pytest
 import torch
@@ -27,27 +29,31 @@ def numbers(record):
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def evaluated(request, prepare, tmp_path_factory):
+def evaluated(request, trained_once):
     """A run of six steps with dropout that was evaluated after the fourth and the last, and its record."""
-    run = prepare(
-        tmp_path_factory.mktemp("evaluated") / "run", data=EVAL, train={"backend": request.param, "eval_steps": 4}
+    keys = {"backend": request.param, "eval_steps": 4}
+    return trained_once(f"{request.param}-evaluated", data=EVAL, train=keys)
+
+
+def test_the_steps_are_those_of_a_run_without_evaluations(evaluated, trained_once, same_numbers, tmp_path):
+    backend = evaluated[0].recipe.train.backend
+    other = trained_once(backend, train={"backend": backend})
+    (run, record), (other, without) = (
+        copied(*each, tmp_path / name) for each, name in ((evaluated, "run"), (other, "other"))
     )
-    return run, train(run)
-
-
-def test_the_steps_are_those_of_a_run_without_evaluations(evaluated, prepared_run, same_numbers):
-    run, record = evaluated
-    other = prepared_run(train={"backend": run.recipe.train.backend})
-    without = train(other)
     assert [evaluation.step for evaluation in record.evaluations] == [4, 6] and without.evaluations == ()
     assert same_numbers(record, without)
     export(run), export(other)
     assert (run.adapter / WEIGHTS).read_bytes() == (other.adapter / WEIGHTS).read_bytes()
 
 
-def test_a_loss_is_the_mean_over_documents_one_by_one_in_transformers(evaluated):
+def copied(run, record, folder):
+    return Run(path=shutil.copytree(run.path, folder), recipe=run.recipe), record
+
+
+def test_a_loss_is_the_mean_over_documents_one_by_one_in_transformers(evaluated, tmp_path):
     """Without dropout, and with the adapters as the step left them."""
-    run, record = evaluated
+    run, record = copied(*evaluated, tmp_path / "run")
     export(run)
     base = transformers.AutoModelForCausalLM.from_pretrained(run.recipe.checkpoint, dtype=torch.float32)
     model, rows = peft.PeftModel.from_pretrained(base, run.adapter).eval(), open_rows(run, EVAL_ROWS)

@@ -5,12 +5,13 @@ import pytest
 from gemsmith.export.stage import export
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.records import DataRecord, Extension, TrainRecord
-from gemsmith.runs.run import Run, find_run, is_up_to_date, read_record
+from gemsmith.runs.run import Run, find_run, is_up_to_date, read_record, write_record
 from gemsmith.train.loop import TrainSession
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
+# Upstream's warnings, at import.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compiles")]
 
 
 def opened(run):
@@ -111,3 +112,51 @@ def test_epochs_are_counted_in_all_and_what_asks_for_no_more_is_refused(prepared
     code, _, error = gemsmith("train", run.path, "--set", "lora.rank=2")
     assert code == 2 and f"do that again with: gemsmith train {run.path} --set lora.rank=2 --force" in error
     assert "--steps +N trains on" in gemsmith("train", run.path)[2]
+
+
+@pytest.mark.parametrize("warmup", [{"warmup_steps": None}, {"warmup_steps": None, "warmup_ratio": 0.25}], ids=str)
+def test_a_run_that_is_given_more_steps_again_and_again_warms_up_once(prepared_run, gemsmith, warmup):
+    """A longer training by itself would have a longer warm-up: a tenth of the steps, or a share of them."""
+    held_out = {"task": "verilog", "rows": 2, "split": "held-out"}
+    keys = {"backend": "trl", "max_steps": 4, "eval_steps": 5, "global_batch_size": 1}
+    run = prepared_run(model="custom", data={"eval": held_out}, train=keys, optimizer=warmup)
+    first = train(run)
+    for asked in ("+1", "12"):
+        code, _, error = gemsmith("train", run.path, "--steps", asked)
+        assert code == 0, error
+    record = read_record(run, TrainRecord)
+    assert record.extensions == (
+        Extension(after=4, planned_steps=4, steps=5),
+        Extension(after=5, planned_steps=5, steps=12),
+    )
+    assert record.steps[:4] == first.steps and record.resumed_at == (4, 5)
+    assert record.warmup_steps == first.warmup_steps == (0 if len(warmup) == 1 else 1)
+    assert [one.step for one in record.evaluations] == [4, 5, 10, 12]
+    optimizer = opened(run).recipe.optimizer
+    once = optimizer.model_copy(update={"warmup_ratio": None, "warmup_steps": first.warmup_steps})
+    for updates, after, until in ((4, 0, 4), (5, 4, 5), (12, 5, 12)):
+        expected = [learning_rate(once, update=update, updates=updates) for update in range(after, until)]
+        assert [step.learning_rate for step in record.steps[after:until]] == expected
+    run.record_file("train").unlink()
+    assert gemsmith("train", run.path)[0] == 0
+    again = read_record(run, TrainRecord)
+    assert again.extensions == record.extensions and again.steps == record.steps
+
+
+def test_what_is_extended_on_several_hosts_is_told_as_commands(prepared_run, gemsmith):
+    run = prepared_run(model="custom", train={"backend": "trl", "max_steps": 1}, optimizer={"warmup_steps": None})
+    write_record(run, train(run).model_copy(update={"hosts": 2}))
+    code, _, error = gemsmith("train", run.path, "--steps", "20")
+    assert (
+        code == 2
+        and (
+            "--steps 20: is for training on one host, and this was on 2; first: gemsmith data "
+            f"{run.path} --set train.max_steps=20 --set optimizer.warmup_steps=0 --force, then on each host: "
+            f"gemsmith train {run.path}\n"
+        )
+        in error
+    )
+    code, _, error = gemsmith("train", run.path, "--steps", "+1", "--force")
+    assert code == 2 and "--force: does not go with --steps" in error
+    code, _, error = gemsmith("train", run.path, "--steps", "+1", "--epochs", 2)
+    assert code == 2 and "--epochs: does not go with --steps" in error

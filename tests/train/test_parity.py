@@ -24,17 +24,10 @@ from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, sha
 from gemsmith.train.schedule import learning_rate
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 10
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
-    exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Pair:

@@ -16,9 +16,11 @@ from tensorboardX.proto.event_pb2 import Event
 from gemsmith.checkpoints import open_checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS
 from gemsmith.data.batches import EVAL_ROWS, open_rows
+from gemsmith.data.images import decode_batches
 from gemsmith.data.packing import ARRAYS, Rows
 from gemsmith.errors import RecipeError, Terminated
 from gemsmith.export.stage import export
+from gemsmith.images.patches import read_patching
 from gemsmith.report.page import report
 from gemsmith.runs.run import Run
 from gemsmith.system.characters import escape_control_chars, one_line
@@ -27,6 +29,8 @@ from gemsmith.train.inputs import SamplePrompts, load_samples
 from gemsmith.train.logging import Display
 from gemsmith.train.loop import TrainSession
 from gemsmith.train.stage import train
+from gemsmith.train.torch.images import pad_images
+from support.images import image_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # upstream's, at import
 
@@ -139,6 +143,7 @@ def stops_in_the_answers(monkeypatch, *, tells):
     monkeypatch.setattr(SamplePrompts, "answer", stopping)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_an_answer_has_the_same_ones_once_it_goes_on(
     sampled, prepared_run, monkeypatch, read_steps, same_numbers
 ):
@@ -163,6 +168,7 @@ def interrupted():
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_how_many_answers_may_change_on_the_way(sampled, prepared_run, monkeypatch, same_numbers):
     whole, record = sampled
     keys = {"backend": whole.recipe.train.backend, "eval_steps": 4}
@@ -247,3 +253,43 @@ def test_an_answer_ends_where_the_model_or_its_row_does(samples_of):
     assert one.answer == samples.tokenizer.decode([300, 300])
     assert other.answer == samples.tokenizer.decode([301] * 4) + "…"
     assert samples.answer(1, lambda *_: None) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_answers_to_images_are_the_greedy_ones_of_transformers(prepare, seeing_checkpoint, tmp_path, backend):
+    """Of several sizes; an answer ends where a row of data.max_length does."""
+    for number in range(16):
+        file = tmp_path / "images" / ("red" if number % 2 else "blue") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(image_bytes(12 + 12 * (number % 3), 12, seed=number))
+    folder = str(tmp_path / "images")
+    data = {"train": folder, "eval": folder, "held_out": 0.4, "format": "image-folder", "prompt": "Which colour?"}
+    run = prepare(
+        tmp_path / backend,
+        checkpoint=str(seeing_checkpoint),
+        data=data | {"image_tokens": 70, "max_length": 96},
+        train={"backend": backend, "eval_steps": 1, "max_steps": 2, "sample_answers": 3},
+        optimizer={"warmup_steps": 0},
+    )
+    answers = train(run).evaluations[-1].answers
+    export(run)
+    base = transformers.AutoModelForCausalLM.from_pretrained(seeing_checkpoint, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, run.adapter).eval()
+    checkpoint = open_checkpoint(str(seeing_checkpoint))
+    samples = load_samples(run, checkpoint, parts=1, most=1)
+    patching = read_patching(checkpoint.config, 70)
+    assert len(answers) == samples.batches.steps == 3
+    for answer, (batch, images), length in zip(
+        answers, decode_batches(samples.batches, range(1, 4), patching, processes=1), samples.lengths, strict=True
+    ):
+        tokens = torch.tensor(batch.tokens[:, :length]).long()
+        assert (tokens == samples.image_token).sum() == images[0][0].soft_tokens > 1 and len(images[0]) == 1
+        room = min(64, run.recipe.data.max_length - length)
+        how = {"do_sample": False, "max_new_tokens": room, "eos_token_id": STOPS, "pad_token_id": 0}
+        types = (tokens == samples.image_token).long()
+        found = model.generate(input_ids=tokens, mm_token_type_ids=types, **pad_images(images), **how)[0, length:]
+        ended = found[-1] in STOPS
+        text = samples.tokenizer.decode(found.tolist()[: -1 if ended else None], skip_special_tokens=False)
+        assert answer.answer == (text if ended else f"{text}…")
+        assert answer.prompt.count("<|image|>") == 1 and answer.expected in ("red", "blue")

@@ -6,10 +6,11 @@ from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Optimizer
 from gemsmith.train.schedule import learning_rate
+from support.cases import each
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-@pytest.mark.parametrize(("warmup", "updates"), [(5, 40), (0, 7), (10, 10), (10, 4)])
+@each("schedule", ["cosine", "linear", "constant"])
+@each(("warmup", "updates"), [(5, 40), (0, 7), (10, 10), (10, 4)])
 def test_every_rate_is_that_of_transformers(schedule, warmup, updates):
     torch_optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
     make = {

@@ -33,19 +33,12 @@ from gemsmith.train.stage import train
 from support.images import image_bytes
 from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 IMAGE = IMAGE_TOKENS["image_token"][0]
 ROWS, LENGTH, UPDATES = 2, 112, 10
 # Columns by rows of each row's images; the first is longer than the window of 64.
 SIZES = ([(10, 7)], [(3, 3), (4, 5)])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """Compiling is most of these tests' time; without optimizations it takes half as long, and the numbers are as
-    exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Pair:

@@ -73,11 +73,8 @@ def machines_with(catalog: Catalog, devices: Sequence[str], planned: Sequence[st
     kinds = {device.lower() for device in devices}
     named = [machine for name in planned if (machine := match_machine(catalog, name))]
     for machines in (named, catalog.machines.values()):
-        if not kinds:
-            found = [machine for machine in machines if machine.chip.kind == "cpu"]
-        else:
-            found = [machine for machine in machines if machine.devices == len(devices)]
-        if found := [machine for machine in found if kinds <= set(machine.chip.device_kinds)]:
+        alike = (each for each in machines if (each.devices == len(devices) if kinds else each.chip.kind == "cpu"))
+        if found := [machine for machine in alike if kinds <= set(machine.chip.device_kinds)]:
             return found
     return []
 

@@ -134,11 +134,16 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     as_read, encode = one, None
     if isinstance(like, Quantized):
         as_read, encode = one.qvalue, _quantizer(like.kind, one)
-    stack = jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=whole)()
+    stack = _zeros(like, whole)()
     for number, tensor in enumerate(tensors):
         weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
         stack = _fill(stack, encode(weight) if encode else weight, number)  # (layers, in, out)
     return stack
+
+
+@cache
+def _zeros(like: Any, shardings: Any) -> Callable[[], Any]:
+    return jax.jit(lambda: jax.tree.map(lambda part: jnp.zeros(part.shape, part.dtype), like), out_shardings=shardings)
 
 
 @cache

@@ -305,13 +305,13 @@ def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
 def incompatible_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys that training cannot resume with, with both values.
 
-    What was trained has not met what `stop` would have stopped; what open warm-up came to, the learning rates of its
-    steps say; and how many steps there were to be, it says itself.
+    What was trained has not met what `stop` would have stopped; what a warm-up came to that is open or a share of the
+    steps, their learning rates say; and how many steps there were to be, it says itself.
     """
     return {
         key: values
         for key, values in differing_values(old, new).items()
-        if not _is_open(key, values[0]) and key not in ("train.checkpoint_folder", *_LENGTH)
+        if not _is_open(key, values[0]) and key not in ("train.checkpoint_folder", "optimizer.warmup_ratio", *_LENGTH)
     }
 
 

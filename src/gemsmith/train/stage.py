@@ -39,7 +39,8 @@ def is_later_host() -> bool:
 def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]:
     """What to set in the recipe of a finished run, for so many steps in all, +N more, or so many epochs in all.
 
-    Raises RunError where training has not ended, InputError where there would be no step more.
+    A warm-up that follows from the number of steps stays what it was, so that there is no other. Raises RunError where
+    training has not ended, InputError where there would be no step more.
     """
     option, run = f"--steps {steps}" if steps else f"--epochs {epochs}", Run(path=path, recipe=find_run(path))
     record, data = read_record(run, TrainRecord), read_record(run, DataRecord)
@@ -54,12 +55,17 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
     total = count_steps(run.recipe.train.model_copy(update=values), data.packed_rows)
     settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in values.items())
     in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
+    optimizer, warmup = run.recipe.optimizer, record.warmup_steps
+    if optimizer.warmup_steps is None and warmup is not None and optimizer.warmup(total) != warmup:
+        settings += ("optimizer.warmup_ratio=null",) * (optimizer.warmup_ratio is not None)
+        settings += (f"optimizer.warmup_steps={warmup}",)
     if total <= done or total == data.steps:
         raise InputError(
             f"{option}: makes {total:,} steps in all; {done:,} are done, of {data.steps:,} that were planned; ask for "
             f"others, such as --steps +{done}, or start again with: {in_data}, then: gemsmith train {path} --force"
         )
     if record.hosts > 1:
+        in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
         raise InputError(
             f"{option}: is for training on one host, and this was on {record.hosts}; first: {in_data}, then on each "
             f"host: gemsmith train {path}"

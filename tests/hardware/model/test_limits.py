@@ -6,13 +6,14 @@ from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model.limits import check_training, check_trl_quantized
 from gemsmith.recipe.load import build_recipe
+from support.cases import each
 
 
 def check(model: str, *overrides: str) -> None:
     check_training(build_recipe({"checkpoint": "x", "data": {"train": "x"}}, overrides), find_variant(model))
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "overrides", "expected"),
     [
         (

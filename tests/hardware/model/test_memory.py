@@ -12,6 +12,7 @@ from gemsmith.hardware.model.work import step_cost
 from gemsmith.models import abstract_model, base_kinds
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Mesh
+from support.cases import each
 
 GIB = 2**30
 
@@ -99,7 +100,7 @@ def test_there_are_compiled_cases():
     assert len(CASES) >= 20
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_memory_is_near_what_xla_reserves_for_the_step_that_training_runs(case):
     """Ratios 0.957 to 1.045, of the two compiled after the formula was set 0.957 and 1.051."""
     record = json.loads((RECORDS / f"{case}.json").read_text())

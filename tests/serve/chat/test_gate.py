@@ -6,6 +6,7 @@ import pytest
 
 from gemsmith.serve.chat import web
 from gemsmith.serve.chat.web import Gate
+from support.cases import each
 
 HERE = {"host": "127.0.0.1:7860"}
 
@@ -46,7 +47,7 @@ def test_the_page_itself_a_tunnel_to_it_and_a_link_to_it_are_let_in(headers):
     assert ask(headers, b"a", b"b") == (200, b"ab")
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         {},

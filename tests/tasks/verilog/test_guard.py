@@ -3,6 +3,7 @@ import time
 import pytest
 
 from gemsmith.tasks.verilog.simulate import Forged, guard, scope_names
+from support.cases import each
 
 TESTBENCH = """
 module stimulus_gen(input clk); task pause; #1; endtask endmodule
@@ -33,7 +34,7 @@ def test_a_module_that_keeps_to_itself_is_left_as_it_is(body):
     assert body in supervised(body)
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "message"),
     [
         ("RefModule r(.a(a));", "it names RefModule, a module of the testbench or the reference"),

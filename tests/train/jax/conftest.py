@@ -12,7 +12,6 @@ import pytest
 
 from gemsmith.data.batches import Batches
 from gemsmith.runs.run import Run
-from gemsmith.train.stage import train
 
 
 @pytest.fixture
@@ -35,10 +34,9 @@ def interrupt() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def whole(prepare, tmp_path_factory):
+def whole(trained_once):
     """A run of six steps that nothing stopped, and its record. Tests must not change it."""
-    run = prepare(tmp_path_factory.mktemp("whole") / "run")
-    return run, train(run)
+    return trained_once("tunix")
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ import os, signal, sys
 from gemsmith import cli
 from gemsmith.data.batches import Batches
 batch, stop_at = Batches.batch, int(sys.argv.pop())
-def stopped(self, step, rows):
+def stopped(self, step, rows=None):
     if step == stop_at:
         os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
-    print("READ", step, *rows)
+    print("READ", step, *(rows or ["all"]))
     return batch(self, step, rows)
 Batches.batch = stopped
 for _ in range(int(sys.argv.pop())):
@@ -83,6 +83,25 @@ def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
         for side in ("a", "b"):  # measured: 4e-7, since between processes sums are taken in another order
             assert np.abs(getattr(found[name], side) - getattr(expected[name], side)).max() <= 1e-6, (name, side)
     assert len(list(together.tensorboard.iterdir())) == 2  # one for each start of the first host
+
+
+@pytest.mark.slow
+def test_two_hosts_answer_like_one(prepare, tmp_path):
+    """Three prompts over eight devices: the second host has rows of padding alone."""
+    keys = KEYS | {
+        "data": KEYS["data"] | {"eval": {"task": "verilog", "rows": 5, "split": "held-out"}},
+        "train": KEYS["train"] | {"max_steps": 1, "eval_steps": 1, "sample_answers": 3},
+    }
+    alone, together = (prepare(tmp_path / name, **keys) for name in ("alone", "together"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
+    started = [start(alone, devices=8, times=1), *(start(together, *group, n, devices=4, times=1) for n in (0, 1))]
+    told = [process.communicate(timeout=300) for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
+    assert told[1][1].count("train    answered  ") == 3 and "answered" not in told[2][1]
+    one, two = (read_record(run, TrainRecord).evaluations[0].answers for run in (alone, together))
+    assert one == two and len(one) == 3
 
 
 @pytest.mark.slow

@@ -355,11 +355,12 @@ def test_a_killed_training_ends_with_the_same_adapter_and_leaves_no_decoders(bas
 
 
 def same_adapters(one, other):
+    """Within 5e-4 of each matrix's norm: sums in another order, through AdamW, make 1.4e-4 on a processor with AMX."""
     expected, found = (read_run_adapter(run).modules for run in (one, other))
     for name, pair in expected.items():
         for side in "ab":
             distance = np.linalg.norm(getattr(found[name], side) - getattr(pair, side))
-            assert distance < 1e-4 * np.linalg.norm(getattr(pair, side)), (name, side)
+            assert distance < 5e-4 * np.linalg.norm(getattr(pair, side)), (name, side)
 
 
 def start_together(run, **options):

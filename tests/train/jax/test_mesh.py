@@ -75,11 +75,17 @@ def results(sizes, attention="dense", quantized=None):
     optimizer = nnx.Optimizer(model, make_optimizer(Optimizer()), wrt=nnx.LoRAParam)
     nnx.update(optimizer, shard_opt_state(nnx.state(optimizer), model))
     step = make_step(model, optimizer, lora=LORA, seed=0)
+    marked = place(np.arange(LENGTH) == np.array([[99], [229], [150], [0]]), shapes["loss_mask"])
+    rows = {name: inputs[name] for name in ("tokens", "positions", "segments")} | {"loss_mask": marked}
+    following = np.asarray(step.next_tokens(step.trained, step.frozen, rows))
+    places = np.flatnonzero(np.asarray(marked)[segments > 0])
+    assert (following == logits[places].argmax(axis=-1)).all(), following
     trained, moments, metrics = step.update(step.trained, step.moments, step.frozen, inputs)
     # Adam's first update is the gradient's sign; its first moment is 0.1 of the clipped gradient.
     found = {"/".join(map(str, path)): np.asarray(leaf[...]) for path,
              leaf in nnx.to_flat_state(moments) if "mu" in path}
-    return found | {"logits": logits, "loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
+    found |= {"logits": logits, "next": following}
+    return found | {"loss": np.asarray(metrics["loss"]), "norm": np.asarray(metrics["grad_norm"])}
 
 def far(actual, expected):
     norm = np.linalg.norm
@@ -124,7 +130,7 @@ def make_weight(tensor, random):
 
 
 @pytest.mark.slow
-def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
+def test_four_devices_give_the_logits_the_answers_and_the_gradients_of_one(checkpoint):
     """Rows over sequence 2 x fsdp 2; heads over tp 4, with 2 kv heads and 1; a quantized base over fsdp 4; replica 2,
     of devices that call themselves two slices."""
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
@@ -136,6 +142,7 @@ def test_four_devices_give_the_logits_and_the_gradients_of_one(checkpoint):
     for case, errors in found.items():
         # Measured: logits 1e-7 to 4e-7; a matrix' gradient at most 1.2e-6. Dense and splash on one device: 3e-7, and
         # 8e-7.
+        assert errors.pop("next") == 0
         assert max(errors.pop(name) for name in ("logits", "loss", "norm")) < 1e-6, case
         assert len(errors) == 26 and max(errors.values()) < 2e-6, (case, errors)
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from gemsmith.images import workers
 from gemsmith.images.patches import Patches
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.run import Run, open_run
-from gemsmith.train.stage import train
 from support.images import image_bytes
+from support.made import made_once, shared_folder
 from tiny_checkpoints import make_tokenizer, with_vision, write_checkpoint
 
 
@@ -27,10 +28,9 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def whole(prepare, tmp_path_factory):
+def whole(trained_once):
     """A run of six steps that nothing stopped, and its record. Tests must not change it."""
-    run = prepare(tmp_path_factory.mktemp("whole") / "run", train={"backend": "trl"})
-    return run, train(run)
+    return trained_once("trl", train={"backend": "trl"})
 
 
 def saved_bytes(run, step):
@@ -55,19 +55,19 @@ def trained(whole, tmp_path):
 def even_checkpoint(tmp_path_factory):
     """Returns the folder of a random tiny checkpoint in float32 whose attention is not sharp, and in which no norm and
     no bound is 1: `even_checkpoint("tiny-31b", vision=True)`. Tests must not write into it."""
-    made = {}
+    root = shared_folder(tmp_path_factory) / "checkpoints"
 
+    def write(name, vision, folder):
+        variant, random = find_variant(name), np.random.default_rng(7)
+        variant = with_vision(variant) if vision else variant
+        tensors = (*text_tensors(variant), *vision_tensors(variant))
+        weights = {tensor.name: make_weight(tensor, random) for tensor in tensors}
+        write_checkpoint(variant, weights, folder, dtype="float32")
+        make_tokenizer(folder, vision=vision)
+
+    @cache
     def make(name, *, vision=False):
-        if (name, vision) not in made:
-            variant, random = find_variant(name), np.random.default_rng(7)
-            variant = with_vision(variant) if vision else variant
-            tensors = (*text_tensors(variant), *vision_tensors(variant))
-            weights = {tensor.name: make_weight(tensor, random) for tensor in tensors}
-            folder = tmp_path_factory.mktemp("even") / name
-            write_checkpoint(variant, weights, folder, dtype="float32")
-            make_tokenizer(folder, vision=vision)
-            made[name, vision] = folder
-        return made[name, vision]
+        return made_once(root / f"even-{name}{'-vision' * vision}", partial(write, name, vision))
 
     return make
 

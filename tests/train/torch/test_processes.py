@@ -60,6 +60,21 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
 
 
 @pytest.mark.slow
+def test_two_processes_answer_like_one(prepare, tmp_path):
+    """Three prompts, two at a time: the second process has a row of padding in the end. Then they train on alike."""
+    keys = {
+        "data": DATA | {"eval": {"task": "verilog", "rows": 5, "split": "held-out"}},
+        "train": TRAIN | {"max_steps": 2, "eval_steps": 1, "sample_answers": 3},
+    }
+    alone = prepare(tmp_path / "alone", **keys, **KEYS)
+    together = prepare(tmp_path / "together", **keys | {"train": keys["train"] | {"mesh": {"fsdp": 2}}}, **KEYS)
+    one, two = train(alone), train(together)
+    assert two.mesh["fsdp"] == 2 and [len(found.answers) for found in one.evaluations] == [3, 3]
+    assert [found.answers for found in two.evaluations] == [found.answers for found in one.evaluations]
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "targets"),
     [("tiny-31b", ["q", "v"]), ("tiny-31b", ["q", "vision"]), ("tiny-e2b", ["q", "vision"]), ("tiny-12b", ["q", "v"])],

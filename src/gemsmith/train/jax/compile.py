@@ -5,14 +5,13 @@ gathered while this one's matmuls run; benchmarks/tpu_compile.py has rows with a
 """
 
 import atexit
-import contextlib
 import json
 import os
 import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax
 
 from gemsmith.errors import InputError, MachineError, RecipeError, last_line
 from gemsmith.recipe.schema import Train
+from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
 from gemsmith.train.jax.distributed import check_accelerator
@@ -111,7 +111,7 @@ def check_flags(train: Train) -> int:
 
 
 def main() -> int:
-    """Prints how many flags XLA gets, by the section `train` on stdin, and returns 0; or the error's line, and 2.
+    """Returns 0 where XLA takes its flags, those of the section `train` on stdin among them; or 2, and prints why not.
 
     Of a TPU slice of several hosts, whose devices are there once all have started, the environment's are asked alone.
     """
@@ -121,9 +121,9 @@ def main() -> int:
         train = Train()
     try:
         check_accelerator()
-        print(check_flags(train))
+        check_flags(train)
     except InputError as error:
-        print(error)
+        print(escape_control_chars(str(error), lines=False))
         return 2
     return 0
 
@@ -178,11 +178,20 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
     # an end.
     atexit.register(_leave, work, stop)
-    with _cache_hits() as hits:
+    hits: list[str] = []  # an entry for each program that JAX takes from its cache meanwhile
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            hits.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
         work.start()
         while not work.ended.wait(0.1):
             if stop.is_set():
                 return None
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
     atexit.unregister(_leave)
     if work.error:
         raise explain_refusal(work.error, flags, train, platform=platform) or work.error
@@ -208,22 +217,6 @@ class _Work(threading.Thread):
 def _leave(work: _Work, stop: Stop) -> None:
     if not work.ended.is_set():
         leave(128 + stop.number if stop.is_set() else 130)
-
-
-@contextlib.contextmanager
-def _cache_hits() -> Iterator[list[str]]:
-    """One entry for each program that JAX takes from its cache while the block runs."""
-    hits: list[str] = []
-
-    def listen(event: str, **_: Any) -> None:
-        if event == "/jax/compilation_cache/cache_hits":
-            hits.append(event)
-
-    jax.monitoring.register_event_listener(listen)
-    try:
-        yield hits
-    finally:
-        jax.monitoring.unregister_event_listener(listen)
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ class Step:
 def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, seed: int, micro_batches: int = 1) -> Step:
     """The compiled step of an adapted model, or without `lora` of one whose weights are trained.
 
-    Both may be of ShapeDtypeStructs, and then it can only be lowered. Its loss is the sum of nll over the step's
-    supervised tokens / their count, so any split of its rows means the same, as for dropout masks by a row's place.
+    Of ShapeDtypeStructs it can only be lowered. loss = sum of nll over the step's supervised tokens / their count: any
+    split of its rows over devices and micro-batches means the same, and the same dropout masks, by a row's place in it.
     """
     model_def, trained, frozen = nnx.split(model, nnx.LoRAParam, ...)  # type: ignore[misc]
     optimizer_def, moments = nnx.split(optimizer)
@@ -116,9 +116,8 @@ def make_step(model: Gemma4, optimizer: nnx.Optimizer, *, lora: Lora | None, see
         key = jax.random.fold_in(jax.random.key(seed), inputs["step"])
         places = np.arange(len(rows["tokens"]))  # (B,)
         if micro_batches == 1:
-            sums, grads = jax.value_and_grad(loss_of, has_aux=True)(
-                trained, frozen, rows, count, _row_keys(key, places)
-            )
+            keys = _row_keys(key, places)
+            sums, grads = jax.value_and_grad(loss_of, has_aux=True)(trained, frozen, rows, count, keys)
         else:
             split = {name: _in_micro_batches(x, mesh, micro_batches) for name, x in rows.items()}  # (count, B/count, L)
             keys = _row_keys(key, _places_in_micro_batches(places, mesh, micro_batches))  # (count, B/count)

@@ -360,7 +360,7 @@ def _of_hidden(
     embedding, softcap = base.get_output_embeddings().weight, base.config.get_text_config().final_logit_softcapping
     if not predicts:
         return token_nll(hidden, embedding, tokens, loss_mask, softcap)
-    marked = hidden[torch.arange(len(hidden)), loss_mask.int().argmax(dim=1)]  # (B, E)
+    marked = hidden[torch.arange(len(hidden), device=hidden.device), loss_mask.int().argmax(dim=1)]  # (B, E)
     return _float32_product(marked.to(embedding.dtype), embedding).argmax(dim=-1)  # whose order no softcap changes
 
 
