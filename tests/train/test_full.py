@@ -329,13 +329,8 @@ def test_a_plan_counts_weights_gradients_moments_and_their_products(name):
 # device, and the largest share of a matrix, or its moments, that a device holds.
 ON_A_MESH = """
 import sys
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
-import numpy as np
 from flax import nnx
 from test_full import by_name, make_inputs, make_model, relative_error, start
 
@@ -358,8 +353,8 @@ for sizes in ((1, 1, 1, 1), (1, 2, 1, 2)):
 
 @pytest.mark.slow
 def test_a_mesh_computes_what_one_device_does_and_splits_weights_and_moments(base):
-    here = Path(__file__).parent
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": str(here)}
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": paths}
     command = [sys.executable, "-c", ON_A_MESH, str(base)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
