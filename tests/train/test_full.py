@@ -353,8 +353,8 @@ for sizes in ((1, 1, 1, 1), (1, 2, 1, 2)):
 
 @pytest.mark.slow
 def test_a_mesh_computes_what_one_device_does_and_splits_weights_and_moments(base):
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": paths}
+    imported = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": imported}
     command = [sys.executable, "-c", ON_A_MESH, str(base)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
