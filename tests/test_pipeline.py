@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -310,6 +311,7 @@ def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anythin
     (tmp_path / "odd.jsonl").write_text('{"question": "?"}\n')
     (tmp_path / "odd.jinja").write_text("{% if")
     monkeypatch.setattr("gemsmith.checkpoints.hub._fetch_hub", fetch)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
     hub = [] if any(change.startswith("checkpoint") for change in changes) else ["checkpoint=google/gemma-4-31B-it"]
     for verb in ("run", *(["data"] if changes[0].startswith(("data.train", "data.template")) else [])):
         code, _, err = gemsmith(verb, file.name, *(word for change in [*hub, *changes] for word in ("--set", change)))

@@ -28,7 +28,7 @@ from gemsmith.checkpoints.safetensors import digest, fingerprint, read_header, w
 from gemsmith.checkpoints.steps import ORBAX, add_checksum, checkpoint_steps, read_step_metadata
 from gemsmith.data.dataset import read_documents
 from gemsmith.errors import USERS_ERRNOS, GemsmithError
-from gemsmith.export.adapters import restore_lora
+from gemsmith.export.adapters import restore_trained
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
 from gemsmith.images.patches import PatchConfig
@@ -284,7 +284,7 @@ def test_a_damaged_step_of_orbax_is_read_or_told(orbax_files, tmp_path, capsys):
     def read(folder: Path, given_: tuple[str, bytes]) -> None:
         for name, data in (orbax_files | dict([given_])).items():
             written(folder, name, data)
-        assert all(value.dtype == np.float32 for _, value in restore_lora(folder))
+        assert all(value.dtype == np.float32 for _, value in restore_trained(folder))
 
     def damage(name: str) -> st.SearchStrategy[tuple[str, bytes]]:
         whole = orbax_files[name]

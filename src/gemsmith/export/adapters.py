@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets, trained_tensors
 from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
+from gemsmith.checkpoints.safetensors import read_header
 from gemsmith.checkpoints.steps import (
     TRAINED,
     check_files,
@@ -85,10 +84,12 @@ def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]
     folder, variant = run.checkpoints / str(find_step(run, step)), recipe_variant(run.recipe)
     try:
         metadata = read_step_metadata(folder)
-        if of_torch := is_peft_step(folder):
+        if is_peft_step(folder):
             check_files(folder, metadata, (TRAINED,))
-        weights = load_file(folder / TRAINED) if of_torch else _read_orbax_weights(folder, metadata, variant)
-    except (CorruptCheckpointError, SafetensorError) as error:
+            weights = {name: place.copy() for name, place in read_header(folder / TRAINED)[0].items()}
+        else:
+            weights = _read_orbax_weights(folder, metadata, variant)
+    except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
     if odd := sorted(weights.keys() ^ {tensor.name for tensor in trained_tensors(variant)}):
         raise CheckpointError(f"{folder}: {some(odd)} is missing, or not of {variant.name}; export another step")
