@@ -234,4 +234,5 @@ def test_ten_updates_give_the_same_adapters(pair):
     assert [ours for ours, _ in losses] == pytest.approx([theirs for _, theirs in losses], rel=1e-6)
     ours = pair.by_name(nnx.to_flat_state(pair.trained))
     errors = {name: relative_error(ours[name], weight.detach().numpy().T) for name, weight in pair.weights.items()}
-    assert max(errors.values()) < 1e-5, max(errors, key=errors.get)
+    # Measured: up to 1.6e-5, of the experts' variant on a processor with AMX.
+    assert max(errors.values()) < 3e-5, max(errors, key=errors.get)
