@@ -69,6 +69,17 @@ def test_the_server_takes_what_eval_and_bench_send(tiny_checkpoint):
     assert resolve(recipe(folder))[0].serve.max_model_len == find_variant("tiny-31b").context
 
 
+def test_all_weights_get_a_learning_rate_of_their_own_unless_one_is_given(tiny_checkpoint):
+    values = {"checkpoint": str(tiny_checkpoint("tiny-31b")), "data": {"train": "x"}, "train": {"method": "full"}}
+    recipe, derived = resolve(build_recipe(values))
+    assert recipe.optimizer.learning_rate == 1e-5
+    assert [item.reason for item in derived if item.key == "optimizer.learning_rate"] == [
+        "train.method is full; the default, 1e-4, is for adapters"
+    ]
+    given, derived = resolve(build_recipe(values | {"optimizer": {"learning_rate": 1e-4}}))
+    assert given.optimizer.learning_rate == 1e-4 and "optimizer.learning_rate" not in {item.key for item in derived}
+
+
 def test_a_step_may_be_told_in_tokens(tiny_checkpoint):
     folder = tiny_checkpoint("tiny-31b")
     resolved, _ = resolve(recipe(folder, "train.tokens_per_step=512"))

@@ -167,7 +167,7 @@ class Optimizer(Section):
     stages = "train"
 
     learning_rate: Annotated[float, Field(ge=1e-12, le=1)] = Field(
-        1e-4, description="The highest rate, at the end of the warm-up."
+        1e-4, description="The highest rate, at the end of the warm-up. Default where train.method is full: 1e-5."
     )
     schedule: Literal["cosine", "linear", "constant"] = Field(
         "cosine", description="After warm-up; cosine and linear end at 0."

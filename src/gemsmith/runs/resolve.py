@@ -168,6 +168,9 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
         reason = f"{recipe.data.eval} of data.train, by a hash of each row"
         rest.append(ResolvedValue("data.eval", recipe.data.train, reason))
         rest.append(ResolvedValue("data.held_out", share, reason))
+    if recipe.train.method == "full" and "learning_rate" not in recipe.optimizer.model_fields_set:
+        reason = "train.method is full; the default, 1e-4, is for adapters"
+        rest.append(ResolvedValue("optimizer.learning_rate", 1e-5, reason))
     if "warmup_steps" not in recipe.optimizer.model_fields_set and recipe.optimizer.warmup_ratio is None:
         # The number is known once the data stage has counted the steps.
         reason = "a tenth of all steps, at most 100; training says how many"
