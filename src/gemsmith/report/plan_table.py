@@ -60,16 +60,19 @@ def plan_lines(record: PlanRecord) -> list[str]:
     ]
     lines += _aligned([HEADINGS, *rows])
     lines += ["", *LEGEND.splitlines(), ""]
+    unfit: dict[str, list[str]] = {}
     for machine in (machine for machine in record.machines if not machine.fits):
         why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
         if (fix := machine.fix) is None:
-            lines.append(f"{machine.name}: {why}; no change of {', '.join(KEYS)} was found that fits")
+            unfit.setdefault(why, []).append(machine.name)
             continue
         usd = f"{_range(fix.usd)} USD" if fix.usd else "no price"
         lines.append(
             f"{machine.name}: {why}; fits with {describe_changes(fix.changes)}: "
             f"{fix.hbm_bytes_per_chip / GIB:.1f} GiB, {_range(fix.hours)} h, {usd}"
         )
+    for why, names in unfit.items():
+        lines.append(f"{', '.join(names)}: {why}; no change of {', '.join(KEYS)} was found that fits")
     if len(record.machines) <= DETAILED:
         lines += [f"{machine.name}: {note}" for machine in record.machines for note in machine.notes]
     else:
