@@ -49,6 +49,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
         "none": "every activation is saved",
         "layer": "every layer is recomputed in the backward pass",
     }.get(str(remat), f"layers are recomputed in the backward pass, but for {', '.join(remat)}")
+    trained = "weights" if work.trained_weights else "base weights and adapters"
     sentences = [
         "Everything here is estimated by formula; nothing was measured on these machines, unless a machine says so.",
         f"{work.rows} row{'s' * (work.rows != 1)} of {work.length:,} tokens a step, {at_once}; {recomputed}.",
@@ -56,8 +57,8 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
         f"({QUERY_BLOCKS['cpu']} on CPU) are compared with the keys in their reach.",
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
-        "Each replica, so each slice, has all base weights and adapters, split over its devices.",
-        f"{'Trained weights' if work.trained_weights else 'Adapters'}, their gradients and moments are float32.",
+        f"Each replica, so each slice, has all {trained}, split over its devices.",
+        f"{trained.split()[-1].capitalize()}, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "
