@@ -58,7 +58,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
         "Documents packed into a row are reckoned as one document of its length, which is an upper bound.",
         f"Each device holds the logits of {LOGIT_TOKENS:,} tokens at once.",
         f"Each replica, so each slice, has all {trained}, split over its devices.",
-        f"{trained.split()[-1].capitalize()}, their gradients and moments are float32.",
+        f"{trained.rpartition(' ')[2].capitalize()}, their gradients and moments are float32.",
         "Low: traffic between chips hidden and matmuls at their best; high: none hidden and matmuls at their worst.",
         f"Attention reaches {100 * time.ATTENTION_SHARE:.0f} % of the share of the peak that matmuls reach.",
         f"Hours have one start in them: the checkpoint read at {LOAD_BYTES_PER_S[1] / 1e9:g} to "

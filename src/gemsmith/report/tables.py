@@ -126,11 +126,9 @@ def _lines(record: Any) -> _Lines:
                 yield "held-out loss", summary.held_out_words(record)
                 yield "held-out token accuracy", percent(record.evaluations[-1].token_accuracy)
             yield "real tokens/s", decimal(record.real_tokens_per_s)
-            if record.adapted:
-                adapted = ", ".join(f"{kind} {modules}" for kind, modules in record.adapted.items())
-                yield "adapted modules", f"{count(sum(record.adapted.values()))} ({adapted})"
-            else:
-                yield "trained weights", count(record.trained_parameters)
+            adapted = ", ".join(f"{kind} {modules}" for kind, modules in record.adapted.items())
+            modules = f"{count(sum(record.adapted.values()))} ({adapted})"
+            yield "adapted modules", modules if adapted else "none: the weights themselves are trained"
         case ExportRecord():
             copied = f"{count(record.merged_tensors)} tensors merged, {count(record.copied_tensors)} copied"
             yield "merged", f"{size(sum(file.bytes for file in record.merged))}, {copied}"
