@@ -135,6 +135,14 @@ def test_what_verify_has_not_passed_stays_here(hub: Hub, exported_run: Callable[
     assert not hub.asked
 
 
+def test_print_shows_the_card_and_asks_no_hub(gemsmith: Callable[..., Any], exported_run: Callable[..., Run]) -> None:
+    run = exported_run()
+    code, out, err = gemsmith("push", run.path, "--to", "hub:me/my", "--weights", "merged", "--print")
+    assert (code, err) == (0, "") and out.startswith("---\n") and "me/my" in out
+    code, out, err = gemsmith("push", run.path, "--to", "me/my", "--print")
+    assert (code, out, err) == (2, "", "error: --to me/my: must be hub:OWNER/NAME\n")
+
+
 def test_a_check_that_names_a_place_of_this_machine_does_not_in_the_card(make_run: Callable[..., Run]) -> None:
     run = make_run()
     record: VerifyRecord = read_record(run, VerifyRecord)

@@ -41,10 +41,7 @@ def push(
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    found = _DESTINATION.fullmatch(destination)
-    if found is None:
-        raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
-    name = found[1]
+    name = repository(destination)
     if weights == "adapter" and run.recipe.train.method == "full":
         raise RunError(f"{run.path}: train.method full makes no adapter; add --weights merged")
     issue = find_verification_issue(run, adapter=weights == "adapter")
@@ -68,6 +65,14 @@ def push(
             f"({first_line(error.__cause__ or error)}); set HF_TOKEN to one that may write there"
         ) from None
     return str(done.repo_url)
+
+
+def repository(destination: str) -> str:
+    """OWNER/NAME of hub:OWNER/NAME. Raises InputError for anything else."""
+    found = _DESTINATION.fullmatch(destination)
+    if found is None:
+        raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
+    return found[1]
 
 
 def model_card(run: Run, name: str, *, weights: Weights, license: str | None = None) -> str:  # noqa: A002
