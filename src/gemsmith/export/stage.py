@@ -97,7 +97,8 @@ def export(run: Run) -> ExportRecord:
         run.record_file("export").unlink(missing_ok=True)
     if full:
         merged = replace(merged, merged_tensors=len(saved))
-        shutil.rmtree(run.adapter, ignore_errors=True)  # of the run's earlier adapters
+        if run.adapter.exists():
+            shutil.rmtree(run.adapter)  # of the run's earlier adapters
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
         provenance=make_provenance(run, "export", clock, packages=packages),
