@@ -400,7 +400,7 @@ def _unfitting(row: Mapping[str, Any], origin: str, form: str | None, data: Data
     if missing := next((f"{ours}: {theirs}" for ours, theirs in data.columns.items() if ours not in row), None):
         has += f", and none that data.columns has as {{{missing}}}"
     if "file_name" in row:
-        has += " (images with a label each are of data.format image-folder)"
+        has += " (images with a label each are of data.format image-folder, this file being metadata.csv in their folder)"
     if form is None:
         return RowError("unknown columns", f"{has}; allowed: {_describe(FORMS)}; data.columns names others")
     why = f"the rows before it are {form}"
