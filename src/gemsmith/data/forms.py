@@ -3,7 +3,7 @@ r"""One class for each form that rows may have: which columns it reads, and what
 {"instruction": "Add", "input": "1 and 2", "output": "3"}  →  user: Add\n1 and 2    assistant: 3
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -17,10 +17,17 @@ from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_o
 _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
 _BESIDE = {"assistant": ("reasoning", "reasoning_content", "tool_calls"), "tool": ("tool_call_id", "name")}
+_BESIDE["model"] = _BESIDE["assistant"]
 TOOLS = "tools"
 """The column of the functions that a row declares, beside those of any form but raw text."""
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ANSWERS = ("assistant", "model")
+"""The role of an answer, and what Gemma's own chat format calls it."""
+SPEAKERS = {"human": "user", "user": "user"} | dict.fromkeys(("gpt", *_ANSWERS), "assistant") | {"system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
+_QUESTION_NAMES = ("prompt", "instruction", "question", "query", "task")
+_CONTEXT_NAMES = ("input", "context")
+_ANSWER_NAMES = ("response", "output", "answer", "completion", "target", "solution", "label")
+_TURN_NAMES = ("conversation", "dialog", "dialogue", "chat", "turns")
 
 
 class Turns(NamedTuple):
@@ -87,7 +94,7 @@ class PromptCompletion(Form):
     def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
         asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
         answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
-        if not any(isinstance(turn, Mapping) and turn.get("role") == "assistant" for turn in answered):
+        if not any(isinstance(turn, Mapping) and turn.get("role") in _ANSWERS for turn in answered):
             raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
         return Turns([*asked, *answered], names + called, context=len(asked))
 
@@ -131,6 +138,33 @@ FORMS: dict[str, Form] = {
     "text": RawText(),
 }
 COLUMNS = frozenset([TOOLS, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
+
+
+def guess_columns(names: Iterable[str]) -> dict[str, str]:
+    """What data.columns could say of rows with these columns; empty where they have a form, or that is not plain.
+
+    >>> guess_columns(["Question", "Answer", "id"]), guess_columns(["instruction", "context", "response"])
+    ({'prompt': 'Question', 'response': 'Answer'}, {'input': 'context', 'output': 'response'})
+    """
+    theirs = {name.strip().lower(): name for name in names}
+    if any({*form.needed} <= {*theirs.values()} for form in FORMS.values()):
+        return {}
+    questions, contexts, answers, turns = (
+        [theirs[name] for name in known if name in theirs]
+        for known in (_QUESTION_NAMES, _CONTEXT_NAMES, _ANSWER_NAMES, _TURN_NAMES)
+    )
+    if not questions:
+        questions, contexts = contexts, []
+    match len(turns), len(questions), len(contexts), len(answers):
+        case 1, 0, 0, 0:
+            found = {"conversations": turns[0]}
+        case 0, 1, 0, 1:
+            found = {"prompt": questions[0], "response": answers[0]}
+        case 0, 1, 1, 1:
+            found = {"instruction": questions[0], "input": contexts[0], "output": answers[0]}
+        case _:
+            found = {}
+    return {ours: column for ours, column in found.items() if ours != column}
 
 
 def read_document(
@@ -207,7 +241,7 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: Im
     beside = None
     if turn.keys() != _FIELD_SET:
         turn, beside = _read_beside(turn, where)
-    role = turn["role"]
+    role = "assistant" if turn["role"] == "model" else turn["role"]
     if role not in ROLES:
         near = suggest(str(role), ROLES)
         raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
