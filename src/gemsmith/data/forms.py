@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gemsmith.data.documents import Document
-from gemsmith.data.parts import ImageSource, kind, read_column, read_parts
+from gemsmith.data.parts import PLACEHOLDER, ImageSource, kind, read_column, read_parts
 from gemsmith.errors import RowError, suggest
 from gemsmith.system.json import parse_json
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
@@ -177,11 +177,11 @@ def read_document(
     """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     turns, names, context = form.turns(row, origin, len(column))
-    left = iter(column)
+    left = iter(column) if column else None
     messages = tuple(
         [_read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)]
     )
-    if column and (more := len([*left])):
+    if left and (more := len([*left])):
         raise RowError(
             "misplaced image",
             f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
@@ -235,7 +235,7 @@ def _check_result(turn: Message, where: str, asked: Sequence[Mapping[str, Any]])
         )
 
 
-def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
+def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> Message:
     if not isinstance(turn, Mapping):
         raise RowError("not a turn", f"{where} is {kind(turn)}; must be an object with role and content")
     beside = None
@@ -324,7 +324,7 @@ def _spoken(turn: Any, where: str) -> Any:
 
 
 def _asked(prompt: Any, images: int) -> dict[str, Any]:
-    if images and isinstance(prompt, str):
+    if images and isinstance(prompt, str) and PLACEHOLDER not in prompt:
         prompt = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]
     return {"role": "user", "content": prompt}
 

@@ -127,7 +127,7 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     there = sorted(folder.iterdir())
     files = _files_of_rows(there)
     if not files:
-        inner = next((inner for inner in there if inner.is_dir()), None)
+        inner = max((inner for inner in there if inner.is_dir()), key=lambda inner: "train" in inner.name, default=None)
         hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
         hint = f"did you mean {inner}?" if inner else hint
         raise DataError(f"{folder}: holds no {_ALLOWED} or saved Hugging Face dataset; {hint}")
