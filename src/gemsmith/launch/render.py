@@ -18,6 +18,7 @@ from gemsmith.arch import Variant
 from gemsmith.hardware import Machine
 from gemsmith.launch.provider import MOUNT, Command, LaunchRequest, WithReason
 from gemsmith.launch.upload import GB, cost_lines, upload_steps
+from gemsmith.plan.serving import cold_start_s, describe_cold_start
 from gemsmith.recipe.schema import Recipe
 from gemsmith.serve.command import PORT, PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment
@@ -113,6 +114,7 @@ class Service(NamedTuple):
     weights_gb: float
     probes: int
     """Of 10 s each, until vLLM must be up."""
+    cold_start: str
 
 
 def make_service(request: LaunchRequest, machine: Machine) -> Service:
@@ -132,12 +134,14 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
         volumes.append(Volume("compiled", _COMPILED, kept, f"implicit-dirs,only-dir={in_bucket}/compiled"))
         deployment = replace(deployment, environment={**deployment.environment, "VLLM_CACHE_ROOT": _COMPILED})
     weights_gb = 2 * request.plan.parameters / GB
+    start_s = cold_start_s(machine, request.variant, options.load or "mount")
     return Service(
         deployment=deployment,
         arguments=service_arguments(deployment),
         volumes=volumes,
         weights_gb=weights_gb,
         probes=-(-int(2 * weights_gb * 8 + 300) // 10),
+        cold_start=f"A cold start is estimated to take {describe_cold_start(start_s)}".replace("\u00a0", " "),
     )
 
 
