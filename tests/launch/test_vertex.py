@@ -13,7 +13,7 @@ import pytest
 from gemsmith.launch import sync, vertex
 
 IMAGE = "europe-west4-docker.pkg.dev/proj/hub/vllm/vllm-openai:v0.32.0"
-TO = ("--to", "vertex:my-proj/europe-west4", "--weights", "merged")
+TO = ("--to", "vertex:my-proj/europe-west4")
 ON = ("--machine", "1xh100", "--set", f"serve.container_image={IMAGE}")
 TOKEN = ("print-access-token", 0, "ya29.ours\n")
 OPERATION = "projects/1/locations/europe-west4/models/2/operations/3"
@@ -118,7 +118,7 @@ def test_weights_that_a_launch_left_in_its_bucket_are_registered_there(
     [
         (("--to", "vertex:my-proj"), "--to vertex:my-proj: must be hub:OWNER/NAME or vertex:PROJECT/REGION"),
         (("--to", "vertex:my-proj/europe"), "--to vertex:my-proj/europe: must be hub:OWNER/NAME or vertex:"),
-        (("--weights", "adapter"), "vLLM serves merged weights there; add --weights merged"),
+        (("--weights", "adapter"), "--weights: does not go with --machine"),
         (("--bucket", "models"), "--bucket: must be gs://BUCKET or a folder in it"),
         (("--machine", "v6e-8"), "--machine v6e-8: has no GPU; name one that has, such as 1xh100"),
         (("--machine", "h900"), "--machine: 'h900' is not in the catalog"),

@@ -179,9 +179,11 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
 @option("--print", "print_only", is_flag=True, help="Print the card, or what Vertex AI gets, and upload nothing.")
 @skip_verify_option
 @conflicts("print_only", "private", "skip_verify_check")
-@conflicts("machine", "private")
+@conflicts("machine", "private", "weights")
 @requires("machine", "bucket", "overrides")
-def push(source: Path, to: str, bucket: str | None, print_only: bool, **options: Any) -> None:
+def push(
+    source: Path, to: str, print_only: bool, machine: str | None, bucket: str | None, overrides: Any, **options: Any
+) -> None:
     """Upload a run's adapter or merged weights, with a model card made from its records.
 
     SOURCE is a run directory; for vertex also gs://…, a launched run. The token is that of huggingface_hub, $HF_TOKEN
@@ -190,28 +192,18 @@ def push(source: Path, to: str, bucket: str | None, print_only: bool, **options:
     \b
     gemsmith push runs/my --to hub:me/my-adapter --print
     gemsmith push runs/my --to hub:me/my-model --weights merged --private --license apache-2.0
-    gemsmith push gs://runs/my --to vertex:my-project/us-central1 --weights merged --machine 1xh100 --print
+    gemsmith push gs://runs/my --to vertex:my-project/us-central1 --machine 1xh100 --print
     """
-    machine, overrides = options.pop("machine"), options.pop("overrides")
     if (machine is None) is to.startswith("vertex:"):
         raise InputError(f"--to {to}: vertex:PROJECT/REGION and --machine go together; give both, or neither")
     folder = source if machine is None else _fetched(source, None)[0]
     run = lazy_import("runs.run").open_run_readonly(folder, overrides, section="serve")
-    if machine is None:
-        module = lazy_import("report.push")
-        if print_only:
-            name = module.repository(to)
-            echo(module.model_card(run, name, weights=options["weights"], license=options["license"]), nl=False)
-        else:
-            click.echo(module.push(run, to, **options))
-        return
-    root = bucket_url(source)
-    if options["weights"] != "merged":
-        raise InputError(f"--to {to}: vLLM serves merged weights there; add --weights merged")
-    if root is None and not (bucket or "").startswith("gs://"):
-        raise InputError("--bucket: must be gs://BUCKET or a folder in it, for the weights of a run that is here")
-    artifacts = f"{root}/run/merged" if root else f"{str(bucket).rstrip('/')}/{run.path.resolve().name}/merged"
-    vertex, given = lazy_import("launch.vertex"), {"is_there": root is not None, "license": options["license"]}
-    registration = vertex.make_registration(run, to, artifacts, machine=machine, **given)
-    skip = options["skip_verify_check"]
-    echo(registration.text if print_only else vertex.register(run, registration, skip_verify_check=skip))
+    module, license_ = lazy_import("report.push" if machine is None else "launch.vertex"), options["license"]
+    if machine is not None:
+        root, skip = bucket_url(source), options["skip_verify_check"]
+        asked = module.make_registration(run, to, machine=machine, bucket=bucket, root=root, license_=license_)
+        echo(str(asked) if print_only else module.register(run, asked, skip_verify_check=skip))
+    elif print_only:
+        echo(module.model_card(run, module.repository(to), weights=options["weights"], license=license_), nl=False)
+    else:
+        click.echo(module.push(run, to, **options))

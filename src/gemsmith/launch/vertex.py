@@ -34,40 +34,37 @@ class Registration(NamedTuple):
     url: str
     body: dict[str, Any]
 
-    @property
-    def text(self) -> str:
-        """All that is run and sent."""
-        lines = [shlex.join(self.copy)] if self.copy else []
-        return "\n".join([*lines, f"POST {self.url}", json.dumps(self.body, indent=1, ensure_ascii=False)])
+    def __str__(self) -> str:
+        copy = f"{shlex.join(self.copy)}\n" if self.copy else ""
+        return f"{copy}POST {self.url}\n{json.dumps(self.body, indent=1, ensure_ascii=False)}"
 
 
 def make_registration(
-    run: Run,
-    destination: str,
-    artifacts: str,
-    *,
-    is_there: bool,
-    machine: str,
-    license: str | None,  # noqa: A002
+    run: Run, destination: str, *, machine: str, bucket: str | None, root: str | None, license_: str | None
 ) -> Registration:
-    """That of the merged weights, which are at gs://…, or will be. Raises InputError for what is known not to work."""
+    """That of the merged weights below a launch's root, or of a copy of those here in the bucket.
+
+    Raises InputError for what is known not to work; nobody is asked.
+    """
     found, recipe, name = _DESTINATION.fullmatch(destination), run.recipe, run.path.resolve().name
     project, region = found.groups() if found else (repository(destination), "")  # which raises
+    if root is None and not (bucket or "").startswith("gs://"):
+        raise InputError("--bucket: must be gs://BUCKET or a folder in it, for the weights of a run that is here")
+    artifacts = f"{root}/run/merged" if root else f"{str(bucket).rstrip('/')}/{name}/merged"
     if recipe.data.template is not None:
         raise InputError("data.template: a server of Vertex AI sees the weights alone; push to hub:OWNER/NAME instead")
     image = recipe.serve.container_image or GPU_IMAGE
     if not in_artifact_registry(image):
         raise InputError(
-            f"serve.container_image: {image}: Vertex AI takes images of Artifact Registry alone; make a remote "
-            "repository of Docker Hub there, and add --set serve.container_image="
-            f"{region}-docker.pkg.dev/{project}/REPOSITORY/{image}"
+            f"serve.container_image: {image}: Vertex AI takes images of Artifact Registry alone; make a remote one"
+            f" of Docker Hub: --set serve.container_image={region}-docker.pkg.dev/{project}/REPOSITORY/{image}"
         )
     server = find_machine(load_catalog(recipe.hardware.catalog), machine, "--machine")
     if server.chip.kind != "gpu":
         raise InputError(f"--machine {machine}: has no GPU; name one that has, such as 1xh100")
     deployment = deploy_merged(recipe, recipe_variant(recipe), server, artifacts, name=name)
-    card = model_card(run, f"{project}/{name}", weights="merged", license=license).split("---\n", 2)[2].strip()
-    labels = {LABEL: name, "model": recipe.model or "", "gemsmith": __version__, "license": license or ""}
+    card = model_card(run, f"{project}/{name}", weights="merged", license=license_).split("---\n", 2)[2].strip()
+    labels = {LABEL: name, "model": recipe.model or "", "gemsmith": __version__, "license": license_ or ""}
     model = {
         "displayName": name[:128],
         "description": card.replace(f"serve {project}/{name}", f"serve {artifacts} --load-format runai_streamer"),
@@ -89,7 +86,7 @@ def make_registration(
     exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
     copy = ("gcloud", "storage", "rsync", *exactly, str(run.merged), artifacts)
     url = f"{API.format(region)}/projects/{project}/locations/{region}/models:upload"
-    return Registration(None if is_there else copy, url, {"model": model})
+    return Registration(None if root else copy, url, {"model": model})
 
 
 def register(run: Run, registration: Registration, *, skip_verify_check: bool) -> str:
