@@ -66,7 +66,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
 
 
 def printed(out: str) -> dict:
-    return json.loads(out[out.index("\n{") :].rpartition("}")[0] + "}")["model"]
+    return json.loads(out)["body"]["model"]
 
 
 def test_what_is_sent_is_what_print_shows_and_the_weights_come_first(exported_run, gemsmith, fake_tools, registry):
@@ -82,7 +82,7 @@ def test_what_is_sent_is_what_print_shows_and_the_weights_come_first(exported_ru
     operation = ("GET", f"{there}/{OPERATION}", bearer)
     upload = ("POST", f"{there}/projects/my-proj/locations/europe-west4/models:upload", bearer)
     assert registry.asked == [upload, operation, operation]
-    assert registry.bodies == [{"model": printed(shown)}]
+    assert registry.bodies == [{"model": printed(shown)}] and json.loads(shown)["upload"] == copy
 
 
 def test_the_model_is_served_as_a_launch_serves_it_and_described_by_its_records(exported_run, gemsmith):

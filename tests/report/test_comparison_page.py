@@ -7,7 +7,7 @@ import pytest
 from gemsmith.analysis.compare import compare_sides
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
-from gemsmith.report.comparison_page import ratio_bar, render_comparison
+from gemsmith.report.comparison_page import extent, render_comparison
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.runs.stages import STAGES
@@ -85,11 +85,11 @@ def test_every_ratio_has_a_bar_with_its_interval_on_one_scale(runs, undrawn):
     assert render_comparison(comparison).count('class="placed"') == len(ratios) > 3
     assert any(each.interval for each in ratios)
     for ratio in ratios:
-        length, begin = ratio_bar(ratio)
+        length, begin = extent(ratio)
         low, high = ratio.interval or (ratio.value, ratio.value)
         assert 16 ** (2 * begin - 1) == pytest.approx(low) and 16 ** (2 * (begin + length) - 1) == pytest.approx(high)
-    assert ratio_bar(ratios[0].model_copy(update={"interval": (0.001, 100.0)})) == (1, 0)
-    assert ratio_bar(ratios[0].model_copy(update={"is_difference": True})) is None
+    assert extent(ratios[0].model_copy(update={"interval": (0.001, 100.0)})) == (1, 0)
+    assert extent(ratios[0].model_copy(update={"is_difference": True})) is None
 
 
 def test_records_of_percentiles_alone_say_that_they_have_no_intervals(runs, undrawn):

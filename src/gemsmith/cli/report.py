@@ -200,9 +200,9 @@ def push(
     run = lazy_import("runs.run").open_run_readonly(folder, overrides, section="serve")
     module, license_ = lazy_import("report.push" if machine is None else "launch.vertex"), options["license"]
     if machine is not None:
-        root, skip = bucket_url(source), options["skip_verify_check"]
-        asked = module.make_registration(run, to, machine=machine, bucket=bucket, root=root, license_=license_)
-        echo(str(asked) if print_only else module.register(run, asked, skip_verify_check=skip))
+        where = {"machine": machine, "bucket": bucket, "root": bucket_url(source)}
+        asked, skip = module.make_registration(run, to, license_=license_, **where), options["skip_verify_check"]
+        print_json(asked) if print_only else echo(module.register(run, asked, skip_verify_check=skip))
     elif print_only:
         echo(module.model_card(run, module.repository(to), weights=options["weights"], license=license_), nl=False)
     else:

@@ -3,11 +3,9 @@
 Fields and limits: the types of google-cloud-aiplatform 2.7.0 (ModelContainerSpec), read 2026-11-26.
 """
 
-import json
 import re
-import shlex
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
@@ -18,6 +16,7 @@ from gemsmith.launch.provider import LABEL, Command
 from gemsmith.launch.render import deploy_merged
 from gemsmith.launch.submit import ask, show
 from gemsmith.report.push import model_card, refuse_unverified, repository
+from gemsmith.runs.records import Part
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
 from gemsmith.serve.command import GPU_IMAGE
@@ -25,27 +24,22 @@ from gemsmith.system.version import __version__
 
 API = "https://{}-aiplatform.googleapis.com/v1"
 _DESTINATION = re.compile(r"vertex:([a-z][\w.:-]*)/([a-z]+-[a-z]+\d+)")
-_POLL_S, _TIMEOUT_S = 10.0, 60.0
+_POLL_S = 10.0
 
 
-class Registration(NamedTuple):
-    copy: Command | None
-    """What brings the weights into a bucket first; None: they lie there."""
+class Registration(Part):
+    """All that is run and sent."""
+
+    upload: Command | None
+    """None: the weights lie there."""
     url: str
     body: dict[str, Any]
-
-    def __str__(self) -> str:
-        copy = f"{shlex.join(self.copy)}\n" if self.copy else ""
-        return f"{copy}POST {self.url}\n{json.dumps(self.body, indent=1, ensure_ascii=False)}"
 
 
 def make_registration(
     run: Run, destination: str, *, machine: str, bucket: str | None, root: str | None, license_: str | None
 ) -> Registration:
-    """That of the merged weights below a launch's root, or of a copy of those here in the bucket.
-
-    Raises InputError for what is known not to work; nobody is asked.
-    """
+    """That of the merged weights in a launch's `root`, or of those here. Raises InputError for what will not work."""
     found, recipe, name = _DESTINATION.fullmatch(destination), run.recipe, run.path.resolve().name
     project, region = found.groups() if found else (repository(destination), "")  # which raises
     if root is None and not (bucket or "").startswith("gs://"):
@@ -66,7 +60,7 @@ def make_registration(
     card = model_card(run, f"{project}/{name}", weights="merged", license=license_).split("---\n", 2)[2].strip()
     labels = {LABEL: name, "model": recipe.model or "", "gemsmith": __version__, "license": license_ or ""}
     model = {
-        "displayName": name[:128],
+        "displayName": name,
         "description": card.replace(f"serve {project}/{name}", f"serve {artifacts} --load-format runai_streamer"),
         "labels": {key: re.sub(r"[^a-z0-9_-]", "-", text.lower())[:63] for key, text in labels.items() if text},
         "artifactUri": artifacts,
@@ -84,21 +78,21 @@ def make_registration(
     }
     # Exactly, since vLLM streams all that a folder has; what a copy that was cut short left is not sent again.
     exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
-    copy = ("gcloud", "storage", "rsync", *exactly, str(run.merged), artifacts)
+    upload = None if root else ("gcloud", "storage", "rsync", *exactly, str(run.merged), artifacts)
     url = f"{API.format(region)}/projects/{project}/locations/{region}/models:upload"
-    return Registration(None if root else copy, url, {"model": model})
+    return Registration(upload=upload, url=url, body={"model": model})
 
 
-def register(run: Run, registration: Registration, *, skip_verify_check: bool) -> str:
+def register(run: Run, asked: Registration, *, skip_verify_check: bool) -> str:
     """The resource name of the registered model. Raises RunError as refuse_unverified, MachineError as _request."""
     if not skip_verify_check:
-        refuse_unverified(run, "merged", are_here=registration.copy is not None)
-    if registration.copy is not None:
-        show(registration.copy)
-    operation = _request("POST", registration.url, registration.body)
+        refuse_unverified(run, "merged", are_here=asked.upload is not None)
+    if asked.upload is not None:
+        show(asked.upload)
+    operation = _request("POST", asked.url, asked.body)
     while not operation.get("done"):
         time.sleep(_POLL_S)
-        operation = _request("GET", f"{registration.url.partition('/projects/')[0]}/{operation['name']}")
+        operation = _request("GET", f"{asked.url.partition('/projects/')[0]}/{operation['name']}")
     return str(operation["response"]["model"])
 
 
@@ -109,7 +103,7 @@ def _request(method: str, url: str, body: dict[str, Any] | None = None) -> dict[
         raise MachineError(f"gcloud auth print-access-token: {token.complaint}; log in with: gcloud auth login")
     headers = {"Authorization": f"Bearer {token.output.strip()}"}
     try:
-        answer = dict(httpx.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S).json())
+        answer = dict(httpx.request(method, url, json=body, headers=headers, timeout=60).json())
     except (httpx.HTTPError, ValueError) as error:
         raise MachineError(
             f"{url}: gave no answer ({first_line(error)}); look for the model before you try again"

@@ -127,7 +127,7 @@ def bounds(ratio: Ratio) -> str:
     return span(decimal(low), decimal(high))
 
 
-def ratio_bar(ratio: Ratio) -> tuple[float, float] | None:
+def extent(ratio: Ratio) -> tuple[float, float] | None:
     """How long its interval is, or the ratio by itself, and where that begins: shares of 1/16 to 16 on a log scale."""
     if not ratio.value or ratio.is_difference:
         return None
@@ -149,17 +149,7 @@ def _points(share: float) -> str:
 def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
     environment = open_environment()  # first, so that what is not installed is one line
-    words = (
-        condition_value,
-        effect,
-        ratio_value,
-        ratio_words,
-        column,
-        interval_words,
-        bounds,
-        ratio_bar,
-        why_no_headline,
-    )
+    words = (condition_value, effect, ratio_value, ratio_words, column, interval_words, bounds, extent, why_no_headline)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
