@@ -70,7 +70,7 @@ def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[s
 
 def comments(lines: Iterable[str]) -> list[str]:
     """Each as one comment of YAML or a shell, whatever is in it."""
-    return [f"# {one_line(line)}" for line in lines]
+    return [f"# {one_line(line)}".replace("\u00a0", " ") for line in lines]
 
 
 def yaml_scalar(value: Any) -> str:
@@ -141,7 +141,7 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
         volumes=volumes,
         weights_gb=weights_gb,
         probes=-(-int(2 * weights_gb * 8 + 300) // 10),
-        cold_start=f"A cold start is estimated to take {describe_cold_start(start_s)}".replace("\u00a0", " "),
+        cold_start=f"A cold start is estimated to take {describe_cold_start(start_s)}",
     )
 
 
