@@ -118,6 +118,8 @@ class ServingPlan(Part):
     tensor_parallel: int | None = None
     copies: int | None = None
     """Of the weights, each on `tensor_parallel` devices."""
+    cold_start_s: dict[str, dict[str, Range]] = Field(default_factory=dict)
+    """How the weights come -> what comes before the first answer -> its seconds."""
     weights_bytes_per_chip: int | None = None
     kv_room_bytes_per_chip: int | None = None
     """What is left for keys and values."""
