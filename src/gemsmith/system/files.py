@@ -172,4 +172,11 @@ def bucket_path(url: str) -> Path:
         raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; {remedy}")
     from etils import epath
 
+    bound_bucket_waits()
     return epath.Path(url)
+
+
+def bound_bucket_waits() -> None:
+    """Has tensorstore give up on an answer that brings no byte for a minute, and ask again; by itself it waits on."""
+    for name, value in (("TIME_SECONDS", "60"), ("LIMIT_BYTES", "1")):
+        os.environ.setdefault(f"TENSORSTORE_CURL_LOW_SPEED_{name}", value)
