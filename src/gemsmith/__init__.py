@@ -104,10 +104,7 @@ def run(
 
 
 def open_run(path: Path | str) -> "Run":
-    """A run directory that is there, for reading: its recipe, its records so far, and where its files are.
-
-    Raises RunError where there is none.
-    """
+    """A run directory that is there, for reading: recipe, records, where its files are. Raises RunError without one."""
     from gemsmith.runs.run import Run, find_run
 
     return Run(path=Path(path), recipe=find_run(Path(path)))

@@ -144,10 +144,7 @@ class Variant:
 
 
 def read_variant(config: dict[str, Any]) -> Variant:
-    """The variant that an HF config.json (whole, or its text_config) describes.
-
-    Raises CheckpointError where the config is not Gemma 4's, lacks a key, or asks for something no Gemma 4 has.
-    """
+    """The variant that an HF config.json, or its text_config, describes. Raises CheckpointError where it is none."""
     model_type = config.get("model_type")
     if "text_config" in config and model_type not in MODEL_TYPES:
         raise CheckpointError(f"config.json has model_type {model_type!r}; allowed: {', '.join(MODEL_TYPES)}")

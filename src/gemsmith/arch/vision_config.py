@@ -90,10 +90,7 @@ Vision = VisionTower | PatchProjection
 
 
 def read_vision(config: dict[str, Any]) -> Vision | None:
-    """What the `vision_config` of a whole config.json describes, or None where it has none.
-
-    Raises CheckpointError for a value that no Gemma 4 has.
-    """
+    """What a whole config.json's `vision_config` describes, None without one. Raises CheckpointError."""
     given = config.get("vision_config")
     if not given:
         return None

@@ -101,10 +101,7 @@ def render_in_processes(
     limits: ProcessLimits | None = None,
     on_bad: Callable[[str, RowError], object] = raise_row_error,
 ) -> Iterator[Rendered]:
-    """What render_documents gives, and raises for the first such document, made by so many processes.
-
-    Raises DataError where the template crashes or needs more than the limits.
-    """
+    """What render_documents gives and raises, by so many processes. Raises DataError where the template crashes."""
     rest = iter(documents)
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
     with _open_workers(Opening(folder, template, limits or ProcessLimits()), processes) as ask:

@@ -77,10 +77,7 @@ def read_trained(run: Run, step: int | None = None) -> Adapter | dict[str, np.nd
 
 
 def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]:
-    """What train.method full has trained by a run's saved step, float32, by the checkpoint's names and in its shapes.
-
-    Raises as read_run_adapter.
-    """
+    """What train.method full trained by a saved step, float32, as the checkpoint's. Raises as read_run_adapter."""
     folder, variant = run.checkpoints / str(find_step(run, step)), recipe_variant(run.recipe)
     try:
         metadata = read_step_metadata(folder)

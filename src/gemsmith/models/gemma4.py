@@ -18,16 +18,7 @@ from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import AttentionEngine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantization import dequantize_state, holds_quantized
-from gemsmith.models.sharding import (
-    BATCH,
-    EVERY,
-    TRAINED,
-    axis_size,
-    constrain,
-    gathered,
-    gathered_specs,
-    platform_of,
-)
+from gemsmith.models.sharding import BATCH, EVERY, TRAINED, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers

@@ -14,15 +14,7 @@ from typing import Literal, NamedTuple
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.errors import (
-    USERS_ERRNOS,
-    GemsmithError,
-    InputError,
-    MachineError,
-    as_one,
-    explain_os_error,
-    problems_of,
-)
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, as_one, explain_os_error, problems_of
 from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.checks import eval_share

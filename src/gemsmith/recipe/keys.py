@@ -37,10 +37,7 @@ LISTS = {"eval.tasks": ("task", "dataset", "prompt"), "data.train": ("path",), "
 
 
 def value_at(values: Any, key: str) -> Any:
-    """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing.
-
-    At the key "" stands all of it.
-    """
+    """What stands at a dotted key of a recipe, or of nested mappings: all of it at "", None where a part is missing."""
     for part in key.split(".") if key else ():
         if isinstance(values, list | tuple):
             values = values[int(part)] if part.isdigit() and int(part) < len(values) else None

@@ -67,10 +67,7 @@ class Record(Part):
 
 
 class HeldOut(Part):
-    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
-
-    Rows that are nearly the same are not looked for.
-    """
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space."""
 
     rows: int
     same_prompt: int

@@ -196,10 +196,7 @@ def resolve_run(
 
 
 def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
-    """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
-
-    Raises RunError where a key outside the section differs.
-    """
+    """An existing run with other keys in one section, for this time only. Raises RunError for keys of others."""
     recipe, _ = resolve_run(path, overrides)
     others = [
         key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
@@ -210,10 +207,7 @@ def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str
 
 
 def is_up_to_date(run: Run, stage: str) -> bool:
-    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed.
-
-    Raises VersionError where another version of Gemsmith wrote it.
-    """
+    """Whether the stage's record is there, made from what is there now, and no check failed. Raises VersionError."""
     try:
         record = read_record(run, STAGES[stage].record)
     except VersionError:

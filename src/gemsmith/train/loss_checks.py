@@ -52,10 +52,7 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, after: int, steps: int) -> str | None:
-    """Why training ends before the last of its steps with the last of these; None where it does not.
-
-    `after`: the step from which on patience counts.
-    """
+    """Why training ends after the last of these, with patience counted `after` a step; None where it goes on."""
     patience = train.early_stopping_patience
     if patience is None or not evaluations or evaluations[-1].step == steps:
         return None

@@ -21,10 +21,7 @@ from gemsmith.train.schedule import check_export_step, say_schedule
 
 
 def is_later_host() -> bool:
-    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice.
-
-    Known before the processes have joined: only the first writes to the run directory.
-    """
+    """Whether this process trains with others and is not the first, which alone writes; known before they join."""
     if number := os.environ.get("JAX_PROCESS_ID"):
         return number != "0"
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:

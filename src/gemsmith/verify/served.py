@@ -79,10 +79,7 @@ def check_served(
 
 
 def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
-    """By how much, in log-probability, the two disagree on the first token that differs; infinite where one goes on.
-
-    A token that is not among the likeliest counts as the least of them.
-    """
+    """By how much, in log-probability, the two disagree on the first token that differs; inf where one goes on."""
     for place, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if left != right:
             mine, theirs = one.top[place], other.top[place]

@@ -237,8 +237,7 @@ def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     tower, count = work.images, images_per_device(work, mesh)
     scores = min(work.query_block, tower.patches) * tower.patches * tower.scores_width
     return Workspace(
-        activations=float(count * tower.patches * tower.width * work.dtype_bytes),
-        attention=float(4 * count * scores),
+        activations=float(count * tower.patches * tower.width * work.dtype_bytes), attention=float(4 * count * scores)
     )
 
 

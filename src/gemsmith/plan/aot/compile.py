@@ -100,10 +100,7 @@ def lower_step(
 
 
 def compile_for(lowered: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A lowered step compiled with XLA's flags: its text and facts, bytes of one chip.
-
-    Raises MachineError with XLA's numbers where it does not fit.
-    """
+    """Text and facts of a step compiled with XLA's flags, of one chip. Raises MachineError where it does not fit."""
     import jax
 
     begin = _cpu_s()

@@ -29,10 +29,7 @@ _FLASH_HEAD_DIM = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionBlock:
-    """Queries [begin, end) of a row, which look at keys [first, end).
-
-    Causally where there is no mask; a mask is (end - begin, end - first).
-    """
+    """Queries [begin, end) of a row, which look at keys [first, end) under the mask, or causally without one."""
 
     begin: int
     end: int
@@ -139,10 +136,7 @@ def kernels(
 
 
 def _cut(x: torch.Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
-    """The parts of x (H, L, D) at these spans.
-
-    Where one begins as another ends, their gradient is one copy; slices' fill all of x each.
-    """
+    """The parts of x (H, L, D) at these spans: where they touch by one split, whose gradient is one copy."""
     borders = [0, *(end for _, end in spans), x.shape[1]]
     if [begin for begin, _ in spans] == borders[: len(spans)]:
         return x.split([end - begin for begin, end in pairwise(borders)], dim=1)[: len(spans)]

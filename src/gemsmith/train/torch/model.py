@@ -61,10 +61,7 @@ def token_nll(
 
 
 class _Nll(torch.autograd.Function):
-    """The sum of the nll, with its gradient made in the forward pass.
-
-    The sum is linear in what it is multiplied by, so its gradient is made from logits that are at hand.
-    """
+    """The sum of the nll, linear in what it is multiplied by: so its gradient is made from the logits at hand."""
 
     @staticmethod
     def forward(
@@ -372,10 +369,7 @@ def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: tor
 
 
 def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A black image of one soft token, which gives adapters their gradient, 0, where no row has an image.
-
-    Without one, AdamW would leave these as they are, and FSDP wait for what other processes have.
-    """
+    """A black image of one soft token: without one AdamW and FSDP would miss the adapters' gradient, 0."""
     unified = hasattr(vision, "model_patch_size")
     patch, side = (vision.model_patch_size, 1) if unified else (vision.patch_size, vision.pooling_kernel_size)
     grid = torch.arange(side, device=device)
