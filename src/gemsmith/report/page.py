@@ -152,7 +152,7 @@ def render_page(run: Run) -> str:
 
     findings = summary.read_findings(run)
     records = findings.records()
-    environment.globals |= {"recipe": run.recipe, "found": findings}
+    environment.globals |= {"recipe": run.recipe, "found": findings, "summary": summary}
     rendered = (
         (name, title, environment.get_template(f"{name}.html").render(make(findings)))
         for name, (title, make) in SECTIONS.items()
