@@ -1,7 +1,6 @@
 """One Gemma 4 text model as a set of numbers, from a Hugging Face config.json.
 
-Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R
-rank, V vocabulary.
+Axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, R rank, V vocabulary.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -156,8 +156,7 @@ def describe_load(load: Load) -> str:
 def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
     """The cell that a detailed result of `vllm bench serve` tells, from measured requests that got all their tokens.
 
-    Token counts are those the server reported. The others are counted under their causes. Raises EngineError where the
-    result is damaged.
+    Token counts are the server's. The others are counted by cause. Raises EngineError where the result is damaged.
     """
     place = f"bench: {ask}: {ask.result_file}"
     try:

@@ -27,8 +27,7 @@ from gemsmith.tasks.messages import are_broken
 _SHOWN = 300
 COMPARED = 3  # prompts of each start of a server; what differs does so in all of them, or by an image's shape
 _SHOWN_IDS = 8
-# Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
-# model's.
+# Of all answers. One that did not come counts as not right, with more of them a score is the server's, not the model's.
 MOST_FAILED = 0.05
 # A server that dies is started again as often, and only where it has answered something since its last start.
 MOST_RESTARTS = 3

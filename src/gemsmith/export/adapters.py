@@ -194,8 +194,7 @@ def restore_trained(folder: Path, *, lora: bool = True) -> Iterator[tuple[tuple[
         import orbax.checkpoint as ocp
         from etils import epath
 
-        # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that
-        # there is none.
+        # The handler, not its Checkpointer: which warns of no step's metadata in an item's folder.
         handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
         tree = handler.metadata(path).tree
         wanted = _map_leaves(tree, lambda keys, leaf: leaf if is_wanted(keys) else ocp.PLACEHOLDER)

@@ -23,8 +23,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import sha256_json, write_text
 
 SLOWEST = 1.84
-"""What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
-3072)."""
+"""What the only published TPU run took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of 3072)."""
 COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
 SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "hardware/model", "images")
 """What makes the program, or reads it: another version of any of it is compiled again."""

@@ -101,8 +101,7 @@ class Difference(Part):
     high: float
     """Of a paired bootstrap."""
     p_value: float
-    """Of a sign-flip test: how likely chance alone makes a mean at least as far from 0. Of rows that are right or wrong
-    it is McNemar's."""
+    """Of a sign-flip test, of a mean at least as far from 0 by chance alone; of rows right or wrong McNemar's."""
     significant: bool
     questions: int
     better: int

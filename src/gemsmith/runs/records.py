@@ -60,8 +60,7 @@ class Record(Part):
     status: Literal["complete"] = "complete"
     provenance: Provenance
     warnings: tuple[str, ...] = ()
-    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
-    its top."""
+    """What a reader must know before the numbers, a sentence each: printed, and at the top of the page."""
     critical_warnings: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
 

@@ -3,8 +3,7 @@
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
     data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html  rows-HASH.jsonl
 
-A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
-record made now.
+A stage is complete when its record was made from the same recipe keys and upstream records as one made now.
 """
 
 import contextlib
@@ -128,8 +127,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     values = plain_values(recipe)
-    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
-    # place.
+    # What is there was made with the recipe there; both stay until the stage done again has something in their place.
     pending = any(has_outputs(run, stage) for stage in force)
     if force and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)

@@ -23,8 +23,7 @@ class Stage:
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
     function: tuple[str, str]
-    """Module and name. Imported one at a time, so that jax, torch and matplotlib are there only while they are
-    needed."""
+    """Module and name. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
     needs_server: bool = False
 
 

@@ -24,8 +24,7 @@ POLL_S = 0.2
 START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
 START_GRACE_S = 2.0
 FREE_PORT_TRIES = 3
-# There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both
-# have SO_REUSEADDR.
+# There, a socket that is bound and does not listen keeps a port, and lets vLLM listen on it: both have SO_REUSEADDR.
 _HOLDS_PORTS = sys.platform == "linux"
 _REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 

@@ -147,8 +147,7 @@ def grad_norm_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str,
 def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
     """Of the last tenth of the steps against the first tenth, or the first `first_steps`; None where they are too few.
 
-    The error is that of medians of normal noise, which is estimated from the changes between neighbors: a trend does
-    not show in those.
+    The error is that of medians of normal noise, estimated from changes between neighbors, in which no trend shows.
     """
     losses = [step.loss for step in steps if math.isfinite(step.loss) and not step.skipped]
     if len(losses) < 2 * _FEWEST_STEPS_TO_FALL:

@@ -150,8 +150,7 @@ def check_training(run: Run) -> None:
     """Raises InputError for what is known before there are rows.
 
     That is a backend that is not installed, an adapter to start from or a folder for checkpoints that cannot be used,
-    callbacks where others than this process train, and an export.step that will not be saved, where the recipe tells
-    the steps.
+    callbacks where others than this process train, and an export.step that will not be saved.
     """
     from gemsmith.train.inputs import load_init_adapter
 

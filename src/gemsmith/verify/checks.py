@@ -64,8 +64,7 @@ def rounding_notices(
 
     `lost`: the share of its changes of weights, by norm; `effect`: the most that base + adapter differs from the base
     in logits; `moved`: the most that merged differs from base + adapter. None: not computed. Logits decide, weights
-    only without them: in a mixture of experts a rounding can turn a token to another expert, so that a few logits move
-    far more than the others.
+    only without them: a rounding can turn a token to another expert, which moves a few logits far.
     """
     share = "" if lost is None else f"{100 * lost:.0f} % of its changes of weights, by norm, are rounded away"
     if effect is not None and moved is not None:

@@ -18,8 +18,7 @@ from gemsmith.verify.checks import report_checks
 from gemsmith.verify.prompts import text_prompts, trained_rows
 
 PROMPTS, ANSWER_TOKENS = 8, 48
-# Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change
-# places.
+# Merged weights are rounded, base + adapter is not: tokens this close in log-probability may change places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
 Prompt = Sequence[int] | Sequence[Mapping[str, Any]]

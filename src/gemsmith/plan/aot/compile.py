@@ -25,8 +25,7 @@ from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
-# Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock
-# file.
+# Without them libtpu asks the cloud's metadata server what machine this is, and two processes fight for a lock file.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",

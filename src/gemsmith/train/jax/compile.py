@@ -152,8 +152,7 @@ class Compiled:
 def use_compile_cache() -> None:
     """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when
-    they take more than 10 GiB.
+    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. It keeps 10 GiB.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
@@ -175,8 +174,7 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
     begin_s, platform = time.monotonic(), jax.default_backend()
     flags = compiler_options(platform, train)
     work = _Work(program, arguments, flags)
-    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
-    # an end.
+    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves without one.
     atexit.register(_leave, work, stop)
     hits: list[str] = []  # an entry for each program that JAX takes from its cache meanwhile
 

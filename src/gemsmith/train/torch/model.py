@@ -47,8 +47,7 @@ def token_nll(
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    Only what predicts a target meets the embedding matrix, which gets its gradient where it is trained; the logits of a
-    whole row are never held.
+    Only what predicts a target meets the embedding matrix, also where it is trained: no row's logits are held whole.
     """
     embedding = embedding.to(hidden.dtype) if embedding.requires_grad else embedding
     places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
