@@ -105,8 +105,7 @@ class _Asking:
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
-    Raises EngineError where its server dies again and again or more than MOST_FAILED of the answers do not come,
-    ScorerError where as many cannot be judged.
+    Raises EngineError where its server keeps dying or MOST_FAILED do not come, ScorerError where as many are unjudged.
     """
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = []

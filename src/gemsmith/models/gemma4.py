@@ -36,8 +36,7 @@ def rematerialized(
 
     "none" saves all, "layer" only the function's inputs; names save the results that `checkpoint_name` gave them, and
     the inputs. Results named in `offload` wait in the host's memory. A function that `dequantizes` weights never saves
-    those. `in_turn`: nothing is recomputed before the gradient that needs it is there; else XLA may recompute several
-    functions at once, and hold all of that.
+    those. `in_turn`: nothing is recomputed before its gradient is there; else XLA may hold several functions' at once.
     """
     if remat == "none" and not dequantizes:
         return function

@@ -1,7 +1,6 @@
 """Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, segments told apart.
 
-Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
-Axes as in gemsmith.models.attention.
+Source: jax.experimental.pallas.ops.tpu.splash_attention, arXiv 2205.14135. Axes as in gemsmith.models.attention.
 """
 
 from collections.abc import Callable

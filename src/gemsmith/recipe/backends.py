@@ -101,8 +101,7 @@ BACKENDS = {
 class Optimizations:
     """What a step of the JAX backend does to be faster or smaller; `train.optimizations: off` does without all of it.
 
-    The gains are those of XLA's cycle estimates for TPUs (docs/log): no TPU has confirmed one. What is computed does
-    not depend on them, but for its rounding.
+    Gains are of XLA's cycle estimates for TPUs (docs/log), on no TPU confirmed. They change results by rounding alone.
     """
 
     fuses_lora: bool = False

@@ -1,7 +1,6 @@
 """What a task's module holds.
 
-`generate_rows` where it makes rows, `COLUMNS` and `score` where it scores answers to rows, `read_questions` and
-`open_judges` where it brings its own questions.
+`generate_rows` makes rows, `COLUMNS` and `score` score answers, `read_questions` and `open_judges` bring questions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """One attempt at training a run: resume, judge each step, log it, record the whole.
 
-All of it is the same whichever backend computes the steps; what differs is what `TrainBackend` asks for. No
-machine-learning library is imported.
+It is the same with each backend; what differs, `TrainBackend` asks for. No machine-learning library is imported.
 """
 
 import math

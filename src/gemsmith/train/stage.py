@@ -115,8 +115,7 @@ XLA_S = 60
 def ask_xla(train: Train) -> None:
     """Raises InputError for a flag of the environment's or the recipe's that XLA does not take.
 
-    A process of its own asks, since XLA ends the process that has one in XLA_FLAGS or LIBTPU_INIT_ARGS that it does not
-    know. Where it gives no answer, a warning says so.
+    A process of its own asks, since XLA ends one with an unknown XLA_FLAGS or LIBTPU_INIT_ARGS. No answer: a warning.
     """
     given = [name for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)]
     names = " and ".join([*given, *(["train.compiler_options"] if train.compiler_options else [])])

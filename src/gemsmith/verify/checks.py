@@ -1,7 +1,6 @@
 """Checks that need no model: what lies beside the weights, what rounding took, and what training's gain is worth.
 
-Bytes and logits prove that merged/ is the weights it was made from, plus the adapter. These need not be the weights
-that were trained on, hence the check of losses.
+Bytes and logits prove that merged/ is its base plus the adapter, which may be trained on other weights: hence losses.
 """
 
 import filecmp

@@ -38,8 +38,7 @@ FLOAT32_SHARE = 0.5
 OPTIMIZER_PASSES = 7
 """Times that AdamW reads or writes as much as the adapters: parameter, gradient, two moments in, three of them out."""
 MEASURED_WITHIN = 1.15
-"""How far, as a factor, a step may be from what trainings measured on the same machine say of it: what
-benchmarks/records/plan_calibration.json aims at."""
+"""The factor that a step may be off trainings measured on its machine (benchmarks/records/plan_calibration.json)."""
 
 _RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
 """Forward passes of attention that its own backward pass makes: flash and blocked recompute the scores, half of one."""

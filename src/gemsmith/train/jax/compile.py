@@ -78,8 +78,7 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
 def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train, *, platform: str) -> InputError | None:
     """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
 
-    It is one that a program of one sum does not get either; those that the message names are tried first. None where
-    the error is about something else.
+    A program of one sum does not get it either; those that the message names come first. None for another error.
     """
     text = str(error)
     if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
