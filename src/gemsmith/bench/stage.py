@@ -35,8 +35,7 @@ _MAY_BE_KEPT = (
 def bench(run: Run, servers: Servers) -> BenchRecord:
     """Runs every cell and records it. Prefix caching is off, and each cell has prompts of its own.
 
-    A start that is stopped leaves the cells that it has measured to the next. Raises EngineError where server or client
-    fail, or no request is answered.
+    A stopped start leaves its cells to the next. Raises EngineError where server or client fail, or none is answered.
     """
     clock, recipe = start_clock(), run.recipe
     rows = read_image_rows(recipe) if recipe.bench.images else None

@@ -1,7 +1,6 @@
 """Causal attention inside the documents of packed rows, in dense blocks of queries; and its heads, QK-norm and RoPE.
 
-Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one
-block, n blocks.
+B batch, L length, H heads, K kv heads, G = H/K heads of one, D head dim; Q queries, M keys of a block, n blocks.
 """
 
 from collections.abc import Iterator

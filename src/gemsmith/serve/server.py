@@ -76,8 +76,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends.
 
     With an adapter in the settings, the name is the tuned model's. A free port that another program takes before vLLM
-    has it is changed for another. Raises MachineError where vLLM is not installed or the port is in use, EngineError
-    where vLLM dies or does not answer in time.
+    has it is changed for another. Raises MachineError without vLLM or port, EngineError where vLLM dies or is silent.
     """
     refuse_open_server(settings, has_key=bool(api_headers()))
     console = open_console()

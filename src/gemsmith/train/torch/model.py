@@ -41,8 +41,7 @@ from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_read
 def token_nll(
     hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E), and
-    how many targets have the highest logit.
+    """The float32 sum of -log p(target | what is before it) of hidden (B, L, E), embedding (V, E); how many are right.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
