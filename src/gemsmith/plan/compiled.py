@@ -117,7 +117,7 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
     for path in (root / name for name in SOURCES):  # a version's number stays while its code is worked on
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             code.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
-    chip, apart = machine.chip, {key.name for key in KEYS if not key.compiled}
+    chip, apart = machine.chip, {name for name, key in KEYS.items() if not key.compiled}
     depends = {
         "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
         | {"length": recipe.data.max_length, "seed": recipe.seed}

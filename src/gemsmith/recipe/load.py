@@ -217,7 +217,7 @@ def _first_problem(error: ValidationError) -> str:
             # A number is the place in a list, whose items are all of one kind.
             model = _KINDS.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
         allowed, key = [*model.model_fields], ".".join(part for part in place if part not in _KINDS)
-        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
+        elsewhere = {name.rpartition(".")[2]: name for name in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
         return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
