@@ -113,8 +113,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sigterm.came and code not in (0, Terminated.exit_code):
         code, messages = Terminated.exit_code, [f"{_SIGTERM}; it ended with: {'; '.join(messages)}"]
-    # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
-    # checkpoint.
+    # Not where training has put its own before it, for what its threads still say of full disks or damaged checkpoints.
     if sys.unraisablehook is raise_again:
         sys.unraisablehook = unheard
     for message in filter(None, messages):

@@ -108,10 +108,7 @@ def read_documents(source: str | GeneratedData, *, data: Data | None = None, see
 
 
 def read_prompts(source: str) -> Dataset:
-    """What each row of the source asks: its messages but for a last assistant turn, or its prompt.
-
-    Raises DataError as read_dataset does, and for raw text; an answer may be there and is not read.
-    """
+    """What each row asks: its messages but for a last answer, which is not read, or its prompt. Raises DataError."""
     found = read_dataset(source, asked=True)
     _refuse_raw_text(found, "name the column prompt")
     for row in found.documents:

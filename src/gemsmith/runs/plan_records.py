@@ -89,8 +89,7 @@ class MachinePlan(Part):
     """On demand, of real tokens; None also where how many these are is not known."""
     mesh: dict[str, int]
     compiled: CompiledStep | None = None
-    """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows from them are the
-    compiler's."""
+    """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows are the compiler's."""
     price: PlanPrice | None = None
     """On demand; None, here and below, where the catalog has no such price."""
     price_spot: PlanPrice | None = None
@@ -164,8 +163,7 @@ class PlanRecord(Record):
     """Without padding; None where that is not known."""
     machines: tuple[MachinePlan, ...]
     serving: tuple[ServingPlan, ...] = ()
-    """A row for each machine and length of bench.input_tokens; none for machines of several hosts, nor for CPUs on
-    which no load test was measured."""
+    """A row a machine and length of bench.input_tokens; none for several hosts, nor for CPUs without a load test."""
     assumptions: tuple[str, ...]
 
     @property
