@@ -120,8 +120,8 @@ def adapted_model(
     return base if full else add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
 
 
-def _when_here(metrics: Any) -> float:
-    jax.device_get(metrics)
+def _when_ready(arrays: Any) -> float:
+    jax.block_until_ready(arrays)
     return time.monotonic()
 
 
@@ -300,11 +300,7 @@ class TunixBackend:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
             jax.block_until_ready(metrics)
             self._session.delete_previous_run()
-        # Copied before the next step is dispatched: to wait for them later took on a GPU as long as that one, too, so
-        # that each step had the next one's time, and the last none.
-        for value in metrics.values():
-            value.copy_to_host_async()
-        return metrics, (plan, metrics, self._watcher.submit(_when_here, metrics))
+        return metrics, (plan, metrics, self._watcher.submit(_when_ready, metrics))
 
     def _finish(self, pending: tuple[Plan, Any, Future[float]]) -> None:
         """Waits for the step and hands on what it came to."""
