@@ -133,7 +133,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[A
         # Returns None after a verb, an exit code after --help or --version.
         return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
-        return 2, error.format_message()
+        return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
         return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"

@@ -42,6 +42,8 @@ OTHER_QUERY_BLOCK = 512
 LOOPS = 8
 """Blocks of queries that read equally many keys share one loop. More loops read fewer keys in vain and take longer to
 compile."""
+ANSWER_TOKENS = 64
+"""Of an answer of train.sample_answers, at most."""
 NAMES = "a list of results"
 
 

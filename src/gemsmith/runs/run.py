@@ -334,6 +334,8 @@ def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
 
 
 def _refuse_no_run(path: Path) -> None:
+    if path.is_file():
+        raise RunError(f"run directory {path}: is a file; give the directory of its run, such as runs/{path.stem}")
     if not (path / "recipe.yaml").exists():
         raise RunError(
             f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "
