@@ -87,8 +87,7 @@ class VerifyError(GemsmithError):
 class Terminated(SystemExit):
     """SIGTERM. No Exception, as KeyboardInterrupt is none, so that no library takes it for a failure of its own.
 
-    A SystemExit, because event loops let no other BaseException through, and because the exit code is then the same
-    where nobody catches it.
+    A SystemExit, because event loops let no other BaseException through, and since uncaught it has the same exit code.
     """
 
     exit_code = code = 143

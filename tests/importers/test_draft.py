@@ -76,6 +76,13 @@ def test_the_file_is_planned_and_read_by_the_data_stage_unedited(gemsmith, small
     assert record.packed_rows >= run.recipe.train.global_batch_size and record.steps >= 1
 
 
+def test_columns_of_other_names_are_written_with_a_word_to_look(gemsmith, small_checkpoint):
+    write_rows([{"instruction": f"What is {n}?", "context": "", "response": f"it is {n}"} for n in range(120)])
+    recipe, _, err = drafted(gemsmith, small_checkpoint)
+    assert (recipe.data.format, recipe.data.columns) == ("alpaca", {"input": "context", "output": "response"})
+    assert "data.columns: reads 'context' as input, 'response' as output, by their names alone" in err
+
+
 def test_rows_of_a_classifier_and_of_json_are_scored_as_such(gemsmith, small_checkpoint):
     for answer, scorer in (("yes", "labels"), ('{{"n": {}}}', "json-fields"), ("it is {}", "exact")):
         write_rows(pairs(100, answer))

@@ -159,10 +159,7 @@ def ranked(record: PlanRecord, sort: Sort) -> PlanRecord:
 
 
 def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
-    """Writes the recipe with the change that makes it fit the plan's only machine.
-
-    Raises InputError where the file is there, the plan has several machines, or there is nothing to change.
-    """
+    """Writes the recipe with what makes it fit the plan's only machine. Raises InputError where that is nothing."""
     check_fix(path)
     if len(record.machines) != 1:
         raise InputError(f"--fix {path}: {len(record.machines)} machines are planned; name one with --machine")

@@ -84,8 +84,7 @@ def default_values() -> dict[str, Any]:
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
     """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
 
-    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown
-    model.
+    Raises RecipeError for an unreadable file, an unknown key (with a near match), a wrong type or an unknown model.
     """
     path = Path(path)
     values = read_yaml(path, f"recipe {path}")
@@ -126,8 +125,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
 def absolute_path(key: str, value: Any, folder: Path) -> str | None:
     """The file or folder that a key's value names, relative ones as seen from a folder.
 
-    None where it names none: rows to make, a share of them, a task or prompt of Gemsmith's own, an address, or a hub
-    id of which no folder is there.
+    None for others: rows to make, a share, a task or prompt of Gemsmith's own, an address, a hub id without a folder.
     """
     if not isinstance(value, str) or not value or "://" in value or value.startswith("hub:"):
         return None
@@ -244,7 +242,7 @@ def _in_our_words(problem: Any) -> str:
             # A number is the place in a list, whose items are all of one kind.
             model = _KINDS.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
         allowed, key = [*model.model_fields], ".".join(part for part in place if part not in _KINDS)
-        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
+        elsewhere = {name.rpartition(".")[2]: name for name in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
         return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"

@@ -1,8 +1,6 @@
-"""What training starts from, the same bytes with each backend; what rows with images ask of a checkpoint; and prompts
-of held-out rows, with the loop that answers them.
+"""What training starts from, alike in each backend; what images ask of a checkpoint; held-out prompts and answers.
 
-Adapters start as random matrices as PEFT draws them, or as those of a PEFT folder, `train.init_adapter`. No
-machine-learning library is imported.
+Adapters start as PEFT draws them, or as those of `train.init_adapter`. No machine-learning library is imported.
 """
 
 import itertools

@@ -116,6 +116,10 @@ class Events(Scalars):
 
             suffix = f".{self._done:09}"  # a file is named by its second: what goes on within one may not overwrite it
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
+        if (
+            not self._writer.file_writer.event_writer._worker.is_alive()
+        ):  # a write failed: nobody would take the next ten
+            raise MachineError(f"{self._folder}: cannot be written any more; is its disk full?")
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
@@ -125,8 +129,17 @@ class Events(Scalars):
             self._writer.add_text(f"eval/answer_{number}", _markdown(answer), evaluation.step)
 
     def __exit__(self, *_: object) -> None:
-        if self._writer:
+        if self._writer is None:
+            return
+        events = self._writer.file_writer.event_writer
+        try:
             self._writer.close()
+        except OSError:
+            # Python's end would have it close once more, and print both tracebacks.
+            if events._worker.is_alive():
+                events._worker.stop()
+            events._closed = True
+            raise
 
 
 def _markdown(answer: SampleAnswer) -> str:

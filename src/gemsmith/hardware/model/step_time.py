@@ -32,20 +32,16 @@ from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.schema import Mesh
 
 ATTENTION_SHARE = 0.7
-"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
-reach on v5p."""
+"""Attention kernels reach this much of the share that matmuls reach; splash is assumed to reach 50 % of v5p's peak."""
 FLOAT32_SHARE = 0.5
 """Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalog is float32's already."""
 OPTIMIZER_PASSES = 7
-"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
-the gradient out."""
+"""Times that AdamW reads or writes as much as the adapters: parameter, gradient, two moments in, three of them out."""
 MEASURED_WITHIN = 1.15
-"""How far, as a factor, a step may be from what trainings measured on the same machine say of it: what
-benchmarks/records/plan_calibration.json aims at."""
+"""The factor that a step may be off trainings measured on its machine (benchmarks/records/plan_calibration.json)."""
 
 _RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
-"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half
-of one."""
+"""Forward passes of attention that its own backward pass makes: flash and blocked recompute the scores, half of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
