@@ -71,10 +71,11 @@ def run(
     """
     from gemsmith.errors import DataError
     from gemsmith.pipeline import run_stage, run_stages
+    from gemsmith.pipeline.preflight import refuse_before
     from gemsmith.runs.plan_records import PlanRecord
     from gemsmith.runs.resolve import check_settings, resolve
-    from gemsmith.runs.run import open_run, read_record
-    from gemsmith.runs.stages import check_stage_names
+    from gemsmith.runs.run import Run, open_run, read_record
+    from gemsmith.runs.stages import STAGES, check_stage_names
     from gemsmith.system.files import write_text
     from gemsmith.system.locks import locked
     from gemsmith.train.stage import is_later_host
@@ -89,7 +90,10 @@ def run(
         file = folder.absolute() / f"rows-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
         recipe = recipe.override({"data.train": str(file)})
     resolved, derived = resolve(recipe)
-    check_settings(resolved)
+    if rows is None:
+        refuse_before(Run(path=folder, recipe=resolved), stages or tuple(STAGES), force=False)
+    else:  # which are in no file yet
+        check_settings(resolved)
     # Of the processes of one training, the first writes there for all.
     with contextlib.nullcontext() if is_later_host() else locked(folder):
         opened = replace(open_run(folder, resolved, derived), callbacks=tuple(callbacks))

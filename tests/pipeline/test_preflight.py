@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from gemsmith import run as gemsmith_run
 from gemsmith.errors import InputError, ProblemsError
 from gemsmith.pipeline import preflight
 from gemsmith.pipeline.preflight import CHECKS, find_problems, refuse_problems
+from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.resolve import resolve_file
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
@@ -106,3 +108,12 @@ def test_the_list_is_of_known_stages_and_an_error_that_is_no_input_is_raised(
 def test_several_problems_are_an_error_with_a_line_for_each() -> None:
     error = ProblemsError([InputError("a: b\n c"), InputError("d")])
     assert str(error) == "a: b c\nd" and error.exit_code == 2 and len(error.problems) == 2
+
+
+def test_python_is_told_all_at_once_too(recipe: Path) -> None:
+    wrong = [*MISSING, "lora.rank=100000", "train.mesh={tp: 3}"]
+    with pytest.raises(ProblemsError) as error:
+        gemsmith_run(load_recipe(recipe, wrong), "runs/python")
+    told = str(error.value)
+    assert all(said in told for said in (*SAID, "lora.rank: 100000 was given", "train.mesh.tp: 3 does not split"))
+    assert not Path("runs").exists()

@@ -4,11 +4,12 @@ Backends ask the same once they know their machine.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from gemsmith.arch import Variant, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import BLOCK, KINDS, is_quantized
-from gemsmith.errors import RecipeError
+from gemsmith.errors import RecipeError, raise_all
 from gemsmith.recipe.backends import BACKENDS, LANES, heads_fill_lanes
 from gemsmith.recipe.schema import Mesh, Recipe
 from gemsmith.system.format import mesh as name_mesh
@@ -16,19 +17,23 @@ from gemsmith.system.format import mesh as name_mesh
 
 def check_training(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for what is known to fail before there is a machine, or a mesh where that is left to it."""
+    train, wanted = recipe.train, recipe.train.mesh
+    mesh = Mesh() if wanted == "auto" else wanted
+    sizes, checks = mesh.model_dump(), list[Callable[[], object]]([partial(_check_rank, recipe, variant)])
+    if train.backend == "trl":
+        checks += [partial(trl_mesh, recipe, mesh.replica * mesh.fsdp)]
+        checks += [partial(check_trl_quantized, train.dtype, variant)]
+    else:
+        checks += [partial(check_mesh, recipe, variant, sizes)]
+        checks += [partial(check_splash, recipe, variant, sizes)] * (train.attention == "splash")
+    raise_all(checks)
+
+
+def _check_rank(recipe: Recipe, variant: Variant) -> None:
     rank, most = recipe.lora.rank, max(max(each.shape) for each in lora_targets(variant, recipe.lora.targets))
     if rank > most and recipe.train.method == "lora":
         remedy = f"no matrix of {variant.name} with an adapter has more rows or columns than {most}; set that or less"
         raise RecipeError(f"lora.rank: {rank} was given; {remedy}")
-    train, wanted = recipe.train, recipe.train.mesh
-    mesh = Mesh() if wanted == "auto" else wanted
-    if train.backend == "trl":
-        trl_mesh(recipe, mesh.replica * mesh.fsdp)
-        check_trl_quantized(train.dtype, variant)
-        return
-    check_mesh(recipe, variant, mesh.model_dump())
-    if train.attention == "splash":
-        check_splash(recipe, variant, mesh.model_dump())
 
 
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
