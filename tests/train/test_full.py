@@ -43,13 +43,6 @@ DEFAULTS = Lora().model_dump(mode="json")
 OPTIMIZER = Optimizer(learning_rate=1e-4, warmup_steps=2, weight_decay=0.1, max_grad_norm=1.0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def make_weight(tensor, random):
     noise = random.standard_normal(tensor.shape).astype(np.float32)
     if len(tensor.shape) > 1:
@@ -284,10 +277,14 @@ def test_a_step_of_trl_is_exported_and_one_that_is_damaged_told(runs):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"lora": {"rank": 8}}, "lora.rank: 8 was given, but train.method full trains the weights themselves"),
-        ({"lora": {"targets": ["q", "v"]}}, "lora.targets: q, v was given"),
-        ({"train": {"init_adapter": "a"}}, "train.init_adapter: a was given"),
-        ({"serve": {"weights": "adapter"}}, "serve.weights: adapter was given"),
+        ({"lora": {"rank": 8}}, "lora.rank: was given, but train.method full trains the weights themselves"),
+        (
+            {"lora": {"rank": 8, "targets": ["q", "v"]}, "serve": {"weights": "adapter"}},
+            "lora.rank, lora.targets, serve.weights adapter: were given, but train.method full trains the weights "
+            "themselves, and there is no adapter; leave them out, such as by --set 'lora={}', or set train.method",
+        ),
+        ({"train": {"init_adapter": "a"}}, "train.init_adapter: was given"),
+        ({"serve": {"weights": "adapter"}}, "serve.weights adapter: was given"),
         ({"train": {"dtype": "nf4"}}, "train.dtype: nf4 was given, but train.method full trains weights"),
         ({"train": {"dtype": "int8"}}, "a quantized base stays as it is; set bfloat16 or float32"),
     ],

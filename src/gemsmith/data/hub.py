@@ -45,10 +45,7 @@ def _hub_errors(source: str) -> Iterator[None]:
 
 
 def fetch_file(url: str) -> Path:
-    """The file at an address, https:// or gs://, streamed into the cache the first time it is asked for.
-
-    Raises DataError where it is of another kind, or cannot be reached.
-    """
+    """The file at an address, https:// or gs://, streamed into the cache once. Raises DataError without one."""
     import httpx
 
     from gemsmith.system.console import open_console
