@@ -55,6 +55,13 @@ def test_every_value_has_its_reason_and_only_chosen_keys_are_written(gemsmith, s
     assert "optimizations" not in text and "port" not in text
 
 
+def test_a_recipe_that_trains_all_weights_has_their_rate_and_no_key_of_adapters(gemsmith, small_checkpoint):
+    write_rows(pairs(120))
+    recipe, text, _ = drafted(gemsmith, small_checkpoint, "--set", "train.method=full")
+    assert recipe.train.method == "full" and recipe.optimizer.learning_rate == 1e-5
+    assert "lora" not in recipe.model_fields_set, text
+
+
 def test_the_file_is_planned_and_read_by_the_data_stage_unedited(gemsmith, small_checkpoint, monkeypatch):
     from gemsmith.data import stage
 

@@ -284,10 +284,14 @@ def test_a_step_of_trl_is_exported_and_one_that_is_damaged_told(runs):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"lora": {"rank": 8}}, "lora.rank: 8 was given, but train.method full trains the weights themselves"),
-        ({"lora": {"targets": ["q", "v"]}}, "lora.targets: q, v was given"),
-        ({"train": {"init_adapter": "a"}}, "train.init_adapter: a was given"),
-        ({"serve": {"weights": "adapter"}}, "serve.weights: adapter was given"),
+        ({"lora": {"rank": 8}}, "lora.rank: was given, but train.method full trains the weights themselves"),
+        (
+            {"lora": {"rank": 8, "targets": ["q", "v"]}, "serve": {"weights": "adapter"}},
+            "lora.rank, lora.targets, serve.weights adapter: were given, but train.method full trains the weights "
+            "themselves, and there is no adapter; leave them out, such as by --set 'lora={}', or set train.method",
+        ),
+        ({"train": {"init_adapter": "a"}}, "train.init_adapter: was given"),
+        ({"serve": {"weights": "adapter"}}, "serve.weights adapter: was given"),
         ({"train": {"dtype": "nf4"}}, "train.dtype: nf4 was given, but train.method full trains weights"),
         ({"train": {"dtype": "int8"}}, "a quantized base stays as it is; set bfloat16 or float32"),
     ],

@@ -245,8 +245,9 @@ def _filled(rows: Measured, length: int) -> float:
 
 
 def _choose_training(recipe: Recipe, _variant: Variant, rows: Measured) -> Iterator[ResolvedValue]:
-    yield ResolvedValue("lora.rank", recipe.lora.rank, "the default; a lower one takes less memory and learns less")
-    rate = recipe.optimizer.learning_rate
+    if recipe.train.method == "lora":
+        yield ResolvedValue("lora.rank", recipe.lora.rank, "the default; a lower one takes less memory and learns less")
+    rate = resolve(recipe)[0].optimizer.learning_rate
     yield ResolvedValue("optimizer.learning_rate", rate, "the default; lower it where the loss jumps")
     length, batch = recipe.data.max_length, recipe.train.global_batch_size
     kept = rows.lengths[rows.lengths <= length]

@@ -40,6 +40,8 @@ QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 LOOPS = 8
 """Blocks of queries that read equally many keys share a loop. More loops read fewer in vain and compile longer."""
+ANSWER_TOKENS = 64
+"""Of an answer of train.sample_answers, at most."""
 NAMES = "a list of results"
 
 

@@ -3,15 +3,17 @@
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from gemsmith.arch import HUB_ID
-from gemsmith.errors import RecipeError, suggest
+from gemsmith.errors import RecipeError, as_one, suggest
 from gemsmith.recipe.checks import SHARE, check_recipe
 from gemsmith.recipe.keys import FILE_KEYS, KEYS, LISTS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue, RowSource
@@ -95,7 +97,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     # Each key that may name a file or folder.
     entries = {key: value for key in LISTS if isinstance(value := value_at(values, key), list)}
     listed = (f"{key}.{number}.{name}" for key in entries for number in range(len(entries[key])) for name in LISTS[key])
-    astray = []
+    astray, unseen = [], list[RecipeError]()
     for key in (*FILE_KEYS, *listed):
         parent, _, name = key.rpartition(".")
         place = value_at(values, parent)
@@ -109,11 +111,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     recipe = build_recipe(values, overrides, source=f"recipe {path}")
     for key, given, found, here in astray:
         if value_at(recipe, key) == found:  # no override gives another
-            raise RecipeError(
+            told = (
                 f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
                 f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
                 f"write the latter into the recipe, or give it by --set {key}=…"
             )
+            unseen.append(RecipeError(told))
+    if unseen:
+        raise as_one(unseen)
     return recipe
 
 
@@ -152,7 +157,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
-        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+        raise as_one([RecipeError(f"{source}: {problem}") for problem in _problems(error)]) from None
     for key, value in plain_values(recipe).items():
         if "\\u0000" in json.dumps(value).replace("\\\\", ""):
             raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
@@ -205,11 +210,29 @@ _OTHER_NAMES = {
 """What other trainers call a key -> the key."""
 
 
-def _first_problem(error: ValidationError) -> str:
-    """The most telling of pydantic's complaints, in our words."""
+def _problems(error: ValidationError) -> Iterator[str]:
+    """Of each key the most telling of pydantic's complaints, in our words.
+
+    A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant. A list
+    that is empty without its bad items is not told beside them.
+    """
+    by_key = defaultdict[str, list[Any]](list)
     problems = error.errors(include_url=False)
-    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
-    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    for problem in problems:
+        place = problem["loc"]
+        if not any(place == other["loc"][: len(place)] for other in problems if other["loc"] != place):
+            by_key[".".join(takewhile(lambda part: not _is_kind(part), map(str, place)))].append(problem)
+    for of_key in by_key.values():
+        yield _in_our_words(max(of_key, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"]))))
+
+
+def _is_kind(part: str) -> bool:
+    """Whether it is what pydantic calls a kind of value, and no key's name."""
+    of_python = ("str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
+    return part in (*_KINDS, *of_python) or part.startswith(("literal[", "tuple["))
+
+
+def _in_our_words(problem: Any) -> str:
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         model: Any = Recipe
@@ -221,12 +244,7 @@ def _first_problem(error: ValidationError) -> str:
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
         return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
-    key = ".".join(
-        part
-        for part in place
-        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
-        and not part.startswith(("literal[", "tuple["))
-    )
+    key = ".".join(part for part in place if not _is_kind(part))
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
     if place[-1] == "bool":  # the first of the kinds that an option of XLA may have

@@ -75,8 +75,10 @@ class MachinePlan(Part):
     """The trainings on this machine that `step_s` rests on; None: on none."""
     startup_s: dict[str, Range] = Field(default_factory=dict)
     """What comes before the first step -> its seconds; assumed."""
+    evaluations_s: Range = (0, 0)
+    """Of all evaluations of train.eval_steps, with answers."""
     hours: Range | None
-    """Of the start and `priced_steps`; None where the machine does not fit."""
+    """Of the start, `priced_steps` and evaluations; None where the machine does not fit."""
     usd: Range | None
     """Of `hours`; None also where the catalog has no on-demand price."""
     price_doubts: tuple[str, ...] = ()
@@ -117,6 +119,8 @@ class ServingPlan(Part):
     tensor_parallel: int | None = None
     copies: int | None = None
     """Of the weights, each on `tensor_parallel` devices."""
+    cold_start_s: dict[str, dict[str, Range]] = Field(default_factory=dict)
+    """How the weights come -> what comes before the first answer -> its seconds."""
     weights_bytes_per_chip: int | None = None
     kv_room_bytes_per_chip: int | None = None
     """What is left for keys and values."""

@@ -127,10 +127,25 @@ def matmul_flops(work: StepCost) -> float:
 
 def attention_flops(work: StepCost) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
-    kinds = (work.attention, work.nearby_attention)
-    forward = forward_attention_flops(work.variant, work.length, *kinds, block=work.query_block, ahead=work.ahead)
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
-    return work.rows * forward * passes
+    return _scores_flops(work) * passes
+
+
+def forward_share(work: StepCost) -> float:
+    """What a forward pass, such as an evaluation's, has of the FLOPs of a step of as many rows."""
+    text = 2.0 * work.tokens * (work.layer_matmul_parameters + work.head_parameters + work.text_adapters)
+    forward, step = text + _scores_flops(work), matmul_flops(work) + attention_flops(work)
+    if work.images:
+        forward += work.rows * replace(work.images, adapters=0).row_flops
+        step += work.rows * work.images.row_flops
+    return forward / step
+
+
+def _scores_flops(work: StepCost) -> float:
+    """Of all rows, forward."""
+    kinds = (work.attention, work.nearby_attention)
+    each = forward_attention_flops(work.variant, work.length, *kinds, block=work.query_block, ahead=work.ahead)
+    return float(work.rows * each)
 
 
 def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:

@@ -132,6 +132,7 @@ def render_service(request: LaunchRequest) -> str:
             f"Reached through: {kubectl} port-forward service/{server} {PORT}, and in another terminal:",
             f"export VLLM_API_KEY=$({kubectl} get secret {server} --output 'jsonpath={{.data.key}}' | base64 --decode)",
             f"gemsmith chat --url http://127.0.0.1:{PORT} --model {options.name}",
+            f"{service.cold_start}; a node that has to come first is not in it",
             *(f"warning: {choice.why}" for choice in service.deployment.choices if choice.what == WARNING),
         ),
         service=service,
