@@ -45,6 +45,10 @@ NEVER_SKIPPED_IN_CI = (
 # became 50. Of these processes and of those that they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Most of a tiny step's time is that of compiling it: without optimizations it takes half as long, and the numbers are
+# as exact. Of these processes and of those that they start, so that runs of both are the same byte for byte.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+
 # What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
 gc.disable()
 
@@ -117,14 +121,11 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_compiles() -> Iterator[None]:
-    """For modules whose time is mostly that of compiling: without optimizations it takes half as long, and the numbers
-    are as exact."""
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def optimized_compiles() -> Iterator[None]:
+    """What the tests start compiles as a user's processes do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+        yield
 
 
 @pytest.fixture(scope="session")

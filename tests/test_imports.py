@@ -28,3 +28,9 @@ def test_planning_loads_nothing_heavy():
 
 def test_a_training_session_loads_no_backend():
     assert not loaded_by("import gemsmith.train.loop, gemsmith.train.inputs") & {"jax", "torch", "tunix", "trl"}
+
+
+def test_training_in_jax_loads_no_torch():
+    """tensorboardX would, which Tunix imports."""
+    loaded = loaded_by("import gemsmith.train.jax.backend")
+    assert "torch" not in loaded and {"tunix", "tensorboardX"} <= loaded

@@ -116,7 +116,7 @@ def bucket_server(*, fault_share: float = 0.0, seed: int = 0) -> Iterator[Bucket
                 return
             self.close_connection = fault is not None
             if fault == "no answer":
-                time.sleep(3 * PATIENCE_S)
+                time.sleep(60 * PATIENCE_S)
             if fault in ("cut before", "no answer"):
                 return
             answer = bucket.answer(self.command, self.path, content, self.headers.get("Range") or "")

@@ -13,8 +13,6 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import hf_names_of, load_model
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = ("tiny-e2b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("31b", "26b-a4b", "12b")))
 # The tiny variants' window is 64: SHORT lies within it, LENGTH beyond.
 LENGTH, SHORT = 168, 40

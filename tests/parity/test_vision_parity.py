@@ -14,8 +14,6 @@ from gemsmith.models import load_model
 from gemsmith.train.jax.images import batch_images, bucket_shape
 from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 TINY = ("tiny-31b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("e2b", "26b-a4b", "12b")))
 BOI, IMAGE, EOI = (IMAGE_TOKENS[name][0] for name in ("boi_token", "image_token", "eoi_token"))
 

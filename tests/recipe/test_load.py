@@ -230,6 +230,13 @@ def test_tuned_is_auto_or_off_and_nothing_else(text):
     assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.optimizations={text}")
 
 
+def test_a_recipe_that_trains_all_weights_is_dumped_without_keys_of_adapters(tmp_path):
+    recipe = build_recipe(MINIMAL, ["train.method=full"])
+    (tmp_path / "dumped.yaml").write_text(dump_recipe(recipe))
+    assert "lora:" in dump_recipe(build_recipe(MINIMAL)) and "lora:" not in dump_recipe(recipe)
+    assert load_recipe(tmp_path / "dumped.yaml") == recipe
+
+
 def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_path):
     recipe = build_recipe(MINIMAL, ["train.compiler_options={a: null, b: 3}", "train.compiler_options.c=true"])
     assert recipe.train.compiler_options == {"a": None, "b": 3, "c": True}

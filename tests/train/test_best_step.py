@@ -15,7 +15,7 @@ from gemsmith.train.loss_checks import best_evaluation
 from gemsmith.train.stage import train
 
 # Upstream's warnings, at import.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 EVAL = {"eval": {"task": "verilog", "rows": 2, "split": "held-out"}}
 KEEPS = {"eval_steps": 1, "keep": "best", "early_stopping_patience": 2, "save_steps": 3, "save_total_limit": 1}

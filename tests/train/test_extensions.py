@@ -11,7 +11,7 @@ from gemsmith.train.schedule import learning_rate
 from gemsmith.train.stage import train
 
 # Upstream's warnings, at import.
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("quick_compiles")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def opened(run):

@@ -43,13 +43,6 @@ DEFAULTS = Lora().model_dump(mode="json")
 OPTIMIZER = Optimizer(learning_rate=1e-4, warmup_steps=2, weight_decay=0.1, max_grad_norm=1.0)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def make_weight(tensor, random):
     noise = random.standard_normal(tensor.shape).astype(np.float32)
     if len(tensor.shape) > 1:

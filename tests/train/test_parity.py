@@ -24,8 +24,6 @@ from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, sha
 from gemsmith.train.schedule import learning_rate
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # Beyond the tiny variants' window of 64.
 ROWS, LENGTH, UPDATES = 2, 80, 10
 

@@ -33,8 +33,6 @@ from gemsmith.train.stage import train
 from support.images import image_bytes
 from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 IMAGE = IMAGE_TOKENS["image_token"][0]
 ROWS, LENGTH, UPDATES = 2, 112, 10
 # Columns by rows of each row's images; the first is longer than the window of 64.

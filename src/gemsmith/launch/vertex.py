@@ -99,9 +99,9 @@ def register(run: Run, asked: Registration, *, skip_verify_check: bool) -> str:
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """What Vertex AI answers whom gcloud is logged in as. Raises MachineError where it refuses or is not reached."""
     token = ask(("gcloud", "auth", "print-access-token"))
-    if token.code:
-        raise MachineError(f"gcloud auth print-access-token: {token.complaint}; log in with: gcloud auth login")
-    headers = {"Authorization": f"Bearer {token.output.strip()}"}
+    if token.returncode:
+        raise MachineError(f"gcloud auth print-access-token: {token.stderr}; log in with: gcloud auth login")
+    headers = {"Authorization": f"Bearer {token.stdout.strip()}"}
     try:
         answer = dict(httpx.request(method, url, json=body, headers=headers, timeout=60).json())
     except (httpx.HTTPError, ValueError) as error:

@@ -168,7 +168,9 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
 def dump_recipe(recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, exclude_unset: bool = False) -> str:
     """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
     reasons = {item.key: item.reason for item in derived}
-    return "\n".join(_yaml_lines(recipe.model_dump(mode="json", exclude_unset=exclude_unset), reasons)) + "\n"
+    unused = {"lora"} if recipe.train.method == "full" else set()  # at its defaults there
+    values = recipe.model_dump(mode="json", exclude_unset=exclude_unset, exclude=unused)
+    return "\n".join(_yaml_lines(values, reasons)) + "\n"
 
 
 def read_reasons(text: str) -> list[ResolvedValue]:

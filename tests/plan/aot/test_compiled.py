@@ -16,6 +16,8 @@ from gemsmith.plan.aot.compile import ENVIRONMENT, check_compiler
 from gemsmith.plan.aot.timeline import walk
 from gemsmith.recipe.load import build_recipe
 
+pytestmark = pytest.mark.usefixtures("optimized_compiles")
+
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "tpu_compile.py"
 GOLDEN = Path(__file__).parent / "golden" / "scan_v5p.hlo"
 

@@ -11,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -39,14 +38,6 @@ from tiny_checkpoints import make_checkpoint, with_vision
 SMALL = with_vision(
     replace(find_variant("tiny-e2b"), name="custom", layers=2, embed_dim=32, ffn=64, kv_shared_layers=0)
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_compiles():
-    """A step's numbers are not looked at here, only whether they are the same."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")

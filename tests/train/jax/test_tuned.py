@@ -28,14 +28,6 @@ EVERY_LEVER = replace(TUNED, fuses_lora=True)
 SIZES = {"layers": 4, "global_every": 2, "embed_dim": 32, "ffn": 64, "head_dim": 16, "global_head_dim": 32}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """Compiling is most of these tests' time; without optimizations it takes half as long, and numbers are as exact."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
     """Returns a small random checkpoint of a tiny variant's kind: `opened("tiny-e2b")`."""

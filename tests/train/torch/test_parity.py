@@ -18,17 +18,6 @@ from support.images import image_bytes
 UPDATES = 10
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles():
-    """Compiling is most of the JAX side's time; without optimizations it takes half as long, and the numbers are as
-    exact."""
-    import jax
-
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def trained(backend, checkpoint, folder, data=None, lora=None, *, epsilon=1e-8, **train_keys):
     keys = {"max_steps": UPDATES, "global_batch_size": 2, "dtype": "float32", "remat": "none", "save_steps": UPDATES}
     recipe = build_recipe(

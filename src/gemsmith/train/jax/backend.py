@@ -38,11 +38,11 @@ from gemsmith.train.jax.distributed import (
     check_hosts,
     find_accelerators,
     is_main_process,
+    joined_hosts,
     local_rows,
     place,
     raise_on_all_hosts,
     shard_batch,
-    start_hosts,
 )
 from gemsmith.train.jax.evaluation import HeldOut
 from gemsmith.train.jax.images import Arrays, ImageFeed, ImageLayout, count_buckets, image_input, padded_share
@@ -93,15 +93,15 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
     clock, recipe = start_clock(), run.recipe
     drop_tracebacks_of_a_full_disk()
     use_compile_cache()
-    start_hosts()
-    check_accelerator()
-    batches = load_batches(run)
-    checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
-    mesh = make_mesh(recipe, checkpoint.variant)
-    check_hosts(run)
-    with _one_line_errors(run):
-        backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
-        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+    with joined_hosts():
+        check_accelerator()
+        batches = load_batches(run)
+        checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
+        mesh = make_mesh(recipe, checkpoint.variant)
+        check_hosts(run)
+        with _one_line_errors(run):
+            backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
+            return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
 
 
 def adapted_model(

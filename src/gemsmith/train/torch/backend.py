@@ -147,6 +147,8 @@ class TrlBackend:
 
     def run(self) -> None:
         """Raises DataError where an image cannot be read any more, once the step before its own is saved."""
+        if self._run.recipe.train.method == "lora":  # of all weights a save takes longer
+            self._group.bound_waits()
         with contextlib.ExitStack() as stack:
             self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
             if self._trainer.feed:
