@@ -125,7 +125,17 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
     options, template = request.options, request.recipe.data.template
     in_bucket = request.root.removeprefix(f"gs://{request.bucket}/")
     streams, volumes = options.load == "stream", list[Volume]()
-    deployment = deploy_service(request, machine, f"{MOUNT}/{in_bucket}")
+    folder = f"{MOUNT}/{in_bucket}"
+    deployment = deploy_merged(
+        request.recipe,
+        request.variant,
+        machine,
+        f"{request.root if streams else folder}/run/merged",
+        name=options.name,
+        images=request.recipe.serve.images or bool(request.inputs.images),
+        chat_template=f"{folder}/launched/{template}" if template else None,
+        **({"max_model_len": request.max_model_len} if request.max_model_len else {}),
+    )
     if not streams or template:
         read_only = WithReason(True, "weights are only read; results never go through a mount")
         volumes.append(Volume("weights", MOUNT, read_only, ""))
@@ -142,20 +152,6 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
         weights_gb=weights_gb,
         probes=-(-int(2 * weights_gb * 8 + 300) // 10),
         cold_start=f"A cold start is estimated to take {describe_cold_start(start_s)}",
-    )
-
-
-def deploy_service(request: LaunchRequest, machine: Machine, folder: str) -> Deployment:
-    template = request.recipe.data.template
-    return deploy_merged(
-        request.recipe,
-        request.variant,
-        machine,
-        f"{request.root if request.options.load == 'stream' else folder}/run/merged",
-        name=request.options.name,
-        images=request.recipe.serve.images or bool(request.inputs.images),
-        chat_template=f"{folder}/launched/{template}" if template else None,
-        **({"max_model_len": request.max_model_len} if request.max_model_len else {}),
     )
 
 

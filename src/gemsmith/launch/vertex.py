@@ -42,9 +42,10 @@ def make_registration(
     """That of the merged weights in a launch's `root`, or of those here. Raises InputError for what will not work."""
     found, recipe, name = _DESTINATION.fullmatch(destination), run.recipe, run.path.resolve().name
     project, region = found.groups() if found else (repository(destination), "")  # which raises
-    if root is None and not (bucket or "").startswith("gs://"):
+    place = root or bucket or ""
+    if not place.startswith("gs://"):
         raise InputError("--bucket: must be gs://BUCKET or a folder in it, for the weights of a run that is here")
-    artifacts = f"{root}/run/merged" if root else f"{str(bucket).rstrip('/')}/{name}/merged"
+    artifacts = f"{place.rstrip('/')}/{'run' if root else name}/merged"
     if recipe.data.template is not None:
         raise InputError("data.template: a server of Vertex AI sees the weights alone; push to hub:OWNER/NAME instead")
     image = recipe.serve.container_image or GPU_IMAGE

@@ -63,11 +63,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
-    held, chip, price = (
-        memory_breakdown(replace(work, remat=choice.remat), choice.memory),
-        machine.chip,
-        on_demand(machine),
-    )
+    held, chip = memory_breakdown(replace(work, remat=choice.remat), choice.memory), machine.chip
+    price = on_demand(machine)
     process = {PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}
     # The runtime's is what is set aside, so that what fits adds up to no more than there is.
     runtime = {RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes)}
