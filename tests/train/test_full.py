@@ -350,7 +350,6 @@ import jax
 from flax import nnx
 from test_full import by_name, make_inputs, make_model, relative_error, start
 
-jax.config.update("jax_disable_most_optimizations", True)
 results = []
 for sizes in ((1, 1, 1, 1), (1, 2, 1, 2)):
     model = make_model(sys.argv[1], sizes=sizes, remat="none" if not results else "layer")

@@ -178,5 +178,4 @@ def bucket_path(url: str) -> Path:
 
 def bound_bucket_waits() -> None:
     """Has tensorstore give up on an answer that brings no byte for a minute, and ask again; by itself it waits on."""
-    for name, value in (("TIME_SECONDS", "60"), ("LIMIT_BYTES", "1")):
-        os.environ.setdefault(f"TENSORSTORE_CURL_LOW_SPEED_{name}", value)
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from gemsmith.errors import MachineError, RunError
+from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import read_record
@@ -202,6 +202,32 @@ def test_hosts_of_a_tpu_slice_find_each_other_and_part(monkeypatch):
         with hosts.joined_hosts():
             begun.append("trains")
     assert begun == ["trains", ((), {"heartbeat_timeout_seconds": 30}), "trains", "parted"]
+
+
+@pytest.mark.parametrize(
+    ("error", "then"),
+    [
+        (RunError("other rows"), [2]),
+        (KeyboardInterrupt(), [130]),
+        (ZeroDivisionError(), [1]),
+        (jax.errors.JaxRuntimeError("INTERNAL: of its own"), [1]),
+        (jax.errors.JaxRuntimeError("Gloo AllReduce failed: Connection closed by peer [::1]:80"), ["waits", 1]),
+        (Terminated("told"), ["parts"]),
+    ],
+)
+def test_a_host_that_fails_does_not_wait_for_the_others_and_one_that_is_told_to_stop_does(monkeypatch, error, then):
+    seen = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: seen.append("parts"))
+    monkeypatch.setattr(hosts, "count_tpu_hosts", lambda: 2)
+    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: None)
+    monkeypatch.setattr(hosts.time, "sleep", lambda _: seen.append("waits"))
+    monkeypatch.setattr(hosts.atexit, "register", lambda _, code: seen.append(code))
+    lost = then[0] == "waits"
+    expected = pytest.raises(EngineError if lost else type(error), match="another host is lost" if lost else None)
+    with expected, hosts.joined_hosts():
+        raise error
+    assert seen == then
 
 
 def test_hosts_that_were_given_different_things_are_told(prepared_run, monkeypatch):

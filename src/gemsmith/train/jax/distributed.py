@@ -62,35 +62,31 @@ def joined_hosts() -> Iterator[None]:
         yield
         # All are here; at its end JAX would wait for the first, which may have other stages, and abort after a while.
         multihost_utils.sync_global_devices("trained")
-    except jax.errors.JaxRuntimeError as error:
-        if not any(words in str(error) for words in _LOST):
-            atexit.register(_leave, 1)
-            raise
-        time.sleep(2 * _SILENT_S)  # JAX will end this process, once it knows which host it is
-        atexit.register(_leave, 1)
-        raise EngineError(f"training: another host is lost ({first_line(error)})") from None
     except Terminated:  # on all hosts
         jax.distributed.shutdown()
         raise
     except BaseException as error:
+        lost = isinstance(error, jax.errors.JaxRuntimeError) and any(words in str(error) for words in _LOST)
+        if lost:
+            time.sleep(2 * _SILENT_S)  # JAX will end this process, once it knows which host it is
         atexit.register(_leave, 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+        if lost:
+            raise EngineError(f"training: another host is lost ({first_line(error)})") from None
         raise
     jax.distributed.shutdown()
+    ctypes.CDLL(None).signal(signal.SIGABRT, signal.SIG_DFL)
     os.dup2(terminal, 2)
     os.close(terminal)
 
 
 def _join() -> bool:
     """Whether this process has joined others, which are there now."""
-    if jax.distributed.is_initialized():
+    named = any(os.environ.get(name) for name in _NAMES)
+    if jax.distributed.is_initialized() or not (named or count_tpu_hosts() > 1):
         return False
     # Its handler would take SIGTERM away from ours.
     jax.config.update("jax_enable_preemption_service", False)
-    given: dict[str, Any] = {}
-    if any(os.environ.get(name) for name in _NAMES):
-        given = _find_first_host()
-    elif count_tpu_hosts() == 1:
-        return False
+    given = _find_first_host() if named else {}
     with handling(_DYING):
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=_SILENT_S, **given)
@@ -236,12 +232,8 @@ def _find_first_host() -> dict[str, Any]:
         open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
-    return {
-        "coordinator_address": address,
-        "num_processes": int(count),
-        "process_id": int(number),
-        "cluster_detection_method": "deactivate",
-    }
+    group = {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
+    return group | {"cluster_detection_method": "deactivate"}
 
 
 def _wait_for(name: str, port: int, *, host: str) -> None:

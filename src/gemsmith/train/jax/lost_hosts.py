@@ -19,13 +19,13 @@ def main() -> None:
     for line in sys.stdin.buffer:
         if held or _FIRST.match(line):
             held.append(line)
-            continue
-        sys.stderr.buffer.write(line)
-        sys.stderr.buffer.flush()
+        else:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
     text = b"".join(held).decode(errors="replace")
     if _ABORTS in text:
         found = _SILENT.search(text)
-        host = int(found[1] or found[2]) if found else 0  # where the first is lost, nobody is left to say so
+        host = found[1] or found[2] if found else 0  # where the first is lost, nobody is left to say so
         text = (
             f"error: training: host {host} of {sys.argv[1]} is lost: it was killed or suspended, has failed, or cannot "
             "be reached; all hosts end, and continue from the last saved step with the same command on each\n"
