@@ -151,7 +151,9 @@ def test_a_run_writes_every_record_and_the_report_and_is_then_complete(gemsmith,
 
 
 def test_a_run_until_a_stage_and_without_another_leaves_the_others_out(gemsmith, recipe, engine, monkeypatch):
-    code, out, err = gemsmith("run", recipe().name, "--until", "verify", "--skip", "plan", "--json")
+    # What runs is the same with both backends, and TRL has nothing to compile.
+    ask = ("run", recipe().name, "--until", "verify", "--skip", "plan", "--set", "train.backend=trl", "--json")
+    code, out, err = gemsmith(*ask)
     assert code == 0, err
     assert list(json.loads(out)) == ["data", "train", "export", "verify"]
     assert {path.stem for path in Path("runs/my").glob("*.json")} == {"data", "train", "export", "verify"}

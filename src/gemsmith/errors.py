@@ -95,9 +95,9 @@ class Terminated(SystemExit):
 
 def as_one(problems: Sequence[InputError]) -> InputError:
     """The only one, or a ProblemsError of several."""
-    of_recipe = all(isinstance(problem, RecipeError) for problem in problems)
-    kind = RecipeProblemsError if of_recipe else ProblemsError
-    return problems[0] if len(problems) == 1 else kind(problems)
+    if len(problems) == 1:
+        return problems[0]
+    return (RecipeProblemsError if {RecipeError} == {*map(type, problems)} else ProblemsError)(problems)
 
 
 def raise_all(checks: Iterable[Callable[[], object]]) -> None:

@@ -28,7 +28,6 @@ from gemsmith.checkpoints import open_checkpoint
 from gemsmith.models import Execution, Images, load_model
 from gemsmith.models.sharding import AXES
 
-jax.config.update("jax_disable_most_optimizations", True)
 checkpoint, random = open_checkpoint(sys.argv[1]), np.random.default_rng(0)
 vision = checkpoint.variant.vision
 mesh = jax.make_mesh((1, 2, 1, 2), AXES, axis_types=(AxisType.Auto,) * len(AXES))

@@ -118,13 +118,7 @@ class _Sweep:
 
 
 def run_sweep(
-    endpoint: Endpoint,
-    engine: VllmEnvironment,
-    bench_: Bench,
-    *,
-    seed: int,
-    folder: Path,
-    rows: ImageRows | None = None,
+    endpoint: Endpoint, engine: VllmEnvironment, bench: Bench, *, seed: int, folder: Path, rows: ImageRows | None = None
 ) -> dict[str, Any]:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
@@ -137,13 +131,13 @@ def run_sweep(
         if file.is_file():  # of an earlier start; what it has measured is in a folder
             file.unlink()
     if rows is not None:
-        bench_ = bench_.model_copy(update={"input_tokens": (rows.mean_tokens,)})
-    asks, slo = plan_cells(bench_, seed), Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
+        bench = bench.model_copy(update={"input_tokens": (rows.mean_tokens,)})
+    asks, slo = plan_cells(bench, seed), Slo(ttft_ms=bench.slo_ttft_ms, tpot_ms=bench.slo_tpot_ms)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
             endpoint=endpoint,
             engine=engine,
-            bench=bench_,
+            bench=bench,
             slo=None if slo == Slo() else slo,
             seed=seed,
             folder=folder,
@@ -166,7 +160,7 @@ def run_sweep(
         ),
         "command": ("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
         "slo": sweep.slo,
-        "grid": bench_.grid,
+        "grid": bench.grid,
         "endpoint": {"url": endpoint.url, **endpoint.facts},
     }
 

@@ -397,7 +397,7 @@ def _unfitting(row: Mapping[str, Any], origin: str, form: str | None, data: Data
     if missing := next((f"{ours}: {theirs}" for ours, theirs in data.columns.items() if ours not in row), None):
         has += f", and none that data.columns has as {{{missing}}}"
     if "file_name" in row:
-        has += " (images with a label each are of data.format image-folder)"
+        has += " (images with a label each are of data.format image-folder, the file named metadata.csv)"
     if form is None:
         guess = ", ".join(f"{ours}: {_in_line(theirs)}" for ours, theirs in guess_columns(row).items())
         allowed = f"{_describe(FORMS)}; data.columns names others{guess and f', here perhaps {{{guess}}}'}"

@@ -68,10 +68,9 @@ def port(
     given = [(Setting(key, value, config), rules) for config, rules in readings for key, value in config.given.items()]
     rows = [find_rule(setting.key, rules)(setting) for setting, rules in given]
     rows += _default_rows(readings, _values(rows))
-    needless = frozenset[str]()
-    if "train.method=full" in overrides or _values(rows).get("train.method") == "full":
-        rows, needless = [*_without_adapter(rows)], frozenset(each for each in _ESSENTIAL if each.startswith("lora."))
-    rows += _missing_rows(_values(rows), overridden | needless)
+    full = "train.method=full" in overrides or _values(rows).get("train.method") == "full"
+    rows = [*_without_adapter(rows)] if full else rows
+    rows += _missing_rows(_values(rows), overridden | {key for key in _ESSENTIAL if full and key.startswith("lora.")})
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
         remedy = "add --set checkpoint=google/gemma-4-31B-it, or the one that was trained"

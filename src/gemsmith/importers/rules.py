@@ -292,9 +292,7 @@ def start_adapter_rule(setting: Setting) -> Row:
 
 def full_rule(setting: Setting) -> Row:
     """The row of a key by which every weight is trained."""
-    return setting.mapped(
-        {"train.method": "full"}, "the text model's weights, in float32; what embeds images is frozen"
-    )
+    return setting.mapped({"train.method": "full"}, "the text model's, in float32; what embeds images is frozen")
 
 
 OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"

@@ -3,11 +3,10 @@
 import json
 import re
 from collections.abc import Iterator
-from functools import partial
 
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.errors import RecipeError, as_one, raise_all
+from gemsmith.errors import RecipeError, as_one
 from gemsmith.recipe.backends import BACKENDS, NAMES
 from gemsmith.recipe.schema import Data, GeneratedData, Lora, Recipe, Train
 from gemsmith.recipe.serving import Bench
@@ -19,26 +18,8 @@ SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 def check_recipe(recipe: Recipe) -> None:
     """Raises RecipeError with all that contradicts itself, whatever the model's numbers and the machine."""
-
-    def check_keys() -> None:
-        if problems := [RecipeError(message) for check in _CHECKS for message in check(recipe)]:
-            raise as_one(problems)
-
-    raise_all([check_keys, partial(_check_model, recipe)])
-
-
-def _check_model(recipe: Recipe) -> None:
-    if recipe.model in (None, "custom"):
-        return
-    variant, named = find_variant(recipe.model), variant_of_hub_id(recipe.checkpoint)
-    if named and named.name != recipe.model:
-        raise RecipeError(
-            f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
-        )
-    # Whether there is a tower, the checkpoint says.
-    kinds = [kind for kind in recipe.lora.targets if kind != VISION]
-    if kinds or not recipe.lora.targets:
-        lora_targets(variant, kinds)
+    if problems := [RecipeError(message) for check in _CHECKS for message in check(recipe)]:
+        raise as_one(problems)
 
 
 def eval_share(data: Data) -> float | None:
@@ -236,13 +217,23 @@ def _check_eval_tasks(recipe: Recipe) -> Iterator[str]:
             )
 
 
+def _check_model(recipe: Recipe) -> Iterator[str]:
+    if recipe.model in (None, "custom"):
+        return
+    named = variant_of_hub_id(recipe.checkpoint)
+    if named and named.name != recipe.model:
+        yield f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
+    # Whether there is a tower, the checkpoint says.
+    kinds = [kind for kind in recipe.lora.targets if kind != VISION]
+    try:
+        variant = find_variant(recipe.model)
+        if kinds or not recipe.lora.targets:
+            lora_targets(variant, kinds)
+    except RecipeError as error:
+        yield str(error)
+
+
 _CHECKS = (
-    _check_held_out,
-    _check_image_folder,
-    _check_bench_images,
-    _check_schedule,
-    _check_saving,
-    _check_backend,
-    _check_full,
-    _check_eval_tasks,
+    *(_check_held_out, _check_image_folder, _check_bench_images, _check_schedule, _check_saving),
+    *(_check_backend, _check_full, _check_eval_tasks, _check_model),
 )

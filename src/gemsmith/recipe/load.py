@@ -97,7 +97,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
     # Each key that may name a file or folder.
     entries = {key: value for key in LISTS if isinstance(value := value_at(values, key), list)}
     listed = (f"{key}.{number}.{name}" for key in entries for number in range(len(entries[key])) for name in LISTS[key])
-    astray, unseen = [], list[RecipeError]()
+    astray = []
     for key in (*FILE_KEYS, *listed):
         parent, _, name = key.rpartition(".")
         place = value_at(values, parent)
@@ -109,15 +109,15 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
             astray.append((key, given, found or given, here))
         place[name] = found or given
     recipe = build_recipe(values, overrides, source=f"recipe {path}")
-    for key, given, found, here in astray:
-        if value_at(recipe, key) == found:  # no override gives another
-            told = (
-                f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
-                f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
-                f"write the latter into the recipe, or give it by --set {key}=…"
-            )
-            unseen.append(RecipeError(told))
-    if unseen:
+    if unseen := [
+        RecipeError(
+            f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
+            f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
+            f"write the latter into the recipe, or give it by --set {key}=…"
+        )
+        for key, given, found, here in astray
+        if value_at(recipe, key) == found  # no override gives another
+    ]:
         raise as_one(unseen)
     return recipe
 

@@ -163,13 +163,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
     rest = list[ResolvedValue]()
-    raise_all(
-        [
-            partial(lora_targets, variant, recipe.lora.targets),
-            partial(check_lengths, recipe, variant),
-            lambda: rest.extend(_rows_per_step(recipe)),
-        ]
-    )
+    checks = (partial(lora_targets, variant, recipe.lora.targets), partial(check_lengths, recipe, variant))
+    raise_all([*checks, lambda: rest.extend(_rows_per_step(recipe))])
     if (share := eval_share(recipe.data)) is not None:
         reason = f"{recipe.data.eval} of data.train, by a hash of each row"
         rest.append(ResolvedValue("data.eval", recipe.data.train, reason))
@@ -216,15 +211,10 @@ def resolve_again(
 
 def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> None:
     """Raises RecipeError where a resolved recipe asks one of the stages for what it cannot do, on whatever machine."""
-    variant, served = recipe_variant(recipe), not set(SERVED).isdisjoint(stages)
-    asked = {
-        check_training: "train" in stages,
-        check_served: served,
-        check_served_adapter: served,
-        check_cells: "bench" in stages,
-        check_answer: "eval" in stages,
-    }
-    raise_all(partial(check, recipe, variant) for check, is_asked in asked.items() if is_asked)
+    variant, served = recipe_variant(recipe), SERVED
+    asked = {check_training: ["train"], check_served: served, check_served_adapter: served}
+    asked |= {check_cells: ["bench"], check_answer: ["eval"]}
+    raise_all(partial(check, recipe, variant) for check, of in asked.items() if not set(of).isdisjoint(stages))
 
 
 def recipe_variant(recipe: Recipe) -> Variant:

@@ -33,7 +33,6 @@ from gemsmith.train.jax.step import make_optimizer
 from gemsmith.train.jax.step import input_shapes, make_step, shard_opt_state
 
 ROWS, LENGTH, LORA = 4, 256, Lora(rank=4, alpha=8.0, dropout=0.0)
-jax.config.update("jax_disable_most_optimizations", True)
 checkpoint, random = open_checkpoint(sys.argv[1]), np.random.default_rng(0)
 segments = np.repeat([[1, 2, 0], [1, 2, 3]] * 2, [100, 130, 26], axis=1)
 values = {

@@ -31,7 +31,6 @@ from gemsmith.train.jax.step import input_shapes, make_step, shard_opt_state
 
 ROWS, LENGTH, N, S = 4, 64, 3, 12
 lora = Lora(rank=4, alpha=8.0, dropout=0.1, targets=tuple(sys.argv[2].split(",")))
-jax.config.update("jax_disable_most_optimizations", True)
 checkpoint, random = open_checkpoint(sys.argv[1]), np.random.default_rng(0)
 vision = checkpoint.variant.vision
 P, side = S * vision.patches_per_token, round(vision.patches_per_token**0.5)
