@@ -1,16 +1,18 @@
-"""Stages that are killed wherever a file gets its name or reaches the disk: the same command makes what it makes
-undisturbed."""
+"""Stages that are killed, or find the disk full, wherever a file gets its name or reaches the disk: the same command
+makes what it makes undisturbed."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
 
+from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, open_run
+from gemsmith.runs.run import Run, find_run, open_run
 from support.fault_points import commands
 
 pytestmark = pytest.mark.slow
@@ -35,6 +37,11 @@ def contents(folder: Path) -> dict[str, object]:
     return found
 
 
+def weights(folder: Path) -> dict[str, tuple[bytes, bytes]]:
+    pairs = read_run_adapter(Run(path=folder, recipe=find_run(folder)), 2).modules
+    return {name: (pair.a.tobytes(), pair.b.tobytes()) for name, pair in pairs.items()}
+
+
 @pytest.fixture
 def run(small_checkpoint, tmp_path) -> Run:
     values = {
@@ -46,7 +53,11 @@ def run(small_checkpoint, tmp_path) -> Run:
     return open_run(tmp_path / "run", *resolve(build_recipe(values)))
 
 
-def test_a_stage_that_is_killed_at_each_write_makes_the_same_files_in_the_end(run, tmp_path, record_property):
+def disturbed(run, tmp_path, stages, fault, check):
+    """Has the fault come at each call of each place, until a stage ends well; returns how often it came.
+
+    What a stage ended with and said is asked of `check`. Each must end with the files of one that was not disturbed.
+    """
     tries, whole = 0, tmp_path / "whole"
     shutil.copytree(run.path, whole)
     for stage, module in MODULES.items():
@@ -54,15 +65,39 @@ def test_a_stage_that_is_killed_at_each_write_makes_the_same_files_in_the_end(ru
             shutil.copytree(whole, tmp_path / "before")
             code, err = gemsmith.run(stage, whole)
             assert code == 0, err
-            for place in PLACES if stage != "train" else ():
+            for place in PLACES if stage in stages else ():
                 shutil.rmtree(run.path)
                 shutil.copytree(tmp_path / "before", run.path)
                 calls = 0
-                while code := gemsmith.run(stage, run.path, fault=f"KILL {calls + 1} {place}")[0]:
+                while (ended := gemsmith.run(stage, run.path, fault=f"{fault} {calls + 1} {place}"))[0]:
                     calls += 1
-                    assert code == -signal.SIGKILL and calls < 100, f"{stage} {place} {calls}: {code}"
+                    check(*ended)
+                    assert calls < 100, f"{stage} {place}: {ended}"
                 tries += calls
-                assert contents(run.path) == contents(whole), f"{stage} {place}"
+                if stage == "train":  # its files tell times and folders
+                    assert weights(run.path) == weights(whole), place
+                else:
+                    assert contents(run.path) == contents(whole), f"{stage} {place}"
             shutil.rmtree(tmp_path / "before")
+    return tries
+
+
+def test_a_stage_that_is_killed_at_each_write_makes_the_same_files_in_the_end(run, tmp_path, record_property):
+    def check(code, err):
+        assert code == -signal.SIGKILL, err
+
+    tries = disturbed(run, tmp_path, {*MODULES} - {"train"}, "KILL", check)
+    record_property("tries", tries)
+    assert tries > 20
+
+
+def test_a_disk_that_is_full_from_any_write_on_is_one_line_and_nothing_is_half_written(run, tmp_path, record_property):
+    def check(code, err):
+        lines = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert code == 2 and len(lines) == 1 and re.search("no space left|disk became full", lines[0].lower()), err
+        assert "Traceback" not in err, err
+        assert not [file for file in run.path.rglob(".*") if file.name != ".lock" and file.parent != run.checkpoints]
+
+    tries = disturbed(run, tmp_path, MODULES, "ENOSPC", check)
     record_property("tries", tries)
     assert tries > 20

@@ -15,6 +15,7 @@ import qwix
 from flax import nnx
 from jax._src import distributed
 from jax._src.clusters import cloud_tpu_cluster
+from tensorboardX.event_file_writer import EventFileWriter
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
@@ -169,6 +170,15 @@ def test_jax_ends_the_process_where_the_first_host_is_not_there():
     """Where the exception could be caught, the exit code would be 1."""
     ended = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, check=False, timeout=120)
     assert ended.returncode == -6
+
+
+def test_tensorboardx_stays_open_after_a_close_that_failed(tmp_path, monkeypatch):
+    writer = EventFileWriter(str(tmp_path))
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(writer, "flush", lambda: 1 / 0)
+        writer.close()
+    assert not writer._closed
+    writer.close()
 
 
 def test_jax_lets_nobody_say_what_is_done_about_a_lost_host():

@@ -65,6 +65,7 @@ sys.exit(1)
     [
         ("SIGKILL", 0.2, "process 1 of 2 was ended by SIGKILL, as where"),
         ("SIGKILL", 600, "process 1 of 2 was ended by SIGKILL, as where"),
+        ("SIGABRT", 0.2, "process 1 of 2 was ended by SIGABRT; continue with"),
         ("SIGSTOP", 600, "process 1 of 2 is suspended, and the others wait for it; all were ended; continue with"),
     ],
 )

@@ -192,7 +192,8 @@ def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
         kind = InputError if code == InputError.exit_code else EngineError
         how = f"ended with {code}; its reason is above"
         if code < 0:
-            how = f"was ended by {signal.Signals(-code).name}, as where the machine's memory runs out"
+            memory = ", as where the machine's memory runs out" if code == -signal.SIGKILL else ""
+            how = f"was ended by {signal.Signals(-code).name}{memory}"
         raise kind(f"training: process {rank} of {len(codes)} {how}; continue with: gemsmith train {run.path}")
     if stop.is_set():  # training is complete, but another stage may follow
         raise _stopped(run, stop.number)
