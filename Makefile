@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom audit bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-install   the extras, installed by pip from its index into fresh environments"
 	@echo "make fuzz       damaged files of each kind, for FUZZ_SECONDS=60: each is read, or refused in one line"
 	@echo "make sbom       what the environments and images are made of (CycloneDX), and its licenses, into build"
+	@echo "make audit      what PyPI knows of vulnerabilities in the pinned packages, by pip-audit"
 	@echo "make build/wheel    Gemsmith's wheel and locks, for launch --provider tpu-vm --wheel"
 	@echo "make bench      every benchmark in a short form, each held against its bound"
 	@echo "make check      format, lint, types, scripts, Dockerfiles, and the documentation without a warning"
@@ -75,7 +76,7 @@ test-faults: env
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-faults-long: env
-	$(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
+	VLLM_STARTS=25 $(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-install: env
 	$(BIN)/python -m pytest -m install
@@ -84,6 +85,13 @@ FUZZ_SECONDS ?= 60
 
 fuzz: env
 	FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest tests/fuzz
+
+build/audit:
+	@python3 -m venv $@ && $@/bin/pip install -q pip-audit==2.10.1 || { rm -rf $@; exit 1; }
+
+audit: build/audit
+	@failed=0; for lock in requirements/*.lock; do echo "$$lock"; \
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps -r "$$lock" || failed=1; done; exit $$failed
 
 test-vllm: env serve-env
 	$(BIN)/python -m pytest -m vllm

@@ -50,7 +50,7 @@ def main() -> None:
             endpoint = endpoint_of(server, weights_sha256="")
             measured = run_sweep(endpoint, engine, bench, seed=0, folder=folder / "bench")
             answered = count_answered(server.url) - before
-    (cell,) = measured.cells
+    (cell,) = measured["cells"]
     record = {
         "schema_version": 1,
         "when": clock.started,
@@ -62,7 +62,7 @@ def main() -> None:
         "requests": requests,
         "accounted_for": asked_of(cell),
         "answered_by_the_servers_count": answered - WARMUP_REQUESTS,
-        "warnings": measured.warnings,
+        "warnings": measured["warnings"],
         "cell": json.loads(cell.model_dump_json()),
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")

@@ -55,7 +55,7 @@ def measure(name: str, folder: Path) -> list[BenchCell]:
                 max_concurrency=at_once,
                 prompts=PROMPTS,
             )
-            cells += run_sweep(endpoint, find_vllm(), bench, seed=0, folder=folder / f"bench-{at_once}").cells
+            cells += run_sweep(endpoint, find_vllm(), bench, seed=0, folder=folder / f"bench-{at_once}")["cells"]
     return cells
 
 

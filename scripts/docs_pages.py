@@ -114,9 +114,9 @@ def stage_table() -> str:
 
 def _read_by(stage: str) -> list[str]:
     """The keys that a stage reads, a section's name where it reads all of them."""
-    read = [key.name for key in KEYS if reads(stage, key.name)]
+    read = [key for key in KEYS if reads(stage, key)]
     whole = {name.partition(".")[0] for name in read}
-    whole = {part for part in whole if all(key.name in read for key in KEYS if key.name.partition(".")[0] == part)}
+    whole = {part for part in whole if all(key in read for key in KEYS if key.partition(".")[0] == part)}
     return list(dict.fromkeys(section if (section := name.partition(".")[0]) in whole else name for name in read))
 
 

@@ -9,15 +9,18 @@ import io
 import json
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-FAULTS = ("503", "429", "cut before", "cut after")
-"""Two answers that ask to be asked again; a connection cut before the request is done, and one cut after it is done,
-half the answer told."""
+FAULTS = ("503", "429", "cut before", "cut after", "no answer")
+"""Two answers that ask to be asked again; a connection cut before the request is done, one cut after it is done, half
+the answer told, and one on which nothing comes."""
+PATIENCE_S = 1
+"""After which its clients give up on an answer."""
 
 
 @dataclass
@@ -39,7 +42,8 @@ class BucketServer:
     @property
     def environment(self) -> dict[str, str]:
         """What a process needs to find its gs:// here, and to look for no credentials."""
-        return {"TENSORSTORE_GCS_HTTP_URL": self.url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none"}
+        patience = {"TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": str(PATIENCE_S)}
+        return {"TENSORSTORE_GCS_HTTP_URL": self.url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "none"} | patience
 
     def next_fault(self) -> str | None:
         with self._lock:
@@ -111,7 +115,9 @@ def bucket_server(*, fault_share: float = 0.0, seed: int = 0) -> Iterator[Bucket
                 self.reply(int(fault), b"", {})
                 return
             self.close_connection = fault is not None
-            if fault == "cut before":
+            if fault == "no answer":
+                time.sleep(60 * PATIENCE_S)
+            if fault in ("cut before", "no answer"):
                 return
             answer = bucket.answer(self.command, self.path, content, self.headers.get("Range") or "")
             if fault is None:

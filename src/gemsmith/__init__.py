@@ -7,8 +7,7 @@
     gemsmith.load_model(gemsmith.open_run("runs/my"), "merged").generate("Hi!")
     gemsmith.merge("google/gemma-4-31B-it", "my-lora", "tuned")
 
-They import what they need when they are called. None has the name of a part, such as `gemsmith.plan`, which would
-replace it once it is imported.
+They import what they need when they are called. None has the name of a part, such as `gemsmith.plan`.
 """
 
 import contextlib
@@ -68,8 +67,7 @@ def run(
 
     `rows` in memory are trained on in place of data.train, from a file in the run directory named by their hash.
     `callbacks` are called with each training step once it is logged. Without `stages` it does what `gemsmith run` does.
-    The run directory is locked meanwhile. Raises GemsmithError; also where new processes would train and could not
-    call the callbacks.
+    The run directory is locked meanwhile. Raises GemsmithError, also where processes train that call none.
     """
     from gemsmith.errors import DataError
     from gemsmith.pipeline import run_stage, run_stages
@@ -104,10 +102,7 @@ def run(
 
 
 def open_run(path: Path | str) -> "Run":
-    """A run directory that is there, for reading: its recipe, its records so far, and where its files are.
-
-    Raises RunError where there is none.
-    """
+    """A run directory that is there, for reading: recipe, records, where its files are. Raises RunError without one."""
     from gemsmith.runs.run import Run, find_run
 
     return Run(path=Path(path), recipe=find_run(Path(path)))

@@ -3,7 +3,7 @@
 import difflib
 import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 _LONGEST_LINE = 200
@@ -31,6 +31,10 @@ class ProblemsError(InputError):
 
 class RecipeError(InputError):
     """A recipe, or an override of it, that cannot be used; names the key."""
+
+
+class RecipeProblemsError(ProblemsError, RecipeError):
+    """Several things that are wrong with a recipe."""
 
 
 class DataError(InputError):
@@ -83,8 +87,7 @@ class VerifyError(GemsmithError):
 class Terminated(SystemExit):
     """SIGTERM. No Exception, as KeyboardInterrupt is none, so that no library takes it for a failure of its own.
 
-    A SystemExit, because event loops let no other BaseException through, and because the exit code is then the same
-    where nobody catches it.
+    A SystemExit, because event loops let no other BaseException through, and since uncaught it has the same exit code.
     """
 
     exit_code = code = 143
@@ -92,7 +95,21 @@ class Terminated(SystemExit):
 
 def as_one(problems: Sequence[InputError]) -> InputError:
     """The only one, or a ProblemsError of several."""
-    return problems[0] if len(problems) == 1 else ProblemsError(problems)
+    if len(problems) == 1:
+        return problems[0]
+    return (RecipeProblemsError if {RecipeError} == {*map(type, problems)} else ProblemsError)(problems)
+
+
+def raise_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Makes each check; raises as one what they raise."""
+    problems = list[InputError]()
+    for check in checks:
+        try:
+            check()
+        except InputError as error:
+            problems += problems_of(error)
+    if problems:
+        raise as_one(problems)
 
 
 def problems_of(error: GemsmithError) -> tuple[Any, ...]:

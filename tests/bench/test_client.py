@@ -352,9 +352,9 @@ def test_a_server_killed_in_mid_sweep_is_gone_on_with_when_it_is_back(
     streams.deed, streams.done = lambda number: "", Counter()
     streams.start()
     found = run_sweep(endpoint, engine, bench, seed=0, folder=tmp_path / "bench")
-    assert [(cell.completed, cell.failures) for cell in found.cells] == [(20, {})] * 3
+    assert [(cell.completed, cell.failures) for cell in found["cells"]] == [(20, {})] * 3
     assert streams.done[""] == 8 + 20 + 20 + 2  # the second cell's warm-up and its own, the burst and its two before it
-    assert found.cells[2].request_rate == BURST
+    assert found["cells"][2].request_rate == BURST
 
 
 def nvml(monkeypatch: pytest.MonkeyPatch, *used: int) -> None:

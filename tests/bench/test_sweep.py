@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gemsmith.bench.cell import LoadSpec
-from gemsmith.bench.sweep import CELLS, SweepResult, run_sweep
+from gemsmith.bench.sweep import CELLS, run_sweep
 from gemsmith.errors import EngineError
 from gemsmith.recipe.serving import BURST, Bench
 from gemsmith.serve.client.endpoint import Endpoint
@@ -72,17 +73,19 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
 
 
 @pytest.fixture
-def sweep(stand: Stand, tmp_path: Path) -> Callable[..., SweepResult]:
-    def run(*, facts: dict[str, str] | None = None, seed: int = 0, **keys: Any) -> SweepResult:
+def sweep(stand: Stand, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    def run(*, facts: dict[str, str] | None = None, seed: int = 0, **keys: Any) -> SimpleNamespace:
         endpoint = Endpoint(
             url="http://127.0.0.1:9", model="m", tokenizer=tmp_path, facts=facts or {"w": "1"}, prove=stand.prove
         )
-        return run_sweep(endpoint, ENGINE, Bench(**GRID | keys), seed=seed, folder=tmp_path / "bench")
+        return SimpleNamespace(
+            **run_sweep(endpoint, ENGINE, Bench(**GRID | keys), seed=seed, folder=tmp_path / "bench")
+        )
 
     return run
 
 
-def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[..., SweepResult]) -> None:
+def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[..., SimpleNamespace]) -> None:
     found = sweep(request_rates=(4.0, "burst"), max_concurrency=None)
     assert [cell.request_rate for cell in found.cells] == [4, BURST] and len(stand.asked) == 2
     assert found.saturations == () and not any(cell.probe for cell in found.cells)
@@ -90,7 +93,7 @@ def test_every_cell_of_the_grid_is_measured_once(stand: Stand, sweep: Callable[.
 
 
 def test_saturation_is_searched_between_the_grids_rates_and_its_probes_are_cells(
-    stand: Stand, sweep: Callable[..., SweepResult]
+    stand: Stand, sweep: Callable[..., SimpleNamespace]
 ) -> None:
     found = sweep(slo_ttft_ms=200.0)
     (saturation,) = found.saturations
@@ -103,7 +106,7 @@ def test_saturation_is_searched_between_the_grids_rates_and_its_probes_are_cells
 
 
 def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
-    stand: Stand, sweep: Callable[..., SweepResult], capfd: pytest.CaptureFixture[str]
+    stand: Stand, sweep: Callable[..., SimpleNamespace], capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[bool] = []
     measure = stand.measure
@@ -121,17 +124,17 @@ def test_an_slo_that_cannot_be_met_is_said_after_one_cell(
     assert any("cannot be met" in notice for notice in found.warnings)
 
 
-def test_each_length_has_a_saturation_of_its_own(sweep: Callable[..., SweepResult]) -> None:
+def test_each_length_has_a_saturation_of_its_own(sweep: Callable[..., SimpleNamespace]) -> None:
     found = sweep(slo_ttft_ms=200.0, input_tokens=(16, 32))
     assert [each.input_tokens for each in found.saturations] == [16, 32]
 
 
-def test_a_search_needs_a_rate(stand: Stand, sweep: Callable[..., SweepResult]) -> None:
+def test_a_search_needs_a_rate(stand: Stand, sweep: Callable[..., SimpleNamespace]) -> None:
     assert sweep(slo_ttft_ms=200.0, request_rates=("burst",)).saturations == ()
 
 
 def test_a_server_killed_in_mid_sweep_costs_its_cell_and_the_next_start_measures_the_rest(
-    stand: Stand, sweep: Callable[..., SweepResult]
+    stand: Stand, sweep: Callable[..., SimpleNamespace]
 ) -> None:
     stand.dies_at = 2
     with pytest.raises(EngineError, match=r"cell 2 .*does not answer any more\nnothing of this cell counts; 1 cells "):
@@ -145,7 +148,7 @@ def test_a_server_killed_in_mid_sweep_costs_its_cell_and_the_next_start_measures
 
 @pytest.mark.parametrize("change", [{"facts": {"w": "2"}}, {"seed": 1}, {"timeout_s": 5}, {"slo_tpot_ms": 500.0}])
 def test_other_weights_or_settings_measure_every_cell_again(
-    change: dict[str, Any], stand: Stand, sweep: Callable[..., SweepResult]
+    change: dict[str, Any], stand: Stand, sweep: Callable[..., SimpleNamespace]
 ) -> None:
     stand.dies_at = 3
     with pytest.raises(EngineError):
@@ -156,7 +159,7 @@ def test_other_weights_or_settings_measure_every_cell_again(
 
 
 def test_failed_requests_of_a_server_that_is_there_are_counted_and_the_sweep_goes_on(
-    stand: Stand, sweep: Callable[..., SweepResult]
+    stand: Stand, sweep: Callable[..., SimpleNamespace]
 ) -> None:
     stand.error = lambda ask: "http 429: Too Many Requests" if ask.load.request_rate > 10 else ""
     found = sweep()
@@ -166,7 +169,7 @@ def test_failed_requests_of_a_server_that_is_there_are_counted_and_the_sweep_goe
 
 
 def test_a_server_that_answers_nothing_from_the_start_is_an_error_with_the_causes(
-    stand: Stand, sweep: Callable[..., SweepResult], tmp_path: Path
+    stand: Stand, sweep: Callable[..., SimpleNamespace], tmp_path: Path
 ) -> None:
     stand.error = lambda ask: "http 500: Internal Server Error"
     with pytest.raises(
@@ -176,7 +179,7 @@ def test_a_server_that_answers_nothing_from_the_start_is_an_error_with_the_cause
     assert not (tmp_path / "bench" / CELLS).exists()
 
 
-def test_a_server_without_metrics_is_said(sweep: Callable[..., SweepResult]) -> None:
+def test_a_server_without_metrics_is_said(sweep: Callable[..., SimpleNamespace]) -> None:
     found = sweep()
     assert all(cell.server is None for cell in found.cells) and found.prefix_caching is None
     assert any(
@@ -186,7 +189,7 @@ def test_a_server_without_metrics_is_said(sweep: Callable[..., SweepResult]) -> 
 
 
 def test_what_the_server_says_of_itself_is_in_the_cells(
-    sweep: Callable[..., SweepResult], monkeypatch: pytest.MonkeyPatch
+    sweep: Callable[..., SimpleNamespace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = 'vllm:num_requests_running 3\nvllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
     for module in ("sweep", "metrics"):

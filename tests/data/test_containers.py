@@ -40,7 +40,7 @@ def written(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "tsv"])
+@pytest.mark.parametrize("kind", ["jsonl", "ndjson", "json", "csv", "tsv"])
 def test_the_same_rows_are_in_every_container(kind, packing, tmp_path):
     file, content = tmp_path / f"rows.{kind}{packing}", written(f"rows.{kind}")
     if packing == ".gz":
@@ -50,7 +50,7 @@ def test_the_same_rows_are_in_every_container(kind, packing, tmp_path):
     file.write_bytes(content)
     documents = read_documents(str(file))
     assert texts(documents) == [[*row.values()] for row in ROWS]
-    numbers = {"jsonl": "line 2", "json": "row 2", "csv": "line 3", "tsv": "line 3"}
+    numbers = {"jsonl": "line 2", "ndjson": "line 2", "json": "row 2", "csv": "line 3", "tsv": "line 3"}
     assert documents[1].origin == f"{file.name} {numbers[kind]}"
     assert texts(read_documents(str(tmp_path))) == texts(documents)
 
@@ -66,6 +66,11 @@ def test_a_json_file_of_lines_is_read_as_lines(tmp_path):
 def test_a_json_file_with_a_byte_order_mark_and_space_before_its_array_is_read(tmp_path):
     (tmp_path / "rows.json").write_text("\ufeff\n " + json.dumps(ROWS))
     assert len(read_documents(str(tmp_path / "rows.json"))) == 2
+
+
+def test_csv_between_semicolons_is_read_and_quoted_ones_are_text(tmp_path):
+    (tmp_path / "rows.csv").write_text('prompt;response\n"add; then, stop";wire\n')
+    assert texts(read_documents(str(tmp_path / "rows.csv"))) == [["add; then, stop", "wire"]]
 
 
 def test_columns_of_csv_that_no_form_has_are_counted(tmp_path):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gemsmith.data.dedup import Match, build_index, find_match
+from gemsmith.data.dedup import build_index, find_match
+from gemsmith.data.prepare import SharedRow
 
 BEGIN = "I would like you to implement a module named TopModule with the following interface."
 SPECS = {
@@ -18,24 +19,28 @@ MODULES = {
 }
 
 
-def matches(kind: str, text: str) -> Match | None:
-    return find_match(build_index(kind, SPECS if kind == "specification" else MODULES), text)
+def matches(kind: str, text: str) -> SharedRow | None:
+    return find_match(build_index(kind, SPECS if kind == "specification" else MODULES), "row", text)
+
+
+def shared(kind: str, problem: str, *, exact: bool) -> SharedRow:
+    return SharedRow(row="row", problem=problem, kind=kind, exact=exact, share=1.0)
 
 
 def test_the_same_words_are_exact_whatever_their_case_and_spacing() -> None:
     text = SPECS["parity"].upper().replace(" ", "\n  ")
-    assert matches("specification", text) == Match(problem="parity", exact=True, share=1.0)
+    assert matches("specification", text) == shared("specification", "parity", exact=True)
 
 
 def test_the_same_code_is_exact_whatever_its_name_comments_and_spacing() -> None:
     text = "module count10(input clk,output reg[3:0]q);/* a\nb */always@(posedge clk)q<=q==9?0:q+1;\nendmodule"
-    assert matches("module", text) == Match(problem="count", exact=True, share=1.0)
+    assert matches("module", text) == shared("module", "count", exact=True)
     assert matches("module", text.replace("9", "8")) is None or not matches("module", text.replace("9", "8")).exact
 
 
 def test_a_specification_inside_a_longer_one_is_near() -> None:
     found = matches("specification", f"Please help. {SPECS['count']} Write it in Verilog, without a latch.")
-    assert found == Match(problem="count", exact=False, share=1.0)
+    assert found == shared("specification", "count", exact=False)
     half = " ".join(SPECS["count"].split()[13:])
     assert matches("specification", half) is not None
 
@@ -46,7 +51,7 @@ def test_what_all_problems_begin_with_is_no_match() -> None:
 
 def test_a_problem_of_few_tokens_is_compared_exactly_alone() -> None:
     small = MODULES["wire"]
-    assert matches("module", small.replace("RefModule", "w")) == Match(problem="wire", exact=True, share=1.0)
+    assert matches("module", small.replace("RefModule", "w")) == shared("module", "wire", exact=True)
     assert build_index("module", {"tiny": "module t; endmodule"}).sizes == {}
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from gemsmith.data.dataset import read_dataset, read_documents, read_prompts
-from gemsmith.data.forms import COLUMNS, FORMS
+from gemsmith.data.forms import COLUMNS, FORMS, guess_columns
 from gemsmith.data.parts import IMAGE_COLUMNS
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import DataError
@@ -75,6 +75,14 @@ def test_sharegpts_speakers_are_roles_and_turns_with_roles_stay(write_rows):
     assert [row.messages for row in read_documents(str(write_rows(*rows)))] == [(SYSTEM, ADD, WIRE), (ADD, WIRE)]
 
 
+def test_the_role_model_is_that_of_an_answer(write_rows):
+    said = [{"role": "user", "content": "add"}, {"role": "model", "content": "wire", "reasoning": "why"}]
+    rows = [{"messages": said}, {"prompt": said[:1], "completion": said[1:]}, {"conversations": said}]
+    for document in (read_documents(str(write_rows(row)))[0] for row in rows):
+        assert [turn.role for turn in document.messages] == ["user", "assistant"]
+        assert document.messages[1].beside == {"reasoning": "why"}
+
+
 def test_of_lists_of_messages_the_completion_alone_is_trained(write_rows, tokenizer_folder):
     row = {"prompt": [USER, ASSISTANT, USER], "completion": [ASSISTANT]}
     (document,) = read_documents(str(write_rows(row)))
@@ -118,6 +126,30 @@ def test_other_names_of_columns_are_those_that_the_recipe_gives(write_rows):
     assert (found.documents[0].messages, found.ignored_columns) == ((ADD, WIRE), {"id": 1})
     text = refused(write_rows({"task": "add", "cod": "wire"}), data=Data(train="-", columns=names))
     assert "has the columns cod, prompt, and none that data.columns has as {response: code}; allowed: messages" in text
+
+
+@each(
+    ("columns", "guess"),
+    [
+        (["Prompt", " response"], {"prompt": "Prompt", "response": " response"}),
+        (["instruction", "context", "response", "category"], {"input": "context", "output": "response"}),
+        (["input", "label"], {"prompt": "input", "response": "label"}),
+        (["conversation", "id"], {"conversations": "conversation"}),
+        (["question", "answer", "context"], {}),  # a form's
+        (["prompt", "chosen", "rejected"], {}),
+        (["question", "answer_1", "answer_2"], {}),
+        (["query", "task", "answer"], {}),  # two may be the question
+        (["text", "label"], {}),
+        ([], {}),
+    ],
+)
+def test_what_columns_of_other_names_may_be_is_guessed_where_that_is_plain(columns, guess):
+    assert guess_columns(columns) == guess
+
+
+def test_columns_that_may_be_a_forms_are_told_so(write_rows):
+    text = refused(write_rows({"Prompt": "add", "Response": "wire"}))
+    assert "; data.columns names others, here perhaps {prompt: Prompt, response: Response}" in text
 
 
 def test_other_names_of_columns_are_read_from_tables(tmp_path):

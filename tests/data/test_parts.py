@@ -22,7 +22,7 @@ def text(words: str) -> dict:
     return {"type": "text", "text": words}
 
 
-def memory_breakdown(document: Document) -> tuple:
+def question_parts(document: Document) -> tuple:
     return document.messages[0].parts
 
 
@@ -30,7 +30,7 @@ def test_images_stand_where_their_parts_stand(write_rows, tmp_path):
     row = user({"type": "image", "path": "a.png"}, text("or"), {"type": "image", "url": "file:///b/c%20d.png"})
     [document] = read_documents(str(write_rows(row)))
     a, b = ImagePart(path=str(tmp_path / "a.png")), ImagePart(path="/b/c d.png")
-    assert memory_breakdown(document) == (a, TextPart(text="or"), b)
+    assert question_parts(document) == (a, TextPart(text="or"), b)
 
 
 def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, monkeypatch):
@@ -39,7 +39,7 @@ def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, 
     monkeypatch.chdir(tmp_path)
     for source in ("deep/rows.jsonl", "deep", str(file)):
         [document] = read_documents(source)
-        assert memory_breakdown(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
+        assert question_parts(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
 
 
 def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
@@ -53,13 +53,33 @@ def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
 @pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
 def test_the_images_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
     [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
-    assert memory_breakdown(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
+    assert question_parts(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
 
 
 def test_bare_parts_take_the_columns_images_in_order(write_rows):
     row = user({"type": "image"}, text("and"), {"type": "image", "text": None}) | {"images": ["/a", "/b"]}
     [document] = read_documents(str(write_rows(row)))
-    assert memory_breakdown(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
+    assert question_parts(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
+
+
+IN_TEXT = {"prompt": "<image>\nand <image>?", "response": "a"}
+
+
+def test_placeholders_in_a_text_take_the_columns_images_in_order_and_are_text_where_there_are_none(write_rows):
+    [document] = read_documents(str(write_rows(IN_TEXT | {"images": ["/a", "/b"]})))
+    images = ImagePart(path="/a"), ImagePart(path="/b")
+    assert question_parts(document) == (images[0], TextPart(text="\nand "), images[1], TextPart(text="?"))
+    said = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a"}]
+    [document] = read_documents(str(write_rows({"conversations": said, "image": "/a"})))
+    assert question_parts(document) == (images[0], TextPart(text="\nWhat?"))
+    [document] = read_documents(str(write_rows(IN_TEXT)))
+    assert question_parts(document) == (TextPart(text=IN_TEXT["prompt"]),)
+
+
+def test_openais_image_parts_are_read(write_rows):
+    url = {"url": f"data:image/png;base64,{base64.b64encode(BYTES).decode()}", "detail": "low"}
+    [document] = read_documents(str(write_rows(user({"type": "image_url", "image_url": url}, text("what?")))))
+    assert question_parts(document) == (ImagePart(data=BYTES), TextPart(text="what?"))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +111,8 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     saved.save_to_disk(str(tmp_path / "saved"))
     pyarrow.parquet.write_table(pyarrow.table(rows | {"images": [[BYTES, BYTES]]}), tmp_path / "rows.parquet")
     [one], [two] = read_documents(str(tmp_path / "saved")), read_documents(str(tmp_path / "rows.parquet"))
-    assert memory_breakdown(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
-    assert memory_breakdown(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
+    assert question_parts(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
+    assert question_parts(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +120,14 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     [
         (
             user({"type": "image", "url": "https://a.org/b.png"}),
-            "an image at 'https://a.org/b.png'; only file:// URLs",
+            "an image at 'https://a.org/b.png'; only file:// and",
         ),
-        (user({"type": "image", "path": "s3://a/b.png"}), "an image at 's3://a/b.png'; only file:// URLs"),
+        (user({"type": "image", "path": "s3://a/b.png"}), "an image at 's3://a/b.png'; only file:// and"),
         (user({"type": "image", "path": "a\udcff.png"}), "png', a name that is not in UTF-8"),
-        (user({"type": "image", "url": "data:image/png;base64,AA=="}), "only file:// URLs are read"),
+        (user({"type": "image", "url": "data:text/plain;base64,AA=="}), "only file:// and data: URLs are read"),
+        (user({"type": "image", "url": "data:image/png;base64,A"}), "whose bytes are not base64"),
+        (IN_TEXT | {"images": ["/a", "/b", "/c"]}, "1 of the 3 images in its column have no place"),
+        (IN_TEXT | {"images": ["/a"]}, "has more images than the row's column images"),
         (user({"type": "image", "path": "a", "url": "file:///b"}), "an image with path and url; keep one of them"),
         (user({"type": "image", "path": ["a"]}), "has an image that is a list; give a path"),
         (user({"type": "image", "bytes": "a kitten"}), "whose bytes are not base64"),
@@ -151,4 +174,4 @@ def test_the_rows_of_a_table_are_the_same_in_json(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text(json.dumps(values))
     one, two = (read_documents(str(Path(tmp_path / name))) for name in ("rows.parquet", "rows.jsonl"))
-    assert memory_breakdown(one[0]) == memory_breakdown(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))
+    assert question_parts(one[0]) == question_parts(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))

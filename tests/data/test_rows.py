@@ -122,7 +122,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-            "messages[0] has an image at 'x'; only file:// URLs are read: fetch it first",
+            "messages[0] has an image at 'x'; only file:// and data: URLs are read: fetch it first",
         ),
         ({"messages": [{"role": "user", "content": {"a": 1}}]}, "messages[0] is an object; must be text"),
         (

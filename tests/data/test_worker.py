@@ -4,6 +4,7 @@ import io
 import pickle
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,7 @@ import pytest
 
 from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.tokenize import render_documents
-from gemsmith.data.workers import Opening
+from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.errors import DataError
 from gemsmith.system.workers import ProcessLimits
 
@@ -22,7 +22,8 @@ def ask(tokenizer_folder, monkeypatch):
     """Returns the worker's replies to requests: `ask([document], ())`."""
 
     def replies(*requests: object) -> list[object]:
-        opening = Opening(folder=tokenizer_folder, template=find_template(tokenizer_folder), limits=ProcessLimits())
+        template = find_template(tokenizer_folder)
+        opening = partial(open_renderer, tokenizer_folder, template, limits=ProcessLimits())
         stdin = io.BytesIO(b"".join(map(pickle.dumps, (opening, *requests))))
         stdout = io.BytesIO()
         with monkeypatch.context() as patch:

@@ -55,6 +55,13 @@ def test_every_value_has_its_reason_and_only_chosen_keys_are_written(gemsmith, s
     assert "optimizations" not in text and "port" not in text
 
 
+def test_a_recipe_that_trains_all_weights_has_their_rate_and_no_key_of_adapters(gemsmith, small_checkpoint):
+    write_rows(pairs(120))
+    recipe, text, _ = drafted(gemsmith, small_checkpoint, "--set", "train.method=full")
+    assert recipe.train.method == "full" and recipe.optimizer.learning_rate == 1e-5
+    assert "lora" not in recipe.model_fields_set, text
+
+
 def test_the_file_is_planned_and_read_by_the_data_stage_unedited(gemsmith, small_checkpoint, monkeypatch):
     from gemsmith.data import stage
 
@@ -67,6 +74,13 @@ def test_the_file_is_planned_and_read_by_the_data_stage_unedited(gemsmith, small
     record = stage.prepare_data(run)
     assert record.dropped == {"held_out": 120 - record.rows} and record.rows < 120
     assert record.packed_rows >= run.recipe.train.global_batch_size and record.steps >= 1
+
+
+def test_columns_of_other_names_are_written_with_a_word_to_look(gemsmith, small_checkpoint):
+    write_rows([{"instruction": f"What is {n}?", "context": "", "response": f"it is {n}"} for n in range(120)])
+    recipe, _, err = drafted(gemsmith, small_checkpoint)
+    assert (recipe.data.format, recipe.data.columns) == ("alpaca", {"input": "context", "output": "response"})
+    assert "data.columns: reads 'context' as input, 'response' as output, by their names alone" in err
 
 
 def test_rows_of_a_classifier_and_of_json_are_scored_as_such(gemsmith, small_checkpoint):

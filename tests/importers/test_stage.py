@@ -80,8 +80,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
         0.1, "lora.rank": 8,
                        "lora.dropout": 0.05, "lora.targets": ["q", "k", "v", "o"], "train.dtype": "bfloat16"}, set()),
     "TRL's command line without an adapter": (
-        {key: value for key, value in TRL_YAML.items() if not key.startswith("lora") and key != "use_peft"}, {}, {},
-        {"use_peft"}),
+        {key: value for key, value in TRL_YAML.items() if key != "use_peft"}, {},
+        {"train.method": "full", "lora.rank": 64, "optimizer.learning_rate": TRL_YAML["learning_rate"]}, set()),
+    "TRL's command line without an adapter or a rate": (
+        {key: value for key, value in TRL_YAML.items() if not key.startswith(("lora", "use_peft", "learning_rate"))},
+        {}, {"train.method": "full", "lora.rank": 64, "optimizer.learning_rate": 2e-5}, set()),
+    "SFTConfig of a run that trained all weights": (
+        SFT, {"overrides": ["checkpoint=google/gemma-4-31B-it", "train.method=full"]},
+        {"train.method": "full", "optimizer.learning_rate": 2e-4, "lora.alpha": 64.0}, set()),
     "TRL's command line with QLoRA": (
         TRL_YAML | {"load_in_4bit": True, "lora_target_modules": None}, {}, {"train.dtype": "nf4",
                                                             "lora.targets": ["q", "v"]}, set()),
@@ -111,7 +117,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
         {key: value for key, value in AXOLOTL.items() if not key.startswith(("lora", "adapter"))}
         | {"fsdp_version": 2, "fsdp_config": {"offload_params": False, "reshard_after_forward": True},
            "train_on_inputs": True}, {},
-        {"train.global_batch_size": 4}, {"adapter", "fsdp_config.reshard_after_forward", "train_on_inputs"}),
+        {"train.global_batch_size": 4, "train.method": "full"},
+        {"fsdp_config.reshard_after_forward", "train_on_inputs"}),
     "Axolotl with Alpaca's prompts, experts and a ratio of unknown steps": (
         AXOLOTL | {"base_model": "google/gemma-4-26B-A4B", "datasets": [{"path": "tatsu/alpaca", "type": "alpaca"}],
                    "lora_target_parameters": ["experts.gate_up_proj"], "warmup_steps": None, "warmup_ratio": 0.1,
@@ -133,8 +140,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], set[str]]
     "LLaMA-Factory with several devices and all weights": (
         FACTORY | {"finetuning_type": "full", "deepspeed": "ds_z3.json", "neat_packing": True, "template": "llama3",
                    "val_size": 0.1},
-        {"devices": 8}, {"train.global_batch_size": 64, "data.packing": True, "data.eval": "10%"},
-        {"finetuning_type", "template"}),
+        {"devices": 8}, {"train.global_batch_size": 64, "data.packing": True, "data.eval": "10%",
+                         "train.method": "full", "lora.rank": 64},
+        {"template"}),
     "a base that is a copy": (
         ADAPTER | {"base_model_name_or_path": "me/mine"}, {"overrides": ["model=gemma4-12b"]},
         {"model": "gemma4-12b", "checkpoint": "me/mine"}, set()),

@@ -10,18 +10,25 @@ import pytest
 import yaml
 
 GOLDEN = Path(__file__).parent / "golden"
-PACKAGES = ("google-cloud-run==0.16.2", "google-cloud-tpu==1.28.0", "kubernetes-validate==1.37.0")
+PACKAGES = (
+    "google-cloud-aiplatform==2.7.0",
+    "google-cloud-run==0.16.2",
+    "google-cloud-tpu==1.28.0",
+    "kubernetes-validate==1.37.0",
+)
 # A field that a type does not have is an error of from_json.
 CHECK = """
 import json, sys
 from google.cloud import run_v2, tpu_v2
+from google.cloud.aiplatform_v1 import types as aiplatform_v1
 import kubernetes_validate
 for kind, document in json.load(sys.stdin):
     if kind == "k8s":
         kubernetes_validate.validate(document, "1.32", strict=True)
     else:
         module, name = kind.split(".")
-        getattr({"run_v2": run_v2, "tpu_v2": tpu_v2}[module], name).from_json(json.dumps(document))
+        types = {"aiplatform_v1": aiplatform_v1, "run_v2": run_v2, "tpu_v2": tpu_v2}[module]
+        getattr(types, name).from_json(json.dumps(document))
     print(kind)
 """
 _RUN = "run.googleapis.com/"
@@ -115,6 +122,7 @@ def kept_bodies():
             elif sent["path"].endswith("/services"):
                 yield "run_v2.Service", service_of(sent["body"])
     yield "run_v2.Service", service_of(yaml.safe_load((GOLDEN / "cloud-run" / "stream" / "service.yaml").read_text()))
+    yield "aiplatform_v1.Model", json.loads((GOLDEN / "vertex.json").read_text())
     for file in sorted((GOLDEN / "gke").rglob("jobset.yaml")):
         for replicated in yaml.safe_load(file.read_text())["spec"]["replicatedJobs"]:
             job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "slice"}, **replicated["template"]}
@@ -128,6 +136,7 @@ def kept_bodies():
 def test_bodies_of_every_kind_are_kept():
     kinds = [kind for kind, _ in kept_bodies()]
     assert {kind: kinds.count(kind) for kind in sorted({*kinds})} == {
+        "aiplatform_v1.Model": 1,
         "k8s": 11,
         "run_v2.Job": 7,
         "run_v2.Service": 6,

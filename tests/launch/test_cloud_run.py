@@ -147,10 +147,10 @@ def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
 
 def test_logs_are_the_last_lines_and_in_order(launch_record, fake_tools):
     calls = fake_tools(("logging read", 0, "third\nsecond\nfirst\n"))
-    assert ask(follow_command(launch_record, "logs")).output == "first\nsecond\nthird\n"
+    assert ask(follow_command(launch_record, "logs")).stdout == "first\nsecond\nthird\n"
     assert "--order=desc" in calls()[0] and "--limit=1000" in calls()[0]
     fake_tools(("logging read", 1, "no"))
-    assert ask(follow_command(launch_record, "logs")).code
+    assert ask(follow_command(launch_record, "logs")).returncode
 
 
 def test_the_service_is_for_users_and_not_for_a_load_test(launched):

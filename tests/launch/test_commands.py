@@ -7,7 +7,7 @@ from gemsmith.launch.submit import ask, show
 
 def test_a_program_that_is_not_there_is_an_answer_with_a_complaint():
     answer = ask(("no-such-program-here", "x"))
-    assert answer.code == 127 and answer.complaint == "no-such-program-here is not on PATH"
+    assert answer.returncode == 127 and answer.stderr == "no-such-program-here is not on PATH"
 
 
 @pytest.mark.parametrize("name", ["a b", "a;id", "a$(id)", "a'b", 'a"b'])
@@ -19,7 +19,7 @@ def test_a_record_puts_no_more_than_a_word_into_a_script(name):
 
 def test_an_answer_has_the_output_and_the_last_line_of_stderr():
     answer = ask(("bash", "-c", "echo out; echo one >&2; echo two >&2; exit 3"))
-    assert (answer.code, answer.output, answer.complaint) == (3, "out\n", "two")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (3, "out\n", "two")
 
 
 def test_a_script_stops_at_the_first_failure(tmp_path):

@@ -93,6 +93,20 @@ def test_what_is_in_the_image_is_listed_with_its_licences():
     assert build["artifacts"]["objects"]["paths"] == [written]
 
 
+def test_weights_go_from_the_hub_to_a_bucket_by_the_command_that_is_documented():
+    text = (ROOT / "docker" / "hub_to_bucket.yaml").read_text()
+    build = yaml.safe_load(text)
+    fetch, send = (step["args"] for step in build["steps"])
+    (locked,) = re.findall(r"^huggingface_hub==\S+", (ROOT / "requirements" / "train.lock").read_text(), re.MULTILINE)
+    assert locked in fetch[-1] and fetch[-1].endswith(f"--local-dir {send[-2]}") and send[-1] == "${_TO}"
+    asked = {*re.findall(r"\$\{(\w+)\}", str(build["steps"]))}
+    (command,) = re.findall(
+        r"^gcloud builds .*hub_to_bucket.*$", (ROOT / "docs/how-to/launch.md").read_text(), re.MULTILINE
+    )
+    given = {*re.findall(r"(_[A-Z]+)=", command)}
+    assert asked == {*build["substitutions"], *given} and given == {"_FROM", "_TO"}
+
+
 def tool(name: str) -> str:
     """Of the environment, or on PATH."""
     found = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")

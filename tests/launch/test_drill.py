@@ -108,7 +108,7 @@ def test_a_launch_with_images_that_loses_its_machine_trains_on_the_rows_of_here_
         check=False,
     )
     assert done.returncode == 0 and "the run is home in" in done.stdout, done.stdout + done.stderr
-    assert "uploads 48 images (114 KB) that data.train names" in done.stderr
+    assert "uploads 48 images (114\u00a0kB) that data.train names" in done.stderr
     assert gemsmith("data", str(recipe), "--run", str(tmp_path / "here"), *changes)[0] == 0
     home = tmp_path / "demo" / "runs" / "demo-images"
     here, there = (json.loads((run / "data.json").read_text()) for run in (tmp_path / "here", home))

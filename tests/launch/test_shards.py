@@ -70,7 +70,7 @@ def test_rows_of_a_pipe_are_not_waited_for(tmp_path):
         ("images/a\nb.jpg", r"names the image 'images/a\nb.jpg', which no list can name; rename it"),
         ("images/gone.jpg", "/pets/images/gone.jpg does not exist; put it there, or take the row out"),
         ("images", "/pets/images does not exist"),
-        ("https://a/b.jpg", "only file:// URLs are read"),
+        ("https://a/b.jpg", "only file:// and data: URLs are read"),
     ],
 )
 @pytest.mark.parametrize("place", ["rows.jsonl", "rows/rows.jsonl"])

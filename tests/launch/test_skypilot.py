@@ -75,7 +75,7 @@ def test_the_job_is_found_by_its_whole_name(sky_record, fake_tools, tmp_path, mo
     monkeypatch.chdir(tmp_path)
     calls = fake_tools(("jobs queue", 0, QUEUE))
     (resource,) = resources(sky_record, "running")
-    assert ask(resource.list).output == "big\n"
+    assert ask(resource.list).stdout == "big\n"
     stop(sky_record, assume_yes=True, console=open_console())
     assert calls()[-1] == ["sky", "jobs", "cancel", "--name", "big", "--yes"]
     fake_tools(("jobs queue", 0, QUEUE.replace(" big ", " small ")))
@@ -85,4 +85,4 @@ def test_the_job_is_found_by_its_whole_name(sky_record, fake_tools, tmp_path, mo
 
 def test_a_queue_that_cannot_be_read_is_not_taken_for_empty(sky_record, fake_tools):
     fake_tools(("jobs queue", 1, "no server"))
-    assert ask(resources(sky_record, "running")[0].list).code
+    assert ask(resources(sky_record, "running")[0].list).returncode

@@ -1,9 +1,11 @@
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import RunError
 from gemsmith.launch.sync import RunSync, complete_checkpoints, delete_step, fetch_run, fetch_step
 from gemsmith.system.storage import Bucket
@@ -192,6 +194,52 @@ def test_what_a_machine_made_and_had_not_sent_when_it_was_killed_is_sent_once_it
     again.fetch()
     again.send()
     assert bucket.read("run/data/more") == b"3"
+
+
+class Stale(Bucket):
+    """Lists what was there a while ago, and reads what is there."""
+
+    def __init__(self, url, listed):
+        super().__init__(url)
+        self.listed = listed
+
+    def names(self, prefix=""):
+        return [name for name in self.listed if name.startswith(prefix)]
+
+
+class Listed(Recorded):
+    """Keeps each list that there ever was."""
+
+    def _note(self, change):
+        self.lists = [*getattr(self, "lists", []), self.names()]
+        super()._note(change)
+
+
+def test_of_a_list_that_is_out_of_date_comes_a_run_that_goes_on_or_one_line(bucket, tmp_path, record_property):
+    """A bucket may not list what was just written, and still list what was deleted."""
+    listed, run = Listed(bucket.url), put(tmp_path / "run", STAGES | {"checkpoints/1/training.json": "1"})
+    mirror = RunSync(listed, run)
+    mirror.acquire_lease()
+    mirror.send()
+    (run / "train.json").unlink()  # it is trained on
+    put(run, {"checkpoints/2/training.json": "2", "logs/steps": "3"})
+    shutil.rmtree(run / "checkpoints" / "1")
+    mirror.send()
+    told = []
+    for number, names in enumerate(listed.lists):
+        home = tmp_path / str(number)
+        try:
+            RunSync(Stale(bucket.url, names), home).fetch()
+        except RunError as error:
+            told.append(str(error))
+        records = [file.name for file in home.glob("*.json")]
+        assert "train.json" not in records
+        assert not records or (home / "data" / "rows").read_text() == "1"
+        for step in checkpoint_steps(home / "checkpoints"):
+            assert (home / "checkpoints" / str(step) / "training.json").read_text() == str(step) == "2"
+    assert 0 < len(told) < len(listed.lists)
+    assert all("was deleted while it was read; run the same command again" in error for error in told)
+    record_property("tries", len(listed.lists))
 
 
 def test_names_that_lead_out_of_the_run_directory_are_refused(tmp_path):

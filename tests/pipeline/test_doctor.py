@@ -61,7 +61,7 @@ def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], 
             "serve.max_model_len=8",
             f"serve.python={tmp_path}/nowhere",
             f"serve.port={port}",
-            "eval.tasks=[{task: verilog, dataset: nowhere}]",
+            f"eval.tasks=[{{task: verilog, dataset: {tmp_path}}}]",
         )
     failed = {name: detail for name, (state, detail) in found.items() if state == "fails"}
     assert (code, err) == (2, f"error: {len(failed)} of 16 checks fail; mend these, and run gemsmith doctor again\n")
@@ -74,7 +74,7 @@ def test_everything_that_is_wrong_is_told_at_once(examined: Callable[..., Any], 
         "vLLM": "serve.python: .*nowhere does not exist; make it with",
         "serving": "serve.max_model_len: 8 was given",
         "server": f"serve.port: {port} is in use",
-        "scoring": "nowhere: is not a folder",
+        "scoring": "holds no problem",
     }.items():
         assert re.search(said, failed.pop(name)), name
     assert not failed

@@ -12,12 +12,17 @@ from gemsmith.runs.resolve import resolve_file
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 
-MISSING = ("data.train=gone.jsonl", "train.init_adapter=gone", "eval.scorer=./gone.py", "data.eval=held.jsonl")
+MISSING = (
+    *("data.train=gone.jsonl", "train.init_adapter=gone", "eval.scorer=./gone.py", "data.eval=held.jsonl"),
+    "eval.tasks=[{task: verilog, dataset: problems, prompt: gone.txt}]",
+)
 SAID = (
     "gone.jsonl: does not exist; name a JSONL",
     "held.jsonl: does not exist; name a JSONL",
     "gone: has no adapter_config.json",
     "gone.py cannot be read (No such file or directory); name a Python file",
+    "gone.txt: cannot be read (No such file or directory); name a text file",
+    "problems: is not a folder; give that of verilog-eval",
 )
 
 

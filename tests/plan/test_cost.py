@@ -21,6 +21,14 @@ def test_hours_are_one_start_and_the_steps():
     assert cost().hours == pytest.approx((1 + (60 + low) / 3600, 2 + (300 + high) / 3600), rel=1e-3)
 
 
+def test_evaluations_take_as_long_as_so_many_steps_more():
+    found = cost_of(
+        TIME, MACHINES["v5p-8"], Train(), steps=3600, tokens=1000.0, checkpoint_bytes=60e9, evaluated=(360, 720)
+    )
+    assert found.evaluations_s == (360, 1440) and cost().evaluations_s == (0, 0)
+    assert found.hours == pytest.approx((cost().hours[0] + 0.1, cost().hours[1] + 0.4), rel=1e-3)
+
+
 def test_compilation_is_the_backends_and_on_cpu_the_tiny_models():
     assert startup_s(MACHINES["1xh100"], "trl", 0)["compile"] == COMPILE_S["trl"]
     assert startup_s(MACHINES["cpu"], "tunix", 0)["compile"] == COMPILE_S["cpu"]

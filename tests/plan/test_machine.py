@@ -36,6 +36,24 @@ def test_what_the_start_takes_is_named(recipe):
     assert "start, estimated: load 61 to 307 s, compile 180 to 480 s" in machine.notes
 
 
+def test_evaluations_and_answers_are_an_item_of_the_hours(recipe, tmp_path):
+    (tmp_path / "held.jsonl").write_text('{"prompt": "p", "response": "r"}\n' * 16)
+    data = {"data.eval": str(tmp_path / "held.jsonl"), "data.packing": False}
+    without = recipe(max_steps=100, remat="layer", global_batch_size=4).override(data)
+    with_loss = without.override({"train.eval_steps": 25})
+    with_answers = with_loss.override({"train.sample_answers": 3})
+    plans = [plan_only(each, "v5p-8").machines[0] for each in (without, with_loss, with_answers)]
+    note = "evaluations, estimated: 4 of 4 batches"
+    assert [sum(each.startswith(note) for each in plan.notes) for plan in plans] == [0, 1, 1]
+    assert any("4 batches, and 3 answers of up to 64 tokens: " in each for each in plans[2].notes)
+    # A weight and token: 2 FLOPs forward, of 6 with layers recomputed and no gradient of the base.
+    assert 16 * 0.28 < plans[1].evaluations_s[0] / plans[1].step_s[0] < 16 * 0.34
+    more = [3600 * (plan.hours[1] - plans[0].hours[1]) for plan in plans]
+    assert more == pytest.approx([plan.evaluations_s[1] for plan in plans], rel=0.02, abs=0.02 * more[2])
+    elsewhere = plan_only(with_loss.override({"data.eval": "hub:a/b"}), "v5p-8").machines[0]
+    assert elsewhere.evaluations_s == (0, 0) and any("time of train.eval_steps is not in" in n for n in elsewhere.notes)
+
+
 def test_an_old_price_is_marked_in_the_plan(recipe):
     (machine,) = plan_only(recipe(), "8xh200").machines
     assert any("not checked, older than 90 days" in note for note in machine.notes)

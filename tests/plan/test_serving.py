@@ -8,7 +8,15 @@ import pytest
 from gemsmith.arch import find_variant
 from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model.serving import Served
-from gemsmith.plan.serving import decode_s, output_tokens_per_s, plan_lengths, plan_serving, prefill_s
+from gemsmith.plan.serving import (
+    cold_start_s,
+    decode_s,
+    describe_cold_start,
+    output_tokens_per_s,
+    plan_lengths,
+    plan_serving,
+    prefill_s,
+)
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import ResolvedValue
 
@@ -104,3 +112,14 @@ def test_more_work_takes_longer():
 def test_a_token_of_a_longer_answer_reads_more_keys_and_values(recipe):
     short, long = (plan_lengths(recipe(), V31, MACHINES["v6e-8"], 4096, output, most=1) for output in (16, 8192))
     assert long.decode_step_s > short.decode_step_s
+
+
+def test_a_cold_start_streams_weights_sooner_and_its_parts_add_up(recipe):
+    starts = plan_lengths(recipe(), V31, MACHINES["cloud-run-20"], 512, 16).cold_start_s
+    mount, stream = starts["mount"], starts["stream"]
+    assert list(mount) == ["image", "weights", "warm-up"] and mount["image"] == stream["image"]
+    assert mount["weights"] == pytest.approx((62, 20 * 60), rel=0.03)
+    assert stream["weights"] == pytest.approx((9.3, 78), rel=0.03)
+    assert describe_cold_start(mount).replace(chr(160), " ").startswith("1.8–23 min: image 6.0–20 s, ")
+    tpu, gpu = (cold_start_s(MACHINES[name], V31, "stream") for name in ("v6e-8", "2xh100"))
+    assert tpu["warm-up"][0] > gpu["warm-up"][1] and tpu["weights"] == gpu["weights"] and tpu["image"] == gpu["image"]

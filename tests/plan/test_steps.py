@@ -2,9 +2,9 @@ import json
 import os
 from pathlib import Path
 
-from gemsmith.plan.counts import count_real_tokens, count_steps
+from gemsmith.plan.counts import count_evaluations, count_real_tokens, count_steps
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.runs.records import Computer, DataRecord, Provenance
+from gemsmith.runs.records import Computer, DataRecord, EvalRows, Provenance
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +45,20 @@ def test_then_the_lines_of_a_file_whose_rows_stay_apart(tmp_path):
     counted = count_steps(recipe(str(file), epochs=2))
     assert counted[0] == 5, "ceil(2 * 9 / 4)"
     assert "estimated: rows.jsonl has 9 documents" in counted[1]
+
+
+def test_evaluations_are_counted_and_so_are_their_batches(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": "p", "response": "r"}) for _ in range(40)) + "\n")
+    data = {"train": str(file), "eval": str(file), "held_out": 0.25, "packing": False, "max_length": 100}
+    train = {"global_batch_size": 4, "eval_steps": 10, "epochs": 3, "max_steps": 25}
+    found = build_recipe({"checkpoint": "x", "data": data, "train": train})
+    assert count_evaluations(found, None, 25) == (3, 3), "after 10, 20 and 25; ten rows, four at a time"
+    rows = EvalRows(rows=9, dropped={}, packed_rows=5, tokens=1, supervised_tokens=1, rows_sha256="", files={})
+    assert count_evaluations(found, data_record(5).model_copy(update={"eval_rows": rows}), 20) == (2, 2)
+    elsewhere = build_recipe({"checkpoint": "x", "data": data | {"eval": "hub:a/b", "held_out": 0}, "train": train})
+    assert count_evaluations(elsewhere, None, 25) == (3, None)
+    assert count_evaluations(recipe(), None, 25) == (0, 0)
 
 
 def test_rows_that_the_recipe_leaves_out_make_no_steps(tmp_path):

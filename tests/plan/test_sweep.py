@@ -84,3 +84,14 @@ def test_too_many_and_unknown_values_are_refused():
         list(sweep(PAPER, [("lora.rank", list(map(str, range(1, 202))))]))
     with pytest.raises(RecipeError, match="model"):
         list(sweep(PAPER, [("model", ["gemma4-99b"])]))
+
+
+def test_the_table_has_a_line_for_each_plan_whatever_the_terminals_width(gemsmith, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    axes = "model=gemma4-e2b,gemma4-31b,data.max_length=4096..16384"
+    code, out, _ = gemsmith("plan", PAPER, "--machine", "v5p-8", "--sweep", axes)
+    found = [line.split()[:3] for line in out.splitlines() if line.startswith(" gemma4")]
+    lengths = ("4096", "8192", "16384")
+    assert code == 0
+    assert "$0.856–1.66 " in out  # whole
+    assert found == [[model, length, "v5p-8"] for model in ("gemma4-e2b", "gemma4-31b") for length in lengths]

@@ -67,5 +67,7 @@ def test_serving_is_a_table_for_each_length_and_says_what_does_not_fit(recipe):
     assert sum(line.startswith("machine") for line in lines) == len(recipe().bench.input_tokens)
     assert sum(line.startswith("v6e-8") for line in lines) == sum(line.startswith("1xl4: ") for line in lines) == 2
     assert max(len(line) for line in lines if not line.startswith(("1xl4", "warning"))) <= 100
+    mounted = lines[lines.index("- v6e-8: a cold start with --load mount takes") + 1].replace(chr(160), " ")
+    assert mounted.startswith("  ") and "warm-up 8.0–10 min" in mounted and "1xl4: a cold start" not in "".join(lines)
     told = [line for line in lines if line.startswith("warning: v6e-8: ")]
     assert len(told) == 3 and all("https://" in line for line in told), "each once, not for each length"

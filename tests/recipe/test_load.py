@@ -111,6 +111,34 @@ def test_a_wrong_value_is_refused_by_its_key(key, value, expected):
     assert expected in refused(values)
 
 
+def test_all_wrong_keys_are_told_at_once_and_each_once():
+    values = with_value("data.pakcing", True) | {"train": {"mesh": {"fdsp": 2}, "remat": ["x"]}, "seed": "no"}
+    values["eval"] = {"tasks": [{"task": "exact"}, {"task": "eksact"}, {"tusk": 1}]}
+    with pytest.raises(RecipeError) as error:
+        build_recipe(values, source="recipe mine.yaml")
+    told = [line.split(":")[1].split(" (")[0].strip() for line in str(error.value).splitlines()]
+    assert sorted(told) == [
+        "eval.tasks.1.task",
+        "eval.tasks.2.task is missing; it must be given",
+        "seed",
+        "train.remat.0",
+        "unknown key data.pakcing",
+        "unknown key eval.tasks.2.tusk",
+        "unknown key train.mesh.fdsp",
+    ]
+    assert [str(problem) for problem in error.value.problems] == str(error.value).splitlines()
+
+
+def test_all_contradictions_are_told_at_once():
+    more = ["train.method=full", "train.keep=best", "optimizer.warmup_ratio=0.1", "optimizer.warmup_steps=3"]
+    with pytest.raises(RecipeError) as error:
+        build_recipe(MINIMAL, [*more, "bench.images=true", "lora.rank=8", "lora.alpha=1", "model=gemma4-32b"])
+    told = [line.partition(":")[0] for line in str(error.value).splitlines()]
+    wanted = ["bench.images", "optimizer.warmup_steps", "train.keep", "lora.rank, lora.alpha", "model"]
+    assert told == wanted
+    assert build_recipe(MINIMAL | {"lora": {"rank": 8}}, ["train.method=full", "lora={}"]).train.method == "full"
+
+
 def test_a_missing_key_is_named():
     assert "checkpoint is missing" in refused({"data": {"train": "x"}})
 
@@ -200,6 +228,13 @@ def test_tuned_off_is_taken_from_yaml_and_from_set_and_dumped_so_that_it_loads_a
 @pytest.mark.parametrize("text", ["on", "none", "null", "0"])
 def test_tuned_is_auto_or_off_and_nothing_else(text):
     assert "input should be 'auto' or 'off'" in refused(MINIMAL, f"train.optimizations={text}")
+
+
+def test_a_recipe_that_trains_all_weights_is_dumped_without_keys_of_adapters(tmp_path):
+    recipe = build_recipe(MINIMAL, ["train.method=full"])
+    (tmp_path / "dumped.yaml").write_text(dump_recipe(recipe))
+    assert "lora:" in dump_recipe(build_recipe(MINIMAL)) and "lora:" not in dump_recipe(recipe)
+    assert load_recipe(tmp_path / "dumped.yaml") == recipe
 
 
 def test_a_compiler_flag_may_be_null_and_is_dumped_so_that_it_loads_again(tmp_path):

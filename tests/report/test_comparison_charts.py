@@ -32,7 +32,9 @@ def test_bars_say_the_recorded_numbers(comparison):
     pair = comparison.pairs[0]
     first = comparison.sides[0].cells[0]
     assert f"{first.load}: {first.output_tokens_per_s:.0f}" in charts.serving_charts(comparison, pair)[0].alt
-    assert charts.serving_charts(comparison, pair)[1].unit.startswith("ms")
+    throughput, ttft, tpot = charts.serving_charts(comparison, pair)
+    assert ttft.unit.startswith("ms") and tpot.title == "Time per output token (TPOT)"
+    assert f"{first.load}: {decimal(first.tpot_ms)}" in tpot.alt and tpot.alt != throughput.alt
 
 
 def test_the_values_under_the_pointer_are_the_records(comparison):

@@ -7,7 +7,7 @@ import pytest
 from gemsmith.analysis.compare import compare_sides
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
-from gemsmith.report.comparison_page import render_comparison
+from gemsmith.report.comparison_page import extent, render_comparison
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.runs.stages import STAGES
@@ -77,6 +77,19 @@ def test_serving_ratios_stand_with_their_intervals(runs, undrawn):
     assert "No 95&nbsp;% interval" not in text
     assert "ms TTFT: paired over 41 prompts, one run each" in text
     assert "output tokens/s: 50 parts of the time resampled, one run each" in text
+
+
+def test_every_ratio_has_a_bar_with_its_interval_on_one_scale(runs, undrawn):
+    comparison = compare_sides(read_sides([with_requests(run, 1.0).path for run in runs]))
+    ratios = [each for each in comparison.pairs[0].ratios if each.value and not each.is_difference]
+    assert render_comparison(comparison).count('class="placed"') == len(ratios) > 3
+    assert any(each.interval for each in ratios)
+    for ratio in ratios:
+        length, begin = extent(ratio)
+        low, high = ratio.interval or (ratio.value, ratio.value)
+        assert 16 ** (2 * begin - 1) == pytest.approx(low) and 16 ** (2 * (begin + length) - 1) == pytest.approx(high)
+    assert extent(ratios[0].model_copy(update={"interval": (0.001, 100.0)})) == (1, 0)
+    assert extent(ratios[0].model_copy(update={"is_difference": True})) is None
 
 
 def test_records_of_percentiles_alone_say_that_they_have_no_intervals(runs, undrawn):

@@ -140,7 +140,7 @@ def test_print_shows_the_card_and_asks_no_hub(gemsmith: Callable[..., Any], expo
     code, out, err = gemsmith("push", run.path, "--to", "hub:me/my", "--weights", "merged", "--print")
     assert (code, err) == (0, "") and out.startswith("---\n") and "me/my" in out
     code, out, err = gemsmith("push", run.path, "--to", "me/my", "--print")
-    assert (code, out, err) == (2, "", "error: --to me/my: must be hub:OWNER/NAME\n")
+    assert (code, out, err) == (2, "", "error: --to me/my: must be hub:OWNER/NAME or vertex:PROJECT/REGION\n")
 
 
 def test_a_check_that_names_a_place_of_this_machine_does_not_in_the_card(make_run: Callable[..., Run]) -> None:

@@ -1,5 +1,6 @@
 """Processes that end with a block, and what their logs say."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,15 @@ def test_a_command_ends_with_its_block_and_its_output_is_in_the_log(tmp_path: Pa
     with process.supervised(["echo", "said"], environment={"PATH": "/usr/bin:/bin"}, log=log) as running:
         assert running.wait(60) == 0
     assert log.read_text() == "said\n"
+
+
+@pytest.mark.parametrize("end", ["exit", "sleep 600"])
+def test_what_a_command_leaves_in_its_temporary_folder_goes_with_it(tmp_path: Path, end: str) -> None:
+    log = tmp_path / "log"
+    command = ["sh", "-c", f"mktemp -u -p $TMPDIR; touch $TMPDIR/a; echo ready; {end}"]
+    environment = {"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+    with process.supervised(command, environment=environment, log=log, grace_s=1):
+        while "ready" not in log.read_text():
+            time.sleep(0.02)
+    folder = Path(log.read_text().splitlines()[0]).parent
+    assert folder.parent == tmp_path and [file.name for file in tmp_path.iterdir()] == ["log"]

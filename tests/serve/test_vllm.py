@@ -1,6 +1,11 @@
 """The real vLLM, from its own environment; `make test-vllm`. A start takes 20 to 30 s, so one server is shared."""
 
+import os
+import signal
+import socket
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -84,3 +89,42 @@ def test_the_stages_run_on_the_real_engine(exported_run: Callable[..., Run]) -> 
     assert all(31 <= cell.real_input_tokens <= 32 for cell in cells)
     assert all(cell.ttft_ms.p50 > 0 and cell.tpot_ms.p50 > 0 and cell.itl_ms.p50 > 0 for cell in cells)
     assert found.base == found.tuned and found.tuned.n == 4, "the same weights answer the same"
+
+
+def of_starts(mark: str) -> list[int]:
+    """The processes whose environment has the mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return [number for number in found if number != os.getpid()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found by their environment")
+def test_starts_and_stops_leave_no_process_no_socket_and_no_file(
+    tiny_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property
+) -> None:
+    """$VLLM_STARTS of them, each third killed in mid-serve."""
+    times, mark = int(os.environ.get("VLLM_STARTS", "3")), f"GEMSMITH_TEST={tmp_path}"
+    monkeypatch.setenv(*mark.split("="))
+    shared = {*Path("/dev/shm").iterdir()}
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    with tempfile.TemporaryDirectory(prefix="v") as scratch:  # a socket's path may have 107 bytes
+        monkeypatch.setenv("TMPDIR", scratch)
+        for number in range(times):
+            settings = ServeSettings(max_model_len=640, dtype="float32")
+            with running_server(tiny_checkpoint("tiny-31b"), name="m", settings=settings, log=tmp_path / "log") as one:
+                port = int(one.url.rpartition(":")[2])
+                assert len(of_starts(mark)) > 1
+                if number % 3 == 2:
+                    for process in of_starts(mark):
+                        if process != one.pid:
+                            os.kill(process, signal.SIGKILL)
+            assert of_starts(mark) == [], number
+            socket.create_server(("127.0.0.1", port)).close()
+            assert {*Path("/dev/shm").iterdir()} <= shared, number
+            assert [file.name for file in Path(scratch).iterdir()] == [], number
+    assert [file.name for file in tmp_path.iterdir()] == ["log"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == open_before
+    record_property("tries", times)

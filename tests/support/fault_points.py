@@ -1,10 +1,12 @@
 """Commands to which something happens at a named place, each in a process of its own: a server that imports once.
 
 It reads lines of JSON: the command line, where its stderr goes, and $GEMSMITH_FAULT, such as
-`KILL 2 gemsmith.train.loop:TrainSession.finish`: a signal that the process gets at that call of a function. For each
-it prints the number of the process, and what that ended with.
+`KILL 2 gemsmith.train.loop:TrainSession.finish`: a signal that the process gets at that call of a function, or
+`ENOSPC`, an error that this call and all after it raise. For each it prints the number of the process, and what that
+ended with.
 """
 
+import errno
 import functools
 import importlib
 import json
@@ -27,7 +29,9 @@ def arm(fault: str) -> None:
     @functools.wraps(call)
     def reached(*given, **options):
         calls.append(1)
-        if len(calls) == int(number):
+        if hasattr(errno, name) and len(calls) >= int(number):
+            raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "/a/file")
+        if len(calls) == int(number) and not hasattr(errno, name):
             os.kill(os.getpid(), signal.Signals[f"SIG{name}"])
         return call(*given, **options)
 

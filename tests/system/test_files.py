@@ -1,10 +1,11 @@
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from gemsmith.system.files import atomic_replace_dir, atomic_write, regular_file, sha256_file, sha256_json
+from gemsmith.system.files import atomic_replace_dir, atomic_write, regular_file, sha256_file, sha256_json, write_text
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
@@ -15,6 +16,17 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         _ = 1 / 0
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_a_killed_process_has_left_of_a_file_goes_with_the_next_write_of_it(tmp_path):
+    file = tmp_path / "data[1].json"
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    ours = {f".data.json.{ended.pid}", f".{file.name}.{os.getppid()}", f".{file.name}.x", f"{file.name}.{ended.pid}"}
+    for name in {f".{file.name}.{ended.pid}", f".{file.name}.{2**70}", *ours}:
+        (tmp_path / name).touch()
+    write_text(file, "new")
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, *ours}
 
 
 def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -97,6 +98,14 @@ def test_what_is_refused_is_not_asked_for_again(bucket):
     with pytest.raises(MachineError, match="PERMISSION_DENIED"):
         bucket.write("a", b"")
     assert cut.asked == 1
+
+
+def test_an_answer_is_not_waited_for_without_end(monkeypatch, tmp_path):
+    """tests/fake_cloud/test_bucket.py has a bucket that does not answer, and a shorter bound."""
+    monkeypatch.setenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "")
+    monkeypatch.delenv("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS")
+    Bucket(f"file://{tmp_path}")
+    assert os.environ["TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"] == "60"
 
 
 def test_a_store_out_of_reach_is_asked_a_bounded_number_of_times(monkeypatch):

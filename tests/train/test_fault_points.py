@@ -36,6 +36,16 @@ PLACES = {
         f"1 {LOOP}:write_record",
     ),
 }
+WRITES = {
+    "tunix": (f"1 {TUNIX}.checkpoints:add_checksum", f"2 {TUNIX}.checkpoints:add_checksum"),
+    "trl": (
+        f"2 {TRL}.checkpoints:write_tensors",
+        f"1 {TRL}.checkpoints:write_peft_adapter",
+        f"3 {TRL}.checkpoints:fsync_path",
+        "1 pathlib:Path.rename",
+    ),
+}
+EVERYWHERE = ("1 os:fsync", f"4 {LOOP}:TrainSession.finish", f"1 {LOOP}:write_record")
 KEYS = {"lora": {"targets": ["q", "down"]}}
 
 
@@ -72,6 +82,21 @@ def test_killed_at_a_named_place_the_same_command_ends_with_the_same_bytes(both,
     assert code == 0, err
     assert read_record(run, TrainRecord).resumed_at and weights(run) == weights(whole)
     record_property("tries", len(PLACES[backend]))
+
+
+def test_a_disk_that_is_full_from_a_named_write_on_is_one_line_and_loses_nothing(both, tmp_path, record_property):
+    backend, whole, run = both
+    places = [*EVERYWHERE[:-1], *WRITES[backend], EVERYWHERE[-1]]
+    with commands(tmp_path, f"{TUNIX}.backend" if backend == "tunix" else f"{TRL}.backend") as gemsmith:
+        for place in places:
+            code, err = gemsmith.run("train", run.path, fault=f"ENOSPC {place}")
+            lines = [line for line in err.splitlines() if line.startswith("error: ")]
+            assert code == 2 and len(lines) == 1 and "no space left" in lines[0], f"{place}: {code}\n{err}"
+            assert "Traceback" not in err, f"{place}: {err}"
+        code, err = gemsmith.run("train", run.path)
+    assert code == 0, err
+    assert weights(run) == weights(whole)
+    record_property("tries", len(places))
 
 
 def test_a_training_that_is_suspended_and_continued_ends_with_the_same_bytes(both, tmp_path):

@@ -30,6 +30,7 @@ from gemsmith.recipe.schema import Lora, Mesh, Optimizer
 from gemsmith.report.push import push
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import read_record
+from gemsmith.train.inputs import load_samples
 from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import lay_out
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
@@ -195,8 +196,9 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(prepare,
 @pytest.fixture(scope="module")
 def runs(prepare, tmp_path_factory):
     """A trained run of each backend."""
-    keys = {"method": "full", "max_steps": 4, "save_steps": 4}
-    sections = {"optimizer": {"learning_rate": 1e-4, "warmup_steps": 1, "weight_decay": 0.1}, "lora": DEFAULTS}
+    keys = {"method": "full", "max_steps": 4, "save_steps": 4, "eval_steps": 4, "sample_answers": 2}
+    sections = {"data": {"eval": {"task": "verilog", "rows": 4, "split": "held-out"}}}
+    sections |= {"optimizer": {"learning_rate": 1e-4, "warmup_steps": 1, "weight_decay": 0.1}, "lora": DEFAULTS}
     backends = {"tunix": {}, "trl": {"gradient_accumulation_steps": 2}}
     runs = {
         name: prepare(tmp_path_factory.mktemp(name) / "run", train=keys | {"backend": name} | more, **sections)
@@ -215,6 +217,23 @@ def test_both_backends_train_the_same_weights(runs):
     one, other = (read_run_weights(run, 4) for run in runs.values())
     errors = {name: relative_error(other[name], value) for name, value in one.items()}
     assert errors.keys() == other.keys() and max(errors.values()) < 1e-5, max(errors.items(), key=lambda item: item[1])
+
+
+def test_answers_while_it_trains_are_those_of_the_weights_that_were_trained(runs):
+    for run in runs.values():
+        model = transformers.AutoModelForImageTextToText.from_pretrained(run.recipe.checkpoint, dtype=torch.float32)
+        with torch.no_grad():
+            for name, value in read_run_weights(run, 4).items():
+                model.get_parameter(name).copy_(torch.from_numpy(value))
+        samples = load_samples(run, open_checkpoint(run.recipe.checkpoint), parts=1, most=9)
+        (evaluation,) = read_record(run, TrainRecord).evaluations
+        assert evaluation.step == 4 and len(evaluation.answers) == len(samples.lengths) == 2
+        for row, length, answer in zip(samples.batches.rows.tokens, samples.lengths, evaluation.answers, strict=True):
+            asked = torch.tensor(row[:length]).long()[None]
+            how = {"do_sample": False, "max_new_tokens": 64, "eos_token_id": [*samples.stops], "pad_token_id": 0}
+            found = model.generate(input_ids=asked, **how)[0, length:].tolist()
+            text = samples.tokenizer.decode(found, skip_special_tokens=False)
+            assert answer.answer.removesuffix("…") and text.startswith(answer.answer.removesuffix("…"))
 
 
 def test_matmuls_in_bfloat16_train_weights_in_float32(prepare, tmp_path):
@@ -277,10 +296,14 @@ def test_a_step_of_trl_is_exported_and_one_that_is_damaged_told(runs):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"lora": {"rank": 8}}, "lora.rank: 8 was given, but train.method full trains the weights themselves"),
-        ({"lora": {"targets": ["q", "v"]}}, "lora.targets: q, v was given"),
-        ({"train": {"init_adapter": "a"}}, "train.init_adapter: a was given"),
-        ({"serve": {"weights": "adapter"}}, "serve.weights: adapter was given"),
+        ({"lora": {"rank": 8}}, "lora.rank: was given, but train.method full trains the weights themselves"),
+        (
+            {"lora": {"rank": 8, "targets": ["q", "v"]}, "serve": {"weights": "adapter"}},
+            "lora.rank, lora.targets, serve.weights adapter: were given, but train.method full trains the weights "
+            "themselves, and there is no adapter; leave them out, such as by --set 'lora={}', or set train.method",
+        ),
+        ({"train": {"init_adapter": "a"}}, "train.init_adapter: was given"),
+        ({"serve": {"weights": "adapter"}}, "serve.weights adapter: was given"),
         ({"train": {"dtype": "nf4"}}, "train.dtype: nf4 was given, but train.method full trains weights"),
         ({"train": {"dtype": "int8"}}, "a quantized base stays as it is; set bfloat16 or float32"),
     ],

@@ -1,8 +1,10 @@
+import errno
 import json
 import math
 
 import pytest
 
+from gemsmith.errors import MachineError
 from gemsmith.runs.records import TrainStep
 from gemsmith.runs.run import Run
 from gemsmith.train.logging import Display, Events, StepLog, StepsFile
@@ -60,6 +62,21 @@ def test_an_attempt_that_trains_nothing_leaves_the_files_of_the_one_before(run):
     events = sorted(run.tensorboard.iterdir())
     log_steps(run, 1, 0)
     assert read_lines(run) == steps and sorted(run.tensorboard.iterdir()) == events
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_disk_that_fills_up_under_tensorboard_is_told_once_and_nobody_waits(run, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"), Events(run, done=0) as events:
+        events.send({"train/loss": 1.0}, 1)
+        writer = events._writer.file_writer.event_writer
+        writer._worker.join(60)
+        with pytest.raises(MachineError, match=r"tensorboard: cannot be written any more; is its disk full\?"):
+            events.send(dict.fromkeys(map(str, range(30)), 1.0), 2)
+    writer.close()  # as at Python's end
 
 
 def test_a_loss_that_is_no_number_comes_back_as_such(run):

@@ -41,7 +41,10 @@ def like_wandb(asked, tracker):
     def log(values, *, step):
         asked.log(tracker, values, step)
 
-    return {"init": init, "log": log, "finish": lambda: asked.ended.append(tracker)}
+    def table(*, columns, data):
+        return [dict(zip(columns, row, strict=True)) for row in data]
+
+    return {"init": init, "log": log, "Table": table, "finish": lambda: asked.ended.append(tracker)}
 
 
 def like_mlflow(asked):
@@ -55,6 +58,7 @@ def like_mlflow(asked):
         "start_run": start_run,
         "log_params": lambda values: asked.opened.append(("params", values["lora.rank"])),
         "log_metrics": lambda values, *, step: asked.log("mlflow", values, step),
+        "log_text": lambda text, file: asked.log("mlflow", {file: text}, 0),
         "end_run": lambda: asked.ended.append("mlflow"),
     }
 
@@ -77,6 +81,7 @@ def asked(monkeypatch):
 
 def test_each_has_every_step_and_a_run_that_resumes_is_the_same_one(prepared_run, asked, monkeypatch, capfd):
     keys = {"backend": "trl", "eval_steps": 3, "max_steps": 4, "report_to": ["tensorboard", *TRACKERS]}
+    keys["sample_answers"] = 2
     run = prepared_run(data=EVAL, train=keys)
     monkeypatch.setenv("TRACKIO_PROJECT", "mine")
     plan = TrainSession.plan
@@ -103,6 +108,12 @@ def test_each_has_every_step_and_a_run_that_resumes_is_the_same_one(prepared_run
         found = asked.logged[tracker]
         assert found["train/loss"] == expected and set(found["train/grad_norm"]) == {1, 2, 3, 4}
         assert found["eval/loss"] == {one.step: one.loss for one in record.evaluations}
+    answers = {one.step: [answer.model_dump() for answer in one.answers] for one in record.evaluations}
+    assert {*answers} == {3, 4} and all(len(each) == 2 and each[0]["expected"] for each in answers.values())
+    assert asked.logged["wandb"]["eval/answers"] == asked.logged["trackio"]["eval/answers"] == answers
+    for step, found in answers.items():
+        text = asked.logged["mlflow"][f"eval/answers_{step:09}.md"][0]
+        assert all(line in text for answer in found for part in answer.values() for line in part.splitlines())
     assert record.warnings == () and "a banner" not in capfd.readouterr().out
     assert list(run.tensorboard.iterdir())
 

@@ -22,8 +22,7 @@ class Rule:
     confounds: tuple[Kind, ...]
     why: str
     follows: tuple[str, ...] = ()
-    """Patterns of conditions that this one is a consequence of: where the comparison is about such a one, a difference
-    here is part of what is asked."""
+    """Patterns of conditions that this one is a consequence of: where that is compared on purpose, so is this."""
     needed: bool = False
     """Whether what is not recorded counts as a difference: that it was the same cannot be said."""
     settled_by: str | None = None

@@ -120,7 +120,7 @@ def break_even(trained: float, trained_other: float, rate: float, rate_other: fl
     """The hours of serving after which both cost the same; None where that is never.
 
     >>> break_even(56.11, 119.23, 25.92, 22.12), break_even(56.11, 119.23, 21.52, 22.12)
-    (16.610526315789475, None)
+    (16.61052631578947, None)
     """
     if rate == rate_other:
         return None

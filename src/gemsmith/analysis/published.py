@@ -108,8 +108,7 @@ def reanalyze(
 ) -> Reanalysis:
     """The comparison by the code that compares runs, and every claim with what the figures say.
 
-    `own`: runs that each of the two sides is compared with, too. `varying`: default the machines. Raises InputError for
-    a condition that no side has.
+    `own`: runs compared with both. `varying`: by default the machines. Raises InputError for a condition of no side.
     """
     catalog, variant = load_catalog(), find_variant(published.model)
     first, other = (

@@ -1,8 +1,7 @@
 """The ratios of two sides, each with its 95 % interval where what was recorded one by one gives one.
 
-Steps, requests, and the tokens of requests are resampled. What stands next to each other is slow together, so circular
-blocks of n^⅓ neighbors are drawn (Politis and Romano 1992, in Exploring the Limits of Bootstrap). Every interval is
-seeded: the same records give the same.
+Steps, requests, and the tokens of requests are resampled. Neighbors are slow together, so circular blocks of n^⅓
+neighbors are drawn (Politis and Romano 1992, in Exploring the Limits of Bootstrap). Every interval is seeded.
 """
 
 import math

@@ -187,8 +187,7 @@ def side_of_run(
 ) -> Side:
     """The side, from the records by stage. `trained_on`, `served_on`: machines of its plan, where those do not tell.
 
-    `stale`: stages made from other settings or records than those there now. `unproven`: keys whose values the recipe
-    has, and the records may not have been made with.
+    `stale`: stages made from other settings or records. `unproven`: keys whose values the records may not be of.
     """
     plan, data, train, bench, scores = map(records.get, ("plan", "data", "train", "bench", "eval"))
     trained_on = trained_on or (train.machine if train else None)

@@ -1,7 +1,6 @@
 """One Gemma 4 text model as a set of numbers, from a Hugging Face config.json.
 
-Letters for axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden (ffn), R
-rank, V vocabulary.
+Axes, here and everywhere: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, R rank, V vocabulary.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -144,10 +143,7 @@ class Variant:
 
 
 def read_variant(config: dict[str, Any]) -> Variant:
-    """The variant that an HF config.json (whole, or its text_config) describes.
-
-    Raises CheckpointError where the config is not Gemma 4's, lacks a key, or asks for something no Gemma 4 has.
-    """
+    """The variant that an HF config.json, or its text_config, describes. Raises CheckpointError where it is none."""
     model_type = config.get("model_type")
     if "text_config" in config and model_type not in MODEL_TYPES:
         raise CheckpointError(f"config.json has model_type {model_type!r}; allowed: {', '.join(MODEL_TYPES)}")

@@ -43,8 +43,7 @@ class Tensor:
 def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     """Every tensor of the text model, in the checkpoint's order.
 
-    With `optional`, also those that some published files carry and no model uses: k, v and k_norm of layers that share
-    another's.
+    `optional`: also those that some files carry and no model uses: k, v and k_norm of layers that share another's.
     """
     hidden, width = variant.embed_dim, variant.layers * variant.per_layer_input
     rows: list[_Row] = [("embed_tokens.weight", (variant.vocabulary, hidden), "embed")]

@@ -1,7 +1,6 @@
 """How a Gemma 4 turns images into soft tokens, as a set of numbers, from the `vision_config` of a config.json.
 
-Four variants have a tower, a transformer over patches of 16 pixels whose outputs are pooled 3 by 3. The 12B projects
-patches of 48 pixels, and has none.
+Four variants have a tower, a transformer over patches of 16 pixels, pooled 3 by 3; the 12B projects patches of 48.
 """
 
 from collections.abc import Mapping
@@ -90,10 +89,7 @@ Vision = VisionTower | PatchProjection
 
 
 def read_vision(config: dict[str, Any]) -> Vision | None:
-    """What the `vision_config` of a whole config.json describes, or None where it has none.
-
-    Raises CheckpointError for a value that no Gemma 4 has.
-    """
+    """What a whole config.json's `vision_config` describes, None without one. Raises CheckpointError."""
     given = config.get("vision_config")
     if not given:
         return None

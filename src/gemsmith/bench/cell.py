@@ -41,11 +41,10 @@ class Count:
 def count_requests(load: Load, grid: Grid, *, prompts: int | None = None) -> Count:
     """The requests of a cell: as many as the grid says; `prompts`, where given, are the measured ones.
 
-    A server is in its steady state once the first requests end while others arrive, which is one request's lifetime
-    after the start, output_tokens * TOKEN_S. So the arrivals of one lifetime are warm-up, and those of the next two, or
-    of grid.arrivals_s where that is longer, are measured: at least grid.fewest, since percentiles need them, at most
-    grid.most. With a limit of requests under way, the first wave is warm-up and four are measured. A burst has no
-    steady state: all of it is measured.
+    A server is in its steady state once the first requests end while others arrive, one request's lifetime after the
+    start, output_tokens * TOKEN_S. So the arrivals of one lifetime are warm-up, and those of the next two, or of
+    grid.arrivals_s where that is longer, are measured: at least grid.fewest, since percentiles need them, at most
+    grid.most. With a limit of requests under way, the first wave is warm-up and four are measured. All of a burst is.
 
     >>> from gemsmith.recipe.serving import GRIDS
     >>> count_requests(Load(input_tokens=512, output_tokens=256, request_rate=8.0), GRIDS["paper"])
@@ -156,8 +155,7 @@ def describe_load(load: Load) -> str:
 def read_cell(ask: LoadSpec, result: Any, slo: Slo | None = None) -> BenchCell:
     """The cell that a detailed result of `vllm bench serve` tells, from measured requests that got all their tokens.
 
-    Token counts are those the server reported. The others are counted under their causes. Raises EngineError where the
-    result is damaged.
+    Token counts are the server's. The others are counted by cause. Raises EngineError where the result is damaged.
     """
     place = f"bench: {ask}: {ask.result_file}"
     try:

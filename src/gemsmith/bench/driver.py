@@ -65,8 +65,7 @@ def running_client(
 def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lambda _: None) -> Any:
     """What the client saved of one cell, and `prompts_sha256` and `devices`.
 
-    `heard` gets the number of requests that have ended. Raises EngineError where the client or the server ends, or no
-    token comes any more.
+    `heard` gets how many requests have ended. Raises EngineError where client or server ends, or no token comes.
     """
     prompts, result = client.folder / f"{ask.name}-prompts.jsonl", client.folder / ask.result_file
     result.unlink(missing_ok=True)

@@ -4,20 +4,18 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gemsmith.bench.requests import ImageRows, read_image_rows
 from gemsmith.bench.sweep import CELLS, run_sweep
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.recipe.schema import Recipe
 from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
-from gemsmith.serve.settings import VllmEnvironment, find_vllm
+from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import sha256_json, write_text
@@ -35,8 +33,7 @@ _MAY_BE_KEPT = (
 def bench(run: Run, servers: Servers) -> BenchRecord:
     """Runs every cell and records it. Prefix caching is off, and each cell has prompts of its own.
 
-    A start that is stopped leaves the cells that it has measured to the next. Raises EngineError where server or client
-    fail, or no request is answered.
+    A stopped start leaves its cells to the next. Raises EngineError where server or client fail, or none is answered.
     """
     clock, recipe = start_clock(), run.recipe
     rows = read_image_rows(recipe) if recipe.bench.images else None
@@ -46,7 +43,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     weights_sha256 = sha256_json([(file.name, file.sha256) for file in (*export.merged, *export.adapter)])
     endpoint = endpoint_of(server, weights_sha256=weights_sha256)
     folder, engine = run.logs / "bench", find_vllm(recipe.serve.python)
-    found = _measure(recipe, endpoint, engine, folder, rows)
+    found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
     record = BenchRecord(
         provenance=provenance_with_engine(run, "bench", clock, server.vllm),
@@ -95,7 +92,7 @@ def bench_url(
     with tempfile.TemporaryDirectory(prefix="gemsmith-bench-") as temporary:
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
-        found = _measure(recipe, endpoint, engine, folder, rows)
+        found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
         provenance = make_provenance(ExportDir(path=folder), "bench", clock)
         versions = provenance.versions | {engine.package: engine.version}
         provenance = provenance.model_copy(update={"versions": versions, "seed": recipe.seed})
@@ -106,14 +103,6 @@ def bench_url(
             write_text(out, record.model_dump_json(indent=1) + "\n")
         shutil.rmtree(folder / CELLS, ignore_errors=True)
     return record
-
-
-def _measure(
-    recipe: Recipe, endpoint: Endpoint, engine: VllmEnvironment, folder: Path, rows: ImageRows | None
-) -> dict[str, Any]:
-    """Fields of a record: what a sweep has found, and under what it was measured."""
-    found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
-    return vars(found) | {"grid": recipe.bench.grid, "endpoint": {"url": endpoint.url, **endpoint.facts}}
 
 
 def _refuse_too_long(bench_: Bench, endpoint: Endpoint, rows: ImageRows | None) -> None:

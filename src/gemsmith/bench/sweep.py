@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from rich.console import Console
@@ -99,16 +100,6 @@ def describe_saturation(found: Saturation) -> str:
     return f"the server saturates {lengths} between {found.held_at:g} and {found.exceeded_at:g} requests/s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    cells: tuple[BenchCell, ...]
-    saturations: tuple[Saturation, ...]
-    prefix_caching: bool | None
-    warnings: tuple[str, ...]
-    command: tuple[str, ...]  # that of the first cell
-    slo: Slo | None
-
-
 @dataclass(kw_only=True)
 class _Sweep:
     endpoint: Endpoint
@@ -127,31 +118,26 @@ class _Sweep:
 
 
 def run_sweep(
-    endpoint: Endpoint,
-    engine: VllmEnvironment,
-    bench_: Bench,
-    *,
-    seed: int,
-    folder: Path,
-    rows: ImageRows | None = None,
-) -> SweepResult:
+    endpoint: Endpoint, engine: VllmEnvironment, bench: Bench, *, seed: int, folder: Path, rows: ImageRows | None = None
+) -> dict[str, Any]:
     """Measures every cell of the grid that `folder` does not keep from an earlier start, and searches saturation.
 
-    `engine` is where vLLM's bench client is; `rows` are what requests are made of, in place of random text. Raises
-    EngineError where server or client end, a cell stalls, or no request at all is answered; the cells before stay.
+    Gives fields of a record. `engine` is where vLLM's bench client is; `rows` are what requests are made of, in place
+    of random text. Raises EngineError where server or client end, a cell stalls, or no request at all is answered; the
+    cells before stay.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if file.is_file():  # of an earlier start; what it has measured is in a folder
             file.unlink()
     if rows is not None:
-        bench_ = bench_.model_copy(update={"input_tokens": (rows.mean_tokens,)})
-    asks, slo = plan_cells(bench_, seed), Slo(ttft_ms=bench_.slo_ttft_ms, tpot_ms=bench_.slo_tpot_ms)
+        bench = bench.model_copy(update={"input_tokens": (rows.mean_tokens,)})
+    asks, slo = plan_cells(bench, seed), Slo(ttft_ms=bench.slo_ttft_ms, tpot_ms=bench.slo_tpot_ms)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
             endpoint=endpoint,
             engine=engine,
-            bench=bench_,
+            bench=bench,
             slo=None if slo == Slo() else slo,
             seed=seed,
             folder=folder,
@@ -163,18 +149,20 @@ def run_sweep(
         text = fetch_metrics(client)
     told = read_prefix_caching(text) if isinstance(text, str) else None
     caching = endpoint.prefix_caching if told is None else told
-    return SweepResult(
-        cells=tuple(sweep.cells),
-        saturations=tuple(saturations),
-        prefix_caching=caching,
-        warnings=(
+    return {
+        "cells": tuple(sweep.cells),
+        "saturations": tuple(saturations),
+        "prefix_caching": caching,
+        "warnings": (
             *notices_of(sweep.cells),
             *_notices(sweep, caching),
             *(f"{said[0].upper()}{said[1:]}." for said in map(describe_saturation, saturations)),
         ),
-        command=("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
-        slo=sweep.slo,
-    )
+        "command": ("vllm", "bench", "serve", *client_arguments(endpoint, asks[0], folder, images=rows is not None)),
+        "slo": sweep.slo,
+        "grid": bench.grid,
+        "endpoint": {"url": endpoint.url, **endpoint.facts},
+    }
 
 
 def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:

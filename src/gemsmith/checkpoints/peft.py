@@ -156,8 +156,7 @@ def write_peft_adapter(
     Gemma4ForCausalLM, whose modules lack `language_model`. `class_names`: see arch.class_names.
 
     Where V is K's projection, vLLM 0.32 computes V from a copy of K's weight, which it gives no adapter unless the file
-    has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT leaves them out, since its model has no such
-    module.
+    has one for v_proj. `v_of_k` names those: v_proj -> k_proj. PEFT, whose model has no such module, omits them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copies = {v: k for v, k in v_of_k.items() if k in adapter.modules}

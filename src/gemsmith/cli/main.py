@@ -113,8 +113,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sigterm.came and code not in (0, Terminated.exit_code):
         code, messages = Terminated.exit_code, [f"{_SIGTERM}; it ended with: {'; '.join(messages)}"]
-    # Not where training has put its own before it, for what its threads still say of a full disk or a damaged
-    # checkpoint.
+    # Not where training has put its own before it, for what its threads still say of full disks or damaged checkpoints.
     if sys.unraisablehook is raise_again:
         sys.unraisablehook = unheard
     for message in filter(None, messages):
@@ -133,7 +132,7 @@ def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[A
         # Returns None after a verb, an exit code after --help or --version.
         return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
-        return 2, error.format_message()
+        return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
         return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"

@@ -1,5 +1,6 @@
 """What is known before a run: plan says what fits where and what it costs, doctor what would stop it here."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ from gemsmith.errors import InputError
     "--sweep",
     multiple=True,
     metavar="KEY=VALUES",
-    help="Plan each of these: A,B or LOW..HIGH, which doubles, or model=all; may be repeated.",
+    help="Plan each of these: A,B or LOW..HIGH, which doubles, or model=all; several, with commas or repeated.",
 )
 @option("--csv", is_flag=True, help="With --sweep: print CSV.")
 @requires("calibrate", "catalog")
@@ -118,7 +119,7 @@ def plan(
 
 def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, html: Path | None, *, csv: bool) -> None:
     module = lazy_import("plan.stage")
-    axes = [module.read_axis(text) for text in sweep]
+    axes = [module.read_axis(text) for each in sweep for text in re.split(r",(?=[\w.]+=)", each)]
     found = list(module.sweep(args.source[0], axes, args.overrides, machine))
     tables, keys = lazy_import("report.tables"), [key for key, _ in axes]
     if html is not None:
@@ -128,6 +129,7 @@ def _sweep(args: RunArgs, sweep: Sequence[str], machine: str | None, html: Path 
         echo(tables.sweep_csv(keys, found), nl=False)
     else:
         console = lazy_import("system.console").open_console(stderr=False, soft_wrap=False)
+        console.width = max(console.width, 500)  # of which the table takes what it needs: no number is broken or cut
         console.print(tables.sweep_table(keys, found).to_rich())
 
 

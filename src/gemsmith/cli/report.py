@@ -18,6 +18,8 @@ from gemsmith.cli.options import (
     lazy_import,
     option,
     print_json,
+    requires,
+    set_option,
     skip_verify_option,
 )
 from gemsmith.errors import InputError
@@ -165,28 +167,43 @@ def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:
     return folder, None
 
 
-@cli.command(short_help="Put the weights on the Hugging Face hub.")
+@cli.command(short_help="Put weights on the hub or into Vertex AI.")
 @click.argument("source", type=FOLDER)
-@option("--to", required=True, metavar="hub:OWNER/NAME", help="The repository; made if it does not exist.")
+@option("--to", required=True, metavar="hub:OWNER/NAME|vertex:PROJECT/REGION", help="A repository is made if need be.")
 @option("--weights", type=_WEIGHTS, default="adapter", show_default=True, help="What is uploaded.")
 @option("--private", is_flag=True, help="Make a repository that only you see.")
 @option("--license", metavar="NAME", help="Of the weights, as the hub names licenses, such as apache-2.0.")
-@option("--print", "print_card", is_flag=True, help="Print the model card and upload nothing.")
+@option("--bucket", metavar="gs://…", help="For vertex: merged/ is copied there, to BUCKET/NAME/merged.")
+@option("--machine", metavar="NAME", help="For vertex: of the catalog, with the GPUs that vLLM is told to use.")
+@set_option
+@option("--print", "print_only", is_flag=True, help="Print the card, or what Vertex AI gets, and upload nothing.")
 @skip_verify_option
-@conflicts("print_card", "private", "skip_verify_check")
-def push(source: Path, to: str, print_card: bool, **options: Any) -> None:
-    """Upload a run's adapter or merged weights, with a model card made from its records, in one commit.
+@conflicts("print_only", "private", "skip_verify_check")
+@conflicts("machine", "private", "weights")
+@requires("machine", "bucket", "overrides")
+def push(
+    source: Path, to: str, print_only: bool, machine: str | None, bucket: str | None, overrides: Any, **options: Any
+) -> None:
+    """Upload a run's adapter or merged weights, with a model card made from its records.
 
-    SOURCE is a run directory. The token is that of huggingface_hub: $HF_TOKEN, or what hf auth login kept.
+    SOURCE is a run directory; for vertex also gs://…, a launched run. The token is that of huggingface_hub, $HF_TOKEN
+    or what hf auth login kept; for vertex gcloud's.
 
     \b
     gemsmith push runs/my --to hub:me/my-adapter --print
     gemsmith push runs/my --to hub:me/my-model --weights merged --private --license apache-2.0
+    gemsmith push gs://runs/my --to vertex:my-project/us-central1 --machine 1xh100 --print
     """
-    run = lazy_import("runs.run").open_run_readonly(source, section="serve")
-    module = lazy_import("report.push")
-    if print_card:
-        card = module.model_card(run, module.repository(to), weights=options["weights"], license=options["license"])
-        echo(card, nl=False)
+    if (machine is None) is to.startswith("vertex:"):
+        raise InputError(f"--to {to}: vertex:PROJECT/REGION and --machine go together; give both, or neither")
+    folder = source if machine is None else _fetched(source, None)[0]
+    run = lazy_import("runs.run").open_run_readonly(folder, overrides, section="serve")
+    module, license_ = lazy_import("report.push" if machine is None else "launch.vertex"), options["license"]
+    if machine is not None:
+        where = {"machine": machine, "bucket": bucket, "root": bucket_url(source)}
+        asked, skip = module.make_registration(run, to, license_=license_, **where), options["skip_verify_check"]
+        print_json(asked) if print_only else echo(module.register(run, asked, skip_verify_check=skip))
+    elif print_only:
+        echo(module.model_card(run, module.repository(to), weights=options["weights"], license=license_), nl=False)
     else:
         click.echo(module.push(run, to, **options))

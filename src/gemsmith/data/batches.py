@@ -143,10 +143,7 @@ def write_rows(folder: Path, chunks: Iterable[Rows], shape: tuple[int, int], bas
 
 
 def open_rows(run: Run, folder: str = "") -> Rows:
-    """The run's packed rows, or those of EVAL_ROWS, mapped from their files.
-
-    Raises RunError where one is not what the data stage wrote.
-    """
+    """The run's packed rows, or those of EVAL_ROWS, mapped. Raises RunError where they are not as they were written."""
     data, remedy = read_record(run, DataRecord), f"write it again with: gemsmith data {run.path} --force"
     record = data.eval_rows if folder else data
     if record is None:

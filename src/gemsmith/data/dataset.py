@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gemsmith.data.chat_template import settle_document
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, read_document
+from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, guess_columns, read_document
 from gemsmith.data.image_folder import (
     FORMAT,
     find_image_files,
@@ -108,10 +108,7 @@ def read_documents(source: str | GeneratedData, *, data: Data | None = None, see
 
 
 def read_prompts(source: str) -> Dataset:
-    """What each row of the source asks: its messages but for a last assistant turn, or its prompt.
-
-    Raises DataError as read_dataset does, and for raw text; an answer may be there and is not read.
-    """
+    """What each row asks: its messages but for a last answer, which is not read, or its prompt. Raises DataError."""
     found = read_dataset(source, asked=True)
     _refuse_raw_text(found, "name the column prompt")
     for row in found.documents:
@@ -400,9 +397,11 @@ def _unfitting(row: Mapping[str, Any], origin: str, form: str | None, data: Data
     if missing := next((f"{ours}: {theirs}" for ours, theirs in data.columns.items() if ours not in row), None):
         has += f", and none that data.columns has as {{{missing}}}"
     if "file_name" in row:
-        has += " (images with a label each are of data.format image-folder)"
+        has += " (images with a label each are of data.format image-folder, the file named metadata.csv)"
     if form is None:
-        return RowError("unknown columns", f"{has}; allowed: {_describe(FORMS)}; data.columns names others")
+        guess = ", ".join(f"{ours}: {_in_line(theirs)}" for ours, theirs in guess_columns(row).items())
+        allowed = f"{_describe(FORMS)}; data.columns names others{guess and f', here perhaps {{{guess}}}'}"
+        return RowError("unknown columns", f"{has}; allowed: {allowed}")
     why = f"the rows before it are {form}"
     if data.format in FORMS:
         why = f"data.format is {form}, of {_describe([form])}"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemsmith.data.documents import Document
+from gemsmith.data.prepare import SharedRow
 from gemsmith.errors import RunError
 from gemsmith.runs.records import HeldOut
 from gemsmith.tasks.messages import ImagePart, text_of
@@ -136,16 +137,6 @@ _MODULE_NAME = re.compile(r"\bmodule\s+(\w+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Match:
-    """A problem that a text shares tokens with."""
-
-    problem: str
-    exact: bool
-    share: float
-    """Of the problem's n-grams that the text has; 1 where it is exact."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Index:
     """The problems' texts of one kind, to be searched for."""
 
@@ -177,18 +168,18 @@ def build_index(kind: str, texts: Mapping[str, str]) -> Index:
     )
 
 
-def find_match(index: Index, text: str) -> Match | None:
-    """The problem that a text is most like, where it is the same or near; of equals the first by name."""
+def find_match(index: Index, row: str, text: str) -> SharedRow | None:
+    """The problem that a text of a row is most like, where it is the same or near; of equals the first by name."""
     tokens = normalize(index.kind, text)
     if tokens in index.exact:
-        return Match(problem=index.exact[tokens], exact=True, share=1.0)
+        return SharedRow(row=row, problem=index.exact[tokens], kind=index.kind, exact=True, share=1.0)
     grams = index.grams
     hits = Counter(name for gram in set(_grams(tokens)) if gram in grams for name in grams[gram])
     shares = {name: count / index.sizes[name] for name, count in hits.items()}
     name = min(shares, key=lambda name: (-shares[name], name), default=None)
     if name is None or shares[name] < NEAR[index.kind]:
         return None
-    return Match(problem=name, exact=False, share=round(shares[name], 4))
+    return SharedRow(row=row, problem=name, kind=index.kind, exact=False, share=round(shares[name], 4))
 
 
 def normalize(kind: str, text: str) -> tuple[str, ...]:

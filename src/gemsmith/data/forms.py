@@ -3,13 +3,13 @@ r"""One class for each form that rows may have: which columns it reads, and what
 {"instruction": "Add", "input": "1 and 2", "output": "3"}  →  user: Add\n1 and 2    assistant: 3
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from gemsmith.data.documents import Document
-from gemsmith.data.parts import ImageSource, kind, read_column, read_parts
+from gemsmith.data.parts import PLACEHOLDER, ImageSource, kind, read_column, read_parts
 from gemsmith.errors import RowError, suggest
 from gemsmith.system.json import parse_json
 from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_of
@@ -17,10 +17,17 @@ from gemsmith.tasks.messages import ROLES, ImagePart, Message, images_of, text_o
 _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
 _BESIDE = {"assistant": ("reasoning", "reasoning_content", "tool_calls"), "tool": ("tool_call_id", "name")}
+_BESIDE["model"] = _BESIDE["assistant"]
 TOOLS = "tools"
 """The column of the functions that a row declares, beside those of any form but raw text."""
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ANSWERS = ("assistant", "model")
+"""The role of an answer, and what Gemma's own chat format calls it."""
+SPEAKERS = {"human": "user", "user": "user"} | dict.fromkeys(("gpt", *_ANSWERS), "assistant") | {"system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
+_QUESTION_NAMES = ("prompt", "instruction", "question", "query", "task")
+_CONTEXT_NAMES = ("input", "context")
+_ANSWER_NAMES = ("response", "output", "answer", "completion", "target", "solution", "label")
+_TURN_NAMES = ("conversation", "dialog", "dialogue", "chat", "turns")
 
 
 class Turns(NamedTuple):
@@ -87,7 +94,7 @@ class PromptCompletion(Form):
     def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
         asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
         answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
-        if not any(isinstance(turn, Mapping) and turn.get("role") == "assistant" for turn in answered):
+        if not any(isinstance(turn, Mapping) and turn.get("role") in _ANSWERS for turn in answered):
             raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
         return Turns([*asked, *answered], names + called, context=len(asked))
 
@@ -133,6 +140,33 @@ FORMS: dict[str, Form] = {
 COLUMNS = frozenset([TOOLS, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
 
 
+def guess_columns(names: Iterable[str]) -> dict[str, str]:
+    """What data.columns could say of rows with these columns; empty where they have a form, or that is not plain.
+
+    >>> guess_columns(["Question", "Answer", "id"]), guess_columns(["instruction", "context", "response"])
+    ({'prompt': 'Question', 'response': 'Answer'}, {'input': 'context', 'output': 'response'})
+    """
+    theirs = {name.strip().lower(): name for name in names}
+    if any({*form.needed} <= {*theirs.values()} for form in FORMS.values()):
+        return {}
+    questions, contexts, answers, turns = (
+        [theirs[name] for name in known if name in theirs]
+        for known in (_QUESTION_NAMES, _CONTEXT_NAMES, _ANSWER_NAMES, _TURN_NAMES)
+    )
+    if not questions:
+        questions, contexts = contexts, []
+    match len(turns), len(questions), len(contexts), len(answers):
+        case 1, 0, 0, 0:
+            found = {"conversations": turns[0]}
+        case 0, 1, 0, 1:
+            found = {"prompt": questions[0], "response": answers[0]}
+        case 0, 1, 1, 1:
+            found = {"instruction": questions[0], "input": contexts[0], "output": answers[0]}
+        case _:
+            found = {}
+    return {ours: column for ours, column in found.items() if ours != column}
+
+
 def read_document(
     row: Mapping[str, Any],
     origin: str,
@@ -143,11 +177,11 @@ def read_document(
     """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     turns, names, context = form.turns(row, origin, len(column))
-    left = iter(column)
+    left = iter(column) if column else None
     messages = tuple(
         [_read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)]
     )
-    if column and (more := len([*left])):
+    if left and (more := len([*left])):
         raise RowError(
             "misplaced image",
             f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
@@ -201,13 +235,13 @@ def _check_result(turn: Message, where: str, asked: Sequence[Mapping[str, Any]])
         )
 
 
-def _read_message(turn: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Message:
+def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> Message:
     if not isinstance(turn, Mapping):
         raise RowError("not a turn", f"{where} is {kind(turn)}; must be an object with role and content")
     beside = None
     if turn.keys() != _FIELD_SET:
         turn, beside = _read_beside(turn, where)
-    role = turn["role"]
+    role = "assistant" if turn["role"] == "model" else turn["role"]
     if role not in ROLES:
         near = suggest(str(role), ROLES)
         raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
@@ -290,7 +324,7 @@ def _spoken(turn: Any, where: str) -> Any:
 
 
 def _asked(prompt: Any, images: int) -> dict[str, Any]:
-    if images and isinstance(prompt, str):
+    if images and isinstance(prompt, str) and PLACEHOLDER not in prompt:
         prompt = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]
     return {"role": "user", "content": prompt}
 

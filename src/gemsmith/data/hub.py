@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from gemsmith.errors import DataError, MachineError, RunError, first_line
-from gemsmith.system.files import expanduser
+from gemsmith.system.files import expanduser, partial_path
 from gemsmith.system.storage import Bucket
 
 PREFIX = "hub:"
@@ -45,10 +45,7 @@ def _hub_errors(source: str) -> Iterator[None]:
 
 
 def fetch_file(url: str) -> Path:
-    """The file at an address, https:// or gs://, streamed into the cache the first time it is asked for.
-
-    Raises DataError where it is of another kind, or cannot be reached.
-    """
+    """The file at an address, https:// or gs://, streamed into the cache once. Raises DataError without one."""
     import httpx
 
     from gemsmith.system.console import open_console
@@ -61,7 +58,7 @@ def fetch_file(url: str) -> Path:
     target = cache / "rows" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
     if target.exists():
         return target
-    partial = target.with_name(f".{name}.{os.getpid()}")
+    partial = partial_path(target)
     open_console().print(f"data: fetching {url} into {target.parent}")
     try:
         if scheme == "gs":

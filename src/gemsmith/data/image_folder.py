@@ -74,10 +74,7 @@ def _labeled_files(folder: Path, labels: Path) -> dict[str, list[Path]]:
 
 
 def folder_rows(source: str, data: Data, *, held_out: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each row and where it stands, class by class: those of data.held_out, where there is such a share, or the others.
-
-    Raises DataError as find_image_files, and for wrong labels.
-    """
+    """Each row and where it stands, by class: the share that is held out, or the others. Raises as find_image_files."""
     assert data.prompt is not None, "checked with the recipe"
     images = find_image_files(source)
     labels = _label_texts(images, data.labels)

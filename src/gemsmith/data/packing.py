@@ -73,11 +73,10 @@ def assign_rows(
     """The documents of each row, by index: best fit.
 
     Each document goes into the row where it leaves the least room; ties go to the row that was changed last. They come
-    in `order`, or the longest first and of equal ones the earlier. `patches` are those of each document's images; a
-    row holds max_patches.
+    in `order`, or the longest first, ties by place. `patches` are of each document's images; a row holds max_patches.
 
     >>> assign_rows([2, 5, 4, 3], 6), assign_rows([2, 2, 2], 6, patches=[4, 4, 0], max_patches=4)
-    ([[1], [2, 0], [3]], [[0, 2], [1]])
+    ([[1], [2, 0], [3]], [[0], [1, 2]])
     >>> assign_rows([3, 3, 3, 3], 6, order=[2, 0, 3, 1])
     [[2, 0], [3, 1]]
     """

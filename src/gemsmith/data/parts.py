@@ -18,6 +18,9 @@ IMAGE_COLUMNS = ("image", "images")
 _bad_image = partial(RowError, "unusable image")
 _KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
+_URLS = "only file:// and data: URLs are read: fetch it first"
+PLACEHOLDER = "<image>"
+"""Stands for the next of the row's own images in a text, as LLaVA and LLaMA-Factory write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,16 @@ def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tup
     return ()
 
 
-def read_parts(content: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> tuple[Part, ...]:
-    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images."""
+def read_parts(content: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> tuple[Part, ...]:
+    """The parts of a message's content; a bare {"type": "image"} is the next of `column`, the row's own images.
+
+    So is each <image> in a text, where the row has images of its own.
+    """
     if isinstance(content, str):
-        return (TextPart(text=content),)
+        if column is None or PLACEHOLDER not in content:
+            return (TextPart(text=content),)
+        texts = [{"type": "text", "text": text} for text in content.split(PLACEHOLDER)]
+        content = [part for text in texts for part in ({"type": "image"}, text) if part.get("text") != ""][1:]
     if not isinstance(content, list):
         raise RowError("not text", f"{where} is {kind(content)}; must be text, or a list of parts, each {_PARTS}")
     return join_texts(_read_part(part, where, column, source) for part in content)
@@ -56,12 +65,9 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
         data = value.get("bytes")
         value = value.get("path") if data is None else data
         if isinstance(data, str):
-            try:
-                value = base64.b64decode(data, validate=True)
-            except ValueError as error:
-                raise _bad_image(
-                    f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
-                ) from None
+            value = _decode(data, where)
+    elif isinstance(value, str) and value.startswith("data:image/"):
+        value = _decode(value.partition(";base64,")[2], where)
     if isinstance(value, bytes):
         return ImagePart(path=source.keep(value)) if source.keep else ImagePart(data=value)
     if isinstance(value, str) and value:
@@ -71,9 +77,18 @@ def read_image(value: Any, where: str, source: ImageSource) -> ImagePart:
             return ImagePart(path=str(source.folder / expanduser(value)))
         url = urlsplit(value)
         if url.scheme != "file" or url.netloc not in ("", "localhost"):
-            raise _bad_image(f"{where} has an image at {value[:80]!r}; only file:// URLs are read: fetch it first")
+            raise _bad_image(f"{where} has an image at {value[:80]!r}; {_URLS}")
         return ImagePart(path=str(source.folder / unquote(url.path)))
     raise _bad_image(f"{where} has an image that is {kind(value)}; give a path, a file:// URL or bytes")
+
+
+def _decode(text: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise _bad_image(
+            f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
+        ) from None
 
 
 def kind(value: Any) -> str:
@@ -84,7 +99,7 @@ def kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: ImageSource) -> Part:
+def _read_part(part: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> Part:
     # Tables fill a field that only some parts have with null.
     given = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
     match given:
@@ -92,6 +107,8 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: Image
             return TextPart(text=text)
         case {"type": "image"}:
             keys = [name for name in _KEYS if name in given]
+        case {"type": "image_url", "image_url": {"url": url}}:  # OpenAI's
+            given, keys = {"url": url}, ["url"]
         case _:
             raise RowError(
                 "unknown part", f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}"
@@ -99,12 +116,12 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart], source: Image
     if len(keys) > 1:
         raise _bad_image(f"{where} has an image with {' and '.join(keys)}; keep one of them")
     if not keys:
-        if (image := next(column, None)) is None:
+        if (image := next(column or iter(()), None)) is None:
             raise _bad_image(
                 f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
             )
         return image
     value = given[keys[0]]
-    if keys == ["url"] and not str(value).startswith("file://"):
-        raise _bad_image(f"{where} has an image at {str(value)[:80]!r}; only file:// URLs are read: fetch it first")
+    if keys == ["url"] and not str(value).startswith(("file://", "data:")):
+        raise _bad_image(f"{where} has an image at {str(value)[:80]!r}; {_URLS}")
     return read_image({"bytes": value} if keys == ["bytes"] else value, where, source)

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-_ROW_FILES, _OTHER_FILES = (".jsonl", ".parquet"), (".json", ".csv", ".tsv")
+_ROW_FILES, _OTHER_FILES = (".jsonl", ".ndjson", ".parquet"), (".json", ".csv", ".tsv")
 SUFFIXES = (*_ROW_FILES, *_OTHER_FILES)
 PACKINGS = {".gz": "gzip", ".zst": "zstd"}
 _ALLOWED = ".jsonl, .json, .csv, .tsv (each as .gz or .zst, too), .parquet"
@@ -49,7 +50,8 @@ def find_files(source: str) -> tuple[Path, ...]:
     if not elsewhere and not path.exists():
         raise DataError(f"{source}: does not exist; name a JSONL, JSON, CSV or parquet file or a dataset folder")
     if not kind_of_file(path):
-        raise DataError(f"{source}: is a {path.suffix or 'nameless'} file; allowed: {_ALLOWED}, or a folder of them")
+        what = f"is a {path.suffix} file" if path.suffix else "has a name without a suffix"
+        raise DataError(f"{source}: {what}; allowed: {_ALLOWED}, or a folder of them")
     return (fetch_file(source) if elsewhere else path,)
 
 
@@ -80,7 +82,7 @@ def stored_rows(
     for file in find_files(source):
         try:
             match kind_of_file(file):
-                case ".jsonl":
+                case ".jsonl" | ".ndjson":
                     yield from jsonl_rows(file, on_bad)
                 case ".json":
                     yield from _json_rows(file, on_bad)
@@ -125,7 +127,7 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     there = sorted(folder.iterdir())
     files = _files_of_rows(there)
     if not files:
-        inner = next((inner for inner in there if inner.is_dir()), None)
+        inner = max((inner for inner in there if inner.is_dir()), key=lambda inner: "train" in inner.name, default=None)
         hint = "save one with datasets' save_to_disk, or put .jsonl or .parquet files there"
         hint = f"did you mean {inner}?" if inner else hint
         raise DataError(f"{folder}: holds no {_ALLOWED} or saved Hugging Face dataset; {hint}")
@@ -241,7 +243,7 @@ def _json_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[
 
 
 def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[str, Any]]:
-    """Each row by the names of the first line; all values are text."""
+    """Each row by the names of the first line, between semicolons where that has no comma; all values are text."""
 
     def lines(stream: io.BufferedReader) -> Iterator[str]:
         for number, line in enumerate(stream, start=1):
@@ -253,8 +255,10 @@ def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[s
     longest = csv.field_size_limit(2**31 - 1)
     try:
         with _open(file) as stream:
-            delimiter = "\t" if kind_of_file(file) == ".tsv" else ","
-            found = csv.reader(lines(stream), delimiter=delimiter, strict=True)
+            text = lines(stream)
+            first = next(text, "")
+            delimiter = "\t" if kind_of_file(file) == ".tsv" else ";" if ";" in first and "," not in first else ","
+            found = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
             names = next(found, [])
             if twice := next((name for name, count in Counter(names).items() if count > 1), None):
                 raise DataError(f"{file.name} line 1: has the column {twice!r} twice; keep one")

@@ -76,10 +76,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def prepare_data(run: Run) -> DataRecord:
-    """The record of the packed rows, which are written to the run's data folder.
-
-    Raises DataError for rows, CheckpointError for a tokenizer or a template, that cannot be used.
-    """
+    """The record of the packed rows, which are written to the run's data folder. Raises DataError, CheckpointError."""
     clock, recipe, keep = start_clock(), run.recipe, partial(keep_bytes, run.images)
     dataset = read_train(recipe, keep)  # before the checkpoint, which may first have to be fetched
     checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))

@@ -247,9 +247,8 @@ def _text_bytes(document: Document) -> int:
 def split_document(template: ChatTemplate, document: Document) -> list[SplitText]:
     r"""The document's text cut into trained and untrained pieces: one sequence, or one for each assistant turn.
 
-    Some templates put an empty thought channel before an answer only when the model is to write it, not when it is
-    history. A sequence with several answers could then not be what the model sees when serving, so each answer gets its
-    own: prompt with channel, answer.
+    Some templates put an empty thought channel before an answer only when the model is to write it. A sequence with
+    several answers is then not what the model sees when serving, so each gets its own: prompt with channel, answer.
 
         [("<bos><|turn>user\nhi<turn|>\n<|turn>model\n", False), ("hello<turn|>", True), ("\n", False)]
 

@@ -35,14 +35,6 @@ _FEWEST_CHARACTERS = 8_000_000
 _COMMAND = worker_command("gemsmith.data.workers")
 
 
-class Opening(NamedTuple):
-    """What a process renders with: the folder of the tokenizer, the chat template, and what that may use."""
-
-    folder: Path
-    template: ChatTemplateSource
-    limits: ProcessLimits
-
-
 class Packed(NamedTuple):
     """Rendered documents end to end: a pickle of many small arrays takes as long as making them."""
 
@@ -60,18 +52,14 @@ Prompts = tuple[tuple[Document, int], ...]
 
 
 def main() -> None:
-    """In a process: reads an Opening, then answers requests until stdin ends or whoever asked is gone.
+    """In a process: reads what opens a renderer, then answers requests until stdin ends or whoever asked is gone.
 
     A list of documents is answered by its Packed rows, a tuple of prompts by their ids, either by the user's error.
     """
     # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
     gc.freeze()
     gc.set_threshold(20_000)
-    opening = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own process
-
-    @cache
-    def renderer() -> Renderer:
-        return open_renderer(opening.folder, opening.template, limits=opening.limits)
+    renderer: Callable[[], Renderer] = cache(pickle.load(sys.stdin.buffer))  # noqa: S301 - from our own process
 
     def answer(request: list[Document] | Prompts) -> Packed | list[np.ndarray]:
         if isinstance(request, tuple):
@@ -101,13 +89,10 @@ def render_in_processes(
     limits: ProcessLimits | None = None,
     on_bad: Callable[[str, RowError], object] = raise_row_error,
 ) -> Iterator[Rendered]:
-    """What render_documents gives, and raises for the first such document, made by so many processes.
-
-    Raises DataError where the template crashes or needs more than the limits.
-    """
+    """What render_documents gives and raises, by so many processes. Raises DataError where the template crashes."""
     rest = iter(documents)
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
-    with _open_workers(Opening(folder, template, limits or ProcessLimits()), processes) as ask:
+    with _open_workers(folder, template, limits, processes) as ask:
         for reply in draw_ahead(map(ask, chunks), 2 * processes):
             ids, trained, lengths, origins, images, bad = reply.result()
             for origin, error in bad:
@@ -126,24 +111,27 @@ def check_prompts_in_process(
     limits: ProcessLimits | None = None,
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
-    with _open_workers(Opening(folder, template, limits or ProcessLimits()), 1) as ask:
+    with _open_workers(folder, template, limits, 1) as ask:
         found: list[np.ndarray] = ask(tuple(rows)).result()
         return found
 
 
-def _open_workers(opening: Opening, processes: int) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
+def _open_workers(
+    folder: Path, template: ChatTemplateSource, limits: ProcessLimits | None, processes: int
+) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
+    limits = limits or ProcessLimits()
     # Several leave the other cores to each other.
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
-    explain = partial(_explain, opening)
+    opening = partial(open_renderer, folder, template, limits=limits)
+    explain = partial(_explain, f"chat template {template.source}", limits)
     return open_pool(_COMMAND, processes, explain=explain, opening=opening, environment=environment)
 
 
-def _explain(opening: Opening, code: int, request: list[Document] | Prompts) -> Exception:
+def _explain(template: str, limits: ProcessLimits, code: int, request: list[Document] | Prompts) -> Exception:
     documents = [document for document, _ in request] if isinstance(request, tuple) else request
-    template, rows = f"chat template {opening.template.source}", f"{documents[0].origin} to {documents[-1].origin}"
-    mend = "mend it, or set data.template to another"
+    rows, mend = f"{documents[0].origin} to {documents[-1].origin}", "mend it, or set data.template to another"
     if code == -signal.SIGVTALRM:
-        seconds = f"{opening.limits.killed_after_s:g} s of CPU"
+        seconds = f"{limits.killed_after_s:g} s of CPU"
         return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
     if code == -signal.SIGKILL:
         return MachineError(

@@ -27,8 +27,7 @@ from gemsmith.tasks.messages import are_broken
 _SHOWN = 300
 COMPARED = 3  # prompts of each start of a server; what differs does so in all of them, or by an image's shape
 _SHOWN_IDS = 8
-# Of all answers. One that did not come counts as not right, and with more of them a score is the server's and not the
-# model's.
+# Of all answers. One that did not come counts as not right, with more of them a score is the server's, not the model's.
 MOST_FAILED = 0.05
 # A server that dies is started again as often, and only where it has answered something since its last start.
 MOST_RESTARTS = 3
@@ -106,8 +105,7 @@ class _Asking:
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
-    Raises EngineError where its server dies again and again or more than MOST_FAILED of the answers do not come,
-    ScorerError where as many cannot be judged.
+    Raises EngineError where its server keeps dying or MOST_FAILED do not come, ScorerError where as many are unjudged.
     """
     digest, samples = model.digest(task.max_tokens), task.sampling.samples
     keys = []

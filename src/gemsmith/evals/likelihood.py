@@ -36,8 +36,7 @@ def ask_likelihoods(
             prompt, *rest = ids
             lengths += [(number, choice, len(last)) for choice, last in zip(choices, rest, strict=True)]
             for last in rest:
-                # One token is written since none cannot be asked for; 0: no other tokens' log-probabilities than the
-                # prompt's.
+                # One token is written since none cannot be asked for; 0: log-probabilities of the prompt's alone.
                 body = {"model": server.model, "prompt": [*prompt, *last], "max_tokens": 1, "temperature": 0}
                 requests.append(Request(path="/v1/completions", body={**body, "prompt_logprobs": 0}))
     found: dict[int, dict[str, dict[str, Any] | Failure]] = {number: {} for number in asked}

@@ -300,8 +300,7 @@ def read_shard(text: str) -> Shard:
 def join_shards(files: Sequence[Path], out: Path, *, force: bool = False) -> PredictRecord:
     """Writes the answers of all shards to `out`, in whatever order the files are given, and returns what they are.
 
-    Raises InputError where one is missing, there twice or not whole, or is of other rows, another model or sampling,
-    RunError where one has no record beside it.
+    Raises InputError for one missing, twice, not whole, or of other rows, model or sampling, RunError without a record.
     """
     check_out(out, files)
     if out.exists() and not force:

@@ -22,8 +22,7 @@ EXAMPLES, OF_A_KIND = 8, 2
 
 
 def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
-    # Of questions that both models have answered and a scorer has judged at least once. Where there is none, all of
-    # them count, as not right.
+    # Of questions that both models have answered and a scorer judged at least once. Without any, all count as wrong.
     pairs = list(zip(base.answers, tuned.answers, strict=True))
     whole = [pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in each) for each in pair)]
     shares = [[_share(answers) for answers in pair] for pair in whole or pairs]

@@ -25,7 +25,7 @@ from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
 from gemsmith.tasks import SOURCES, MultipleChoiceScorer, Question, Scorer, find_scorer, find_source, is_prompt_file
-from gemsmith.tasks.base import GREEDY, PLACE, Benchmark, Judges, Sampling, SupportsValidation
+from gemsmith.tasks.base import GREEDY, PLACE, Judges, QuestionSet, Sampling, SupportsValidation
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
@@ -146,15 +146,14 @@ def check_tasks(run: Run) -> None:
         _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval), entries)
     for entry in entries:
         if entry.task in SOURCES:
-            source = find_source(entry.task)
-            source.read_questions(Path(str(entry.dataset)), prompt=_prompt_of(entry, source))
-            source.open_judges((), unsafe=entry.unsafe)
+            source_questions(entry, prompt_of(entry))
+            find_source(entry.task).open_judges((), unsafe=entry.unsafe)
 
 
 def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     source, recipe = find_source(entry.task), run.recipe
-    prompt = _prompt_of(entry, source)
-    found = source.read_questions(Path(str(entry.dataset)), prompt=prompt)
+    prompt = prompt_of(entry)
+    found = source_questions(entry, prompt)
     questions = _draw(found.questions, recipe.eval)
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
@@ -189,10 +188,15 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     )
 
 
-def _prompt_of(entry: EvalTask, source: Benchmark) -> str:
+def source_questions(entry: EvalTask, prompt: str) -> QuestionSet:
+    """Those of a task that brings its own. Raises DataError."""
+    return find_source(entry.task).read_questions(Path(str(entry.dataset)), prompt=prompt)
+
+
+def prompt_of(entry: EvalTask) -> str:
     """The name of the way to ask, or the text of a file. Raises DataError for one without a place for a question."""
     if not is_prompt_file(entry.prompt):
-        return entry.prompt or source.PROMPTS[0]
+        return entry.prompt or find_source(entry.task).PROMPTS[0]
     try:
         text = regular_file(Path(str(entry.prompt))).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -77,10 +77,7 @@ def read_trained(run: Run, step: int | None = None) -> Adapter | dict[str, np.nd
 
 
 def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]:
-    """What train.method full has trained by a run's saved step, float32, by the checkpoint's names and in its shapes.
-
-    Raises as read_run_adapter.
-    """
+    """What train.method full trained by a saved step, float32, as the checkpoint's. Raises as read_run_adapter."""
     folder, variant = run.checkpoints / str(find_step(run, step)), recipe_variant(run.recipe)
     try:
         metadata = read_step_metadata(folder)
@@ -197,8 +194,7 @@ def restore_trained(folder: Path, *, lora: bool = True) -> Iterator[tuple[tuple[
         import orbax.checkpoint as ocp
         from etils import epath
 
-        # The handler, not its Checkpointer: that one looks for a step's metadata in an item's folder, and warns that
-        # there is none.
+        # The handler, not its Checkpointer: which warns of no step's metadata in an item's folder.
         handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
         tree = handler.metadata(path).tree
         wanted = _map_leaves(tree, lambda keys, leaf: leaf if is_wanted(keys) else ocp.PLACEHOLDER)

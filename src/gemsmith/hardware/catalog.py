@@ -111,8 +111,7 @@ class Machine:
     topology: str = ""
     """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
     measured_low: float | None = None
-    """Share of the peak that matmuls came to in the slowest of the trainings that were measured on it; None: none
-    was."""
+    """Share of the peak that matmuls came to in the slowest training measured on it; None: none was."""
     measured_high: float | None = None
     """The same of the fastest."""
     measured_source: str = ""
@@ -159,8 +158,7 @@ def own_catalog() -> Path:
 def load_catalog(path: Path | str | None = None) -> Catalog:
     """The shipped catalog, with the rows of `own_catalog` and then of the file given merged over it by name.
 
-    Raises RecipeError naming hardware.catalog for a file that cannot be read, an unknown key, a wrong type or a
-    missing source.
+    Raises RecipeError naming hardware.catalog for an unreadable file, an unknown key, a wrong type or a missing source.
     """
     rows = read_rows(SHIPPED)
     origin: dict[tuple[str, str], Path] = {}

@@ -75,10 +75,7 @@ def read_rgb(source: str | bytes, sha256: str | None, *, remedy: str) -> Image.I
 
 
 def to_data_url(source: str | bytes, patching: PatchConfig | None, *, sha256: str | None = None) -> str:
-    """The data: URL of a file's image, or of that in bytes; without `patching` of its own size.
-
-    Raises DataError where it cannot be read, or has not that SHA-256 any more.
-    """
+    """The data: URL of an image, in its own size without `patching`. Raises DataError for a bad or changed one."""
     rgb = read_rgb(source, sha256, remedy=_REMEDY)
     return _SCHEME + base64.b64encode(png_bytes(sent_rgb(rgb, patching))).decode()
 

@@ -144,11 +144,7 @@ def scale(parts: np.ndarray, patching: PatchConfig) -> Patches:
     else:
         values /= np.float32(255)
     y, x = np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns))
-    return Patches(
-        values=values,
-        positions=np.stack([x, y], axis=1),
-        soft_tokens=rows * columns // patching.per_token,
-    )
+    return Patches(values=values, positions=np.stack([x, y], axis=1), soft_tokens=rows * columns // patching.per_token)
 
 
 def make_patches(rgb: Image.Image, patching: PatchConfig) -> Patches:

@@ -18,7 +18,7 @@ def adapter_rule(setting: Setting) -> Row:
     if value in ("lora", "qlora") or (value is None and setting.config.adapter_elsewhere):
         return setting.ignored("LoRA, as Gemsmith does")
     if value is None:
-        return setting.differs("every weight is trained; here LoRA adapters are, unless you set train.method to full")
+        return rules.full_rule(setting)
     return setting.differs("another kind of adapter; Gemsmith trains LoRA's, here its default ones")
 
 

@@ -68,7 +68,9 @@ def port(
     given = [(Setting(key, value, config), rules) for config, rules in readings for key, value in config.given.items()]
     rows = [find_rule(setting.key, rules)(setting) for setting, rules in given]
     rows += _default_rows(readings, _values(rows))
-    rows += _missing_rows(_values(rows), overridden)
+    full = "train.method=full" in overrides or _values(rows).get("train.method") == "full"
+    rows = [*_without_adapter(rows)] if full else rows
+    rows += _missing_rows(_values(rows), overridden | {key for key in _ESSENTIAL if full and key.startswith("lora.")})
     values = _values(rows)
     if "checkpoint" not in values.keys() | overridden:
         remedy = "add --set checkpoint=google/gemma-4-31B-it, or the one that was trained"
@@ -175,6 +177,15 @@ def _default_rows(readings: Sequence[tuple[SourceConfig, Mapping[str, Rule]]], v
     return rows
 
 
+def _without_adapter(rows: Iterable[Row]) -> Iterator[Row]:
+    """The rows where every weight is trained: keys of an adapter say nothing."""
+    for row in rows:
+        if not any(name.startswith("lora.") for name in row.sets):
+            yield row
+        elif row.given:
+            yield replace(row, status="none", why="every weight is trained, and there is no adapter", sets={})
+
+
 def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str]) -> Iterator[Row]:
     """What a recipe needs and no file says."""
     known = values.keys() | overridden
@@ -184,6 +195,7 @@ def _missing_rows(values: Mapping[str, Any], overridden: frozenset[str]) -> Iter
         yield missing(key="data.train", why=why, sets={"data.train": PLACEHOLDER})
     if unsaid := [key for key in _ESSENTIAL if key not in known]:
         why = "Gemsmith's defaults; give the run's other file too (adapter or training arguments), or --set them"
+        why += "; without an adapter: --set train.method=full" if "lora.rank" in unsaid else ""
         yield missing(key=", ".join(unsaid), why=why)
     checkpoint = str(values.get("checkpoint", ""))
     if variant_of_hub_id(checkpoint) and not checkpoint.lower().endswith("-it") and "data.template" not in known:

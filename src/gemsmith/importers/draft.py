@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +16,11 @@ from gemsmith.checkpoints.folder import patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import FORMS, RawText
+from gemsmith.data.forms import FORMS, RawText, guess_columns
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
 from gemsmith.data.images import validate_images
 from gemsmith.data.packing import assign_rows
+from gemsmith.data.reader import stored_rows
 from gemsmith.data.workers import render_in_processes
 from gemsmith.errors import CheckpointError, DataError, InputError
 from gemsmith.images.check import ImageInfo
@@ -102,6 +103,11 @@ def write_draft(
         start |= {"data.format": FORMAT, "data.prompt": "Which of these is it: {labels}?"}
         reasons.append(ResolvedValue("data.prompt", "", "the text after each image; {labels} becomes all answers"))
     recipe = build_recipe({}, [*(f"{key}={json.dumps(value)}" for key, value in start.items()), *overrides])
+    guessed: dict[str, str] = {}
+    if "data.format" not in start and not _is_given(recipe, "data.columns"):
+        _, row = next(stored_rows(data, lambda _name: False, on_bad=lambda _error: {}), ("", {}))
+        guessed = guess_columns(row if isinstance(row, Mapping) else ())
+        recipe = recipe.override({"data.columns": guessed} if guessed else {})
     dataset = read_train(resolve(recipe)[0], keep=None)
     rows = _measure(dataset.documents, recipe, base)
     reasons.append(ResolvedValue("data.train", data, _describe_rows(rows, base)))
@@ -118,7 +124,7 @@ def write_draft(
     write_text(
         out, _HEADING.format(out=out) + dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
     )
-    return tuple(_notices(dataset, base, scored=bool(held_out)))
+    return tuple(_notices(dataset, base, guessed, scored=bool(held_out)))
 
 
 def _open_base(source: str) -> OpenBase:
@@ -239,8 +245,9 @@ def _filled(rows: Measured, length: int) -> float:
 
 
 def _choose_training(recipe: Recipe, _variant: Variant, rows: Measured) -> Iterator[ResolvedValue]:
-    yield ResolvedValue("lora.rank", recipe.lora.rank, "the default; a lower one takes less memory and learns less")
-    rate = recipe.optimizer.learning_rate
+    if recipe.train.method == "lora":
+        yield ResolvedValue("lora.rank", recipe.lora.rank, "the default; a lower one takes less memory and learns less")
+    rate = resolve(recipe)[0].optimizer.learning_rate
     yield ResolvedValue("optimizer.learning_rate", rate, "the default; lower it where the loss jumps")
     length, batch = recipe.data.max_length, recipe.train.global_batch_size
     kept = rows.lengths[rows.lengths <= length]
@@ -283,8 +290,11 @@ def _choose_scoring(recipe: Recipe, variant: Variant, rows: Measured) -> Iterato
     yield ResolvedValue("hardware.machines", machines, "what is planned for; gemsmith machines lists others")
 
 
-def _notices(dataset: Dataset, base: OpenBase, *, scored: bool) -> Iterator[str]:
+def _notices(dataset: Dataset, base: OpenBase, guessed: Mapping[str, str], *, scored: bool) -> Iterator[str]:
     yield from dataset.warnings
+    if guessed:
+        pairs = ", ".join(f"{theirs!r} as {ours}" for ours, theirs in guessed.items())
+        yield f"data.columns: reads {pairs}, by their names alone; see with gemsmith data --show 1 that it is so"
     if base.why:
         yield f"lengths are estimated, since no tokenizer is here: {base.why}"
     if dataset.ignored_columns:

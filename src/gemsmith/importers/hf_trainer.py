@@ -59,7 +59,7 @@ def use_peft_rule(setting: Setting) -> Row:
     """The row of use_peft: without an adapter, every weight is trained."""
     if is_on(setting.value) or setting.config.adapter_elsewhere:
         return setting.ignored("LoRA, as Gemsmith does")
-    return setting.differs("every weight is trained; here LoRA adapters are, unless you set train.method to full")
+    return rules.full_rule(setting)
 
 
 def template_rule(setting: Setting) -> Row:

@@ -16,7 +16,7 @@ def method_rule(setting: Setting) -> Row:
     if setting.value in (None, "lora"):
         return setting.ignored("LoRA, as Gemsmith does")
     if setting.value == "full":
-        return setting.differs("every weight is trained; here LoRA adapters are, unless you set train.method to full")
+        return rules.full_rule(setting)
     what = "some layers are trained whole" if setting.value == "freeze" else "another kind of adapter"
     return setting.differs(f"{what}; Gemsmith trains LoRA adapters")
 

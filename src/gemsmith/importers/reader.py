@@ -27,10 +27,7 @@ Settings = Mapping[str, Any]
 
 
 def read_settings(sources: Sequence[Path]) -> tuple[dict[str, Settings], int | None]:
-    """Each file's settings by its name, and the updates of the run where a folder's trainer_state.json says them.
-
-    Raises RecipeError naming the file that is missing, empty, broken, or a pickle.
-    """
+    """Each file's settings by its name, and the updates that a folder's trainer_state.json says. Raises RecipeError."""
     found: dict[str, Settings] = {}
     steps: int | None = None
     for file in [file for source in sources for file in _files(source)]:

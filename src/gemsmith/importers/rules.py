@@ -290,6 +290,11 @@ def start_adapter_rule(setting: Setting) -> Row:
     return setting.mapped({"train.init_adapter": setting.value})
 
 
+def full_rule(setting: Setting) -> Row:
+    """The row of a key by which every weight is trained."""
+    return setting.mapped({"train.method": "full"}, "the text model's, in float32; what embeds images is frozen")
+
+
 OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"
 
 _EVAL_STRATEGY = ("eval_strategy", "evaluation_strategy")

@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from gemsmith.arch import Variant
 from gemsmith.hardware import Machine
 from gemsmith.launch.provider import MOUNT, Command, LaunchRequest, WithReason
 from gemsmith.launch.upload import GB, cost_lines, upload_steps
+from gemsmith.plan.serving import cold_start_s, describe_cold_start
+from gemsmith.recipe.schema import Recipe
 from gemsmith.serve.command import PORT, PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment
 from gemsmith.serve.settings import ServeSettings
@@ -67,7 +70,7 @@ def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[s
 
 def comments(lines: Iterable[str]) -> list[str]:
     """Each as one comment of YAML or a shell, whatever is in it."""
-    return [f"# {one_line(line)}" for line in lines]
+    return [f"# {one_line(line)}".replace("\u00a0", " ") for line in lines]
 
 
 def yaml_scalar(value: Any) -> str:
@@ -111,6 +114,7 @@ class Service(NamedTuple):
     weights_gb: float
     probes: int
     """Of 10 s each, until vLLM must be up."""
+    cold_start: str
 
 
 def make_service(request: LaunchRequest, machine: Machine) -> Service:
@@ -121,7 +125,17 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
     options, template = request.options, request.recipe.data.template
     in_bucket = request.root.removeprefix(f"gs://{request.bucket}/")
     streams, volumes = options.load == "stream", list[Volume]()
-    deployment = deploy_service(request, machine, f"{MOUNT}/{in_bucket}")
+    folder = f"{MOUNT}/{in_bucket}"
+    deployment = deploy_merged(
+        request.recipe,
+        request.variant,
+        machine,
+        f"{request.root if streams else folder}/run/merged",
+        name=options.name,
+        images=request.recipe.serve.images or bool(request.inputs.images),
+        chat_template=f"{folder}/launched/{template}" if template else None,
+        **({"max_model_len": request.max_model_len} if request.max_model_len else {}),
+    )
     if not streams or template:
         read_only = WithReason(True, "weights are only read; results never go through a mount")
         volumes.append(Volume("weights", MOUNT, read_only, ""))
@@ -130,38 +144,31 @@ def make_service(request: LaunchRequest, machine: Machine) -> Service:
         volumes.append(Volume("compiled", _COMPILED, kept, f"implicit-dirs,only-dir={in_bucket}/compiled"))
         deployment = replace(deployment, environment={**deployment.environment, "VLLM_CACHE_ROOT": _COMPILED})
     weights_gb = 2 * request.plan.parameters / GB
+    start_s = cold_start_s(machine, request.variant, options.load or "mount")
     return Service(
         deployment=deployment,
         arguments=service_arguments(deployment),
         volumes=volumes,
         weights_gb=weights_gb,
         probes=-(-int(2 * weights_gb * 8 + 300) // 10),
+        cold_start=f"A cold start is estimated to take {describe_cold_start(start_s)}",
     )
 
 
-def deploy_service(request: LaunchRequest, machine: Machine, folder: str) -> Deployment:
-    serve, data = request.recipe.serve, request.recipe.data
-    needed = serve.max_model_len or 0
+def deploy_merged(
+    recipe: Recipe, variant: Variant, machine: Machine, source: str, *, name: str, **chosen: Any
+) -> Deployment:
+    """The server of merged weights in a folder or bucket, whom others ask; `chosen`: settings beside the recipe's."""
+    serve, data = recipe.serve, recipe.data
+    # What eval and bench need is little for others to ask with, unless it is more than the default.
+    length = serve.max_model_len if (serve.max_model_len or 0) > PROMPT_AND_OUTPUT else None
+    given = dict(serve) | {"host": "0.0.0.0", "port": PORT, "max_model_len": length} | chosen
     settings = ServeSettings(
-        **dict(serve)
-        | {
-            "host": "0.0.0.0",
-            "port": PORT,
-            # What eval and bench need is little for others to ask with, unless it is more than the default.
-            "max_model_len": request.max_model_len or (needed if needed > PROMPT_AND_OUTPUT else None),
-            "images": serve.images or bool(request.inputs.images),
-        },
-        seed=request.recipe.seed,
-        prefix_caching=True,
-        chat_template=f"{folder}/launched/{data.template}" if data.template else None,
-        thinking=data.thinking,
-        image_tokens=data.image_tokens,
+        **given, seed=recipe.seed, prefix_caching=True, thinking=data.thinking, image_tokens=data.image_tokens
     )
-    config = published_config(request.variant)
-    source = f"{request.root if request.options.load == 'stream' else folder}/run/merged"
-    weights = Weights(source=source, is_folder=True, variant=request.variant, config=config)
-    # Keyed, as whoever calls is asked for a key: by vLLM, or by Cloud Run before vLLM sees the call.
-    return deploy(machine, weights, settings, name=request.options.name, keyed=True)
+    weights = Weights(source=source, is_folder=True, variant=variant, config=published_config(variant))
+    # Keyed, as whoever calls is asked for a key: by vLLM, or by Google before vLLM sees the call.
+    return deploy(machine, weights, settings, name=name, keyed=True)
 
 
 def service_arguments(deployment: Deployment) -> list[str | WithReason]:

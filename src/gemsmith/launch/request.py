@@ -63,8 +63,7 @@ _WORDS = ("project", "region", "zone", "image", "service_account", "secret", "ne
 def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | None = None) -> LaunchInputs:
     """What the recipe, and predict of its `rows`, read of this machine, with the places that it gets below `root`.
 
-    Raises RecipeError for a file that does not exist, DataError as find_images. `mount`: where the machine sees the
-    bucket of a base in one.
+    Raises RecipeError for a missing file, DataError as find_images. `mount`: where the machine sees a base's bucket.
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}

@@ -56,8 +56,7 @@ def find_images(data: Data | None, key: str, source: Path) -> ImageShards | None
     """The images that the rows of `key`, at `source`, name by their paths; None where they name none.
 
     Of a folder that holds rows they are checked and not returned: it is copied with all that is in it. Raises DataError
-    for rows that cannot be read, images that do not exist, and those that are not named as below the rows' folder.
-    Without `data` they are rows to answer.
+    for unreadable rows, missing images, and those not below the rows' folder. Without `data`: rows to answer.
     """
     # Here, since it brings numpy, which a launch without rows of this machine does not need.
     from gemsmith.data.dataset import find_source_files

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -38,26 +37,18 @@ _FIRST = 2
 """Checks without which nothing else can be asked: gcloud and a login."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandOutput:
-    code: int
-    output: str
-    complaint: str
-    """The last line of its stderr."""
-
-
-def ask(command: Command) -> CommandOutput:
-    """What a command printed; a program that does not exist, or does not answer, is an answer with a complaint."""
+def ask(command: Command) -> subprocess.CompletedProcess[str]:
+    """What a command printed, of stderr the last line; a program that does not exist, or does not answer, says so."""
     if shutil.which(command[0]) is None:
-        return CommandOutput(code=127, output="", complaint=f"{command[0]} is not on PATH")
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not on PATH")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        return CommandOutput(code=124, output="", complaint=f"no answer within {PATIENCE_S} s")
-    complaint = last_line(done.stderr) if done.stderr else ""
-    return CommandOutput(code=done.returncode, output=done.stdout, complaint=complaint)
+        return subprocess.CompletedProcess(command, 124, "", f"no answer within {PATIENCE_S} s")
+    done.stderr = last_line(done.stderr) if done.stderr else ""
+    return done
 
 
 def show(command: Command, *, needs: Sequence[str] = ()) -> None:
@@ -80,10 +71,10 @@ def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
     failed = []
     for number, check in enumerate(checks):
         answer = ask(check.command)
-        if answer.code:
-            complaint: str | None = answer.complaint or f"{check.command[0]} ended with {answer.code}"
+        if answer.returncode:
+            complaint: str | None = answer.stderr or f"{check.command[0]} ended with {answer.returncode}"
         else:
-            complaint = check.complaint(answer.output)
+            complaint = check.complaint(answer.stdout)
         if complaint is None:
             console.print(Text.assemble(("ok    ", "green"), check.name))
             continue
@@ -207,12 +198,12 @@ def _found(record: LaunchRecord, verb: str) -> Iterator[tuple[str, str, Command]
     """Each thing that is there: its kind, its name, and the command that removes it."""
     for resource in resources(record, verb):
         answer = ask(resource.list)
-        if answer.code:
+        if answer.returncode:
             raise EngineError(
-                f"{resource.kind}: cannot be listed ({answer.complaint}); so it is not known what is left; run again: "
+                f"{resource.kind}: cannot be listed ({answer.stderr}); so it is not known what is left; run again: "
                 f"{' '.join(resource.list)}"
             )
-        for name in answer.output.split():
+        for name in answer.stdout.split():
             yield resource.kind, name, tuple(part.replace("{}", name) for part in resource.remove)
 
 
@@ -227,7 +218,7 @@ def _remove(record: LaunchRecord, verb: str, *, assume_yes: bool, console: Conso
     failures = []
     for kind, name, command in found:
         answer = ask(command)
-        console.print(f"{kind} {name}: {'removed' if not answer.code else answer.complaint}")
-        failures += [name] if answer.code else []
+        console.print(f"{kind} {name}: {answer.stderr if answer.returncode else 'removed'}")
+        failures += [name] if answer.returncode else []
     if failures:
         raise EngineError(f"{', '.join(failures)}: not removed, for the reason above; run the same command again")

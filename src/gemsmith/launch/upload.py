@@ -8,6 +8,7 @@ from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.provider import READERS_OF_MERGED, Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
+from gemsmith.system.format import size
 from gemsmith.system.version import __version__
 
 LOCKS = ("train.lock", "tpu.lock", "gcs.lock", "torch.lock")
@@ -80,25 +81,15 @@ def upload_lines(request: LaunchRequest) -> list[str]:
     lines = []
     for local in map(Path, request.inputs.copies):
         files = local.rglob("*") if local.is_dir() else [local]
-        lines.append(f"uploads {local} ({say_bytes(sum(file.stat().st_size for file in files if file.is_file()))})")
+        lines.append(f"uploads {local} ({size(sum(file.stat().st_size for file in files if file.is_file()))})")
     return [*lines, *(f"uploads {_describe(images)}" for images in request.inputs.images)]
 
 
 def _describe(images: ImageShards) -> str:
-    count, size = len(images.sums), say_bytes(images.total_bytes)
-    return f"{count:,} image{'s' * (count > 1)} ({size}) that {images.key} names, of {images.folder}"
-
-
-def say_bytes(count: int) -> str:
-    """A size for reading.
-
-    >>> say_bytes(999), say_bytes(735_000_000)
-    ('999 bytes', '735 MB')
-    """
-    if count < 1000:
-        return f"{count} byte{'s' * (count != 1)}"
-    power = min((len(str(count)) - 1) // 3, 4)
-    return f"{count / 1000**power:.3g} {('', 'KB', 'MB', 'GB', 'TB')[power]}"
+    count = len(images.sums)
+    return (
+        f"{count:,} image{'s' * (count > 1)} ({size(images.total_bytes)}) that {images.key} names, of {images.folder}"
+    )
 
 
 def worker_command(request: LaunchRequest, *, folder: str) -> Command:

@@ -1,7 +1,6 @@
 """Causal attention inside the documents of packed rows, in dense blocks of queries; and its heads, QK-norm and RoPE.
 
-Axes: B batch, L length, H heads, K kv heads, G = H/K heads of one kv head, D head dim; Q queries and M keys of one
-block, n blocks.
+B batch, L length, H heads, K kv heads, G = H/K heads of one, D head dim; Q queries, M keys of a block, n blocks.
 """
 
 from collections.abc import Iterator
@@ -23,8 +22,7 @@ def inverse_frequencies(head_dim: int, theta: float, fraction: float) -> np.ndar
     """theta^(-2i/D) for the first `fraction` of a head's D/2 pairs, 0 (no rotation) for the others, fp32.
 
     The exponent is over the whole head, not over the part that rotates: HF calls this "proportional". Each step rounds
-    to fp32 as transformers does: the last bit of a frequency, times a position of 700, moves a tiny model's logits by
-    1e-4.
+    to fp32 as transformers does: the last bit of a frequency, times a position of 700, moves tiny logits by 1e-4.
     """
     rotated = int(fraction * head_dim // 2)
     exponents = np.arange(0, 2 * rotated, 2, dtype=np.float32) / np.float32(head_dim)  # (rotated,)
@@ -107,8 +105,7 @@ def attention(
 ) -> jax.Array:
     """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
 
-    A token sees those of its own segment that are not after it and, with a window, less than `window` positions before
-    it:
+    A token sees those of its own segment up to itself and, with a window, less than `window` positions back:
 
         segments   1 1 2 2 0          1 . . . .
         positions  0 1 0 1 0          1 1 . . .

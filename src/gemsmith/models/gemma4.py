@@ -18,16 +18,7 @@ from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import AttentionEngine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantization import dequantize_state, holds_quantized
-from gemsmith.models.sharding import (
-    BATCH,
-    EVERY,
-    TRAINED,
-    axis_size,
-    constrain,
-    gathered,
-    gathered_specs,
-    platform_of,
-)
+from gemsmith.models.sharding import BATCH, EVERY, TRAINED, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
@@ -45,8 +36,7 @@ def rematerialized(
 
     "none" saves all, "layer" only the function's inputs; names save the results that `checkpoint_name` gave them, and
     the inputs. Results named in `offload` wait in the host's memory. A function that `dequantizes` weights never saves
-    those. `in_turn`: nothing is recomputed before the gradient that needs it is there; else XLA may recompute several
-    functions at once, and hold all of that.
+    those. `in_turn`: nothing is recomputed before its gradient is there; else XLA may hold several functions' at once.
     """
     if remat == "none" and not dequantizes:
         return function

@@ -72,8 +72,7 @@ def load_model(
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
-    quantized on the device, one by one. Raises CheckpointError where a tensor is missing, or the model has no place for
-    it.
+    quantized on the device, one by one. Raises CheckpointError for a tensor that is missing or has no place.
     """
     variant = checkpoint.variant
     how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision, "trains": trains}

@@ -18,8 +18,7 @@ _ROWS, _VOCABULARY = (*BATCH, "sequence"), ("tp", *WEIGHTS)
 def token_nll(
     model: Gemma4, hidden: jax.Array, tokens: jax.Array, loss_mask: jax.Array, *, chunk: int = LOGIT_TOKENS
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The sum over all targets of -log p(target | what is before it), the number of targets, and how many of them
-    have the highest logit; all fp32 scalars.
+    """The sum of -log p(target | what is before it), the number of targets, how many have the highest logit; fp32.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets

@@ -71,8 +71,7 @@ def _mixture(
     loads = jnp.bincount(experts.reshape(-1), length=choices).astype(jnp.int32)  # (choices,)
     copies = _permuted(jnp.repeat(x.reshape(-1, x.shape[-1]), top_k, axis=0), order, back)  # (C, E)
     gate, up = jnp.split(_products(copies, gate_up, loads, False), 2, axis=-1)  # (C, F) each
-    # Router weights count here, where a row is F wide, and not after `down`, where the backward pass would need the
-    # outputs again.
+    # Router weights count here, where a row is F wide: after `down` the backward pass would need the outputs.
     hidden = jax.nn.gelu(gate, approximate=True) * up * _permuted(weights.reshape(-1, 1), order, back)  # (C, F)
     outputs = _permuted(_products(hidden.astype(x.dtype), down, loads, False), back, order)  # (C, E)
     return outputs.reshape(*experts.shape, -1).sum(axis=-2, dtype=jnp.float32).astype(x.dtype)  # (B, L, E)

@@ -1,7 +1,6 @@
 """Attention by JAX's splash kernel for TPU: no scores in HBM, blocks outside of the mask skipped, segments told apart.
 
-Source of the kernel: jax.experimental.pallas.ops.tpu.splash_attention, https://arxiv.org/abs/2205.14135 for the method.
-Axes as in gemsmith.models.attention.
+Source: jax.experimental.pallas.ops.tpu.splash_attention, arXiv 2205.14135. Axes as in gemsmith.models.attention.
 """
 
 from collections.abc import Callable
@@ -22,8 +21,7 @@ from gemsmith.models.attention import Rope, make_heads
 from gemsmith.models.sharding import BATCH, axis_size, constrain
 from gemsmith.recipe.backends import ATTENDED, LANES
 
-# Positions, and columns of the projection, of one block: 1 MB in bf16. With its result and gradient, each twice, it
-# fits on the chip.
+# Positions, and columns of the projection, of one block: 1 MB in bf16. It fits with result and gradient, each twice.
 BLOCK_LENGTH, BLOCK_COLUMNS = 512, 1024
 
 
@@ -33,8 +31,7 @@ def make_heads_first(
     """The x of (B, L, H·D) as (B, H, L, D), each head as `make_heads` makes it, by one kernel; L a multiple of 128.
 
     The weight is frozen: it gets no gradient. XLA takes a dozen passes over fp32 copies of q, k and v for the same,
-    forward and back, with relayouts between them (benchmarks/tpu_compile.py); the kernel reads and writes each element
-    once.
+    forward and back, with relayouts between them (benchmarks/tpu_compile.py); the kernel reads and writes each once.
     """
     weight = jnp.ones((head_dim,), jnp.float32) if weight is None else jax.lax.stop_gradient(weight).astype(jnp.float32)
     return _make(head_dim, eps, interpret, x, weight[None], angles)  # (B, H, L, D), weight (1, D)
@@ -210,8 +207,7 @@ def splash_attention(
 
     On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on
     several devices, an all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses,
-    https://arxiv.org/abs/2309.14509). So all devices of a row do the same work, which they would not if each held its
-    part of a causal mask.
+    https://arxiv.org/abs/2309.14509). So all devices of a row do the same work, unlike with parts of a causal mask.
     """
     shards = 1 if mesh is None else axis_size(mesh, HEADS)
     if key.shape[1] % shards:

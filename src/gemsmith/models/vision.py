@@ -2,8 +2,7 @@
 
 Axes: B rows, L positions of a row, M its soft tokens at most, N images (of a row, where B stands before), P patches, C
 values of a patch, S soft tokens of an image at most, W the features' width, E the text model's, H heads, D head dim; in
-attention Q and M are queries and keys of one block. Matmuls run in the tower's dtype; norms, RoPE, softmax and pooling
-in fp32.
+attention Q and M are queries and keys of one block. Matmuls run in the tower's dtype; all else in fp32.
 """
 
 from dataclasses import dataclass, field

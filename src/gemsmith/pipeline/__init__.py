@@ -37,8 +37,7 @@ def select_stages(until: str | None = None, skip: Collection[str] = ()) -> tuple
 def run_stages(run: Run, stages: Sequence[str] = tuple(STAGES), *, force: bool = False) -> list[Record]:
     """Runs the stages that are not complete, with `force` all, and writes the report; returns the records in order.
 
-    What can be known to fail is told before the first stage. Where a stage fails after training, the report of what
-    there is is written.
+    What can be known to fail is told before the first stage. Where one fails after training, there is a report.
     """
     from gemsmith.system.console import open_console  # here and below: planning needs no terminal
 
@@ -132,8 +131,7 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
 
     Where that fails, the earlier record and files stay.
 
-    `skip_verify_check`: a stage that serves the merged weights does so whatever verify says of them. `more` is for the
-    stage's own function.
+    `skip_verify_check`: merged weights are served whatever verify says of them. `more` is for the stage's own function.
     """
     if not (force and stage == "data"):
         _refuse_changed_rows(run)

@@ -22,6 +22,7 @@ from gemsmith.errors import (
     as_one,
     explain_os_error,
     problems_of,
+    raise_all,
 )
 from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
@@ -34,7 +35,7 @@ from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import expanduser, is_system_folder
 from gemsmith.system.format import memory, size
 from gemsmith.system.sandbox import find_sandbox
-from gemsmith.tasks import SOURCES, is_task_file
+from gemsmith.tasks import SOURCES, is_prompt_file, is_task_file
 
 Guard = Callable[[], AbstractContextManager[None]]
 Depth = Literal["names", "here", "all"]
@@ -182,38 +183,46 @@ def _open_base(run: Run) -> Checkpoint:
 def _files(case: Case) -> str:
     """Of names alone it is asked whether something is there; whatever loads what is not says so, and runs nothing."""
     recipe, stages, reads = case.run.recipe, {*case.stages}, case.depth != "names"
-    data, train, problems = recipe.data, recipe.train, list[InputError]()
-    asked = list[tuple[bool, str, str, tuple[object, ...]]]()
-    light = not reads and data.format != "image-folder"  # where it is the same, and imported in 5 ms, not in 160
-    find, form = ("data.reader.find_files", []) if light else ("data.dataset.find_source_files", [data.format])
-    if "data" in stages:
-        asked += [(reads, source, find, (source, *form)) for source in data.sources]
-    if ("eval" in stages or (train.eval_steps and "data" in stages)) and eval_share(data) is None:
-        asked += [(False, source, find, (source, *form)) for source in sources_of(data.eval)]
-    if data.template and stages & {"data", *SERVED}:
-        asked.append((reads, data.template, "data.chat_template.check_template", (data.template,)))
-    if train.init_adapter and "train" in stages:
-        config, variant = f"{train.init_adapter}/adapter_config.json", recipe_variant(recipe)
-        asked.append((False, config, "train.inputs.load_init_adapter", (recipe, variant)))
-    for key, file in task_files(plain_values(recipe)).items():
-        if is_task_file(file) and ("data" if key == "data.train.task" else "eval") in stages:
-            asked.append((False, file, f"tasks.find_{'generator' if key.startswith('data.') else 'scorer'}", (file,)))
-    if reads and stages & {"data", "train", "export", "verify", "eval"}:
-        asked.append((True, recipe.checkpoint, "checkpoints.hub.check_source", (recipe.checkpoint,)))
-    for always, place, function, arguments in asked:
+    data, train, checks = recipe.data, recipe.train, list[Callable[[], object]]()
+
+    def ask(place: str, function: str, *arguments: object, always: bool = False) -> None:
         elsewhere = "://" in place or place.startswith("hub:")
         if always or not (elsewhere or os.path.exists(expanduser(place))):
             module, _, name = function.rpartition(".")
-            try:
-                getattr(import_module(f"gemsmith.{module}"), name)(*arguments)
-            except InputError as error:
-                problems.append(error)
-    if "train" in stages and train.checkpoint_folder and is_system_folder(train.checkpoint_folder):
-        remedy = "name a folder of your own, or leave it out"
-        problems.append(InputError(f"train.checkpoint_folder: {train.checkpoint_folder} is the system's; {remedy}"))
-    if problems:
-        raise as_one(problems)
+            checks.append(partial(getattr(import_module(f"gemsmith.{module}"), name), *arguments))
+
+    light = not reads and data.format != "image-folder"  # where it is the same, and imported in 5 ms, not in 160
+    find, form = ("data.reader.find_files", []) if light else ("data.dataset.find_source_files", [data.format])
+    for source in data.sources if "data" in stages else ():
+        ask(source, find, source, *form, always=reads)
+    if ("eval" in stages or (train.eval_steps and "data" in stages)) and eval_share(data) is None:
+        for source in sources_of(data.eval):
+            ask(source, find, source, *form)
+    if data.template and stages & {"data", *SERVED}:
+        ask(data.template, "data.chat_template.check_template", data.template, always=reads)
+    if train.init_adapter and "train" in stages:
+        config, variant = f"{train.init_adapter}/adapter_config.json", recipe_variant(recipe)
+        ask(config, "train.inputs.load_init_adapter", recipe, variant)
+    for key, file in task_files(plain_values(recipe)).items():
+        if is_task_file(file) and ("data" if key == "data.train.task" else "eval") in stages:
+            ask(file, f"tasks.find_{'generator' if key.startswith('data.') else 'scorer'}", file)
+    for entry in recipe.eval.tasks if "eval" in stages else ():
+        if is_prompt_file(entry.prompt):
+            ask(str(entry.prompt), "evals.tasks.prompt_of", entry, always=True)
+        if entry.dataset:
+            ask(entry.dataset, "evals.tasks.source_questions", entry, "")
+    if reads and stages & {"data", "train", "export", "verify", "eval"}:
+        ask(recipe.checkpoint, "checkpoints.hub.check_source", recipe.checkpoint, always=True)
+    if "train" in stages:
+        checks.append(partial(_checkpoint_folder, train))
+    raise_all(checks)
     return "those that the recipe names are there"
+
+
+def _checkpoint_folder(train: Train) -> None:
+    if train.checkpoint_folder and is_system_folder(train.checkpoint_folder):
+        remedy = "name a folder of your own, or leave it out"
+        raise InputError(f"train.checkpoint_folder: {train.checkpoint_folder} is the system's; {remedy}")
 
 
 def _opened(case: Case) -> Checkpoint:

@@ -23,8 +23,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import sha256_json, write_text
 
 SLOWEST = 1.84
-"""What the only published run on a TPU took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of
-3072)."""
+"""What the only published TPU run took over what its compiled step says (arXiv 2605.25645: 1.21 s a row of 3072)."""
 COMPILERS = ("jax", "jaxlib", "libtpu", "flax", "qwix", "optax")
 SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "hardware/model", "images")
 """What makes the program, or reads it: another version of any of it is compiled again."""
@@ -118,7 +117,7 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
     for path in (root / name for name in SOURCES):  # a version's number stays while its code is worked on
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             code.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes() + b"\0")
-    chip, apart = machine.chip, {key.name for key in KEYS if not key.compiled}
+    chip, apart = machine.chip, {name for name, key in KEYS.items() if not key.compiled}
     depends = {
         "recipe": {key: values[key] for key in ("model", "lora", "optimizer")}
         | {"length": recipe.data.max_length, "seed": recipe.seed}

@@ -20,8 +20,9 @@ PREEMPTION_HOURS = 6.0
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     startup_s: dict[str, Range]
+    evaluations_s: Range
     hours: Range
-    """With one start."""
+    """With one start and all evaluations."""
     usd: Range | None
     """On demand; None without such a price."""
     usd_spot: Range | None
@@ -31,12 +32,21 @@ class Cost:
 
 
 def cost_of(
-    time: StepTime, machine: Machine, train: Train, *, steps: int, tokens: float | None, checkpoint_bytes: float
+    time: StepTime,
+    machine: Machine,
+    train: Train,
+    *,
+    steps: int,
+    tokens: float | None,
+    checkpoint_bytes: float,
+    evaluated: Range = (0, 0),
 ) -> Cost:
-    """What `steps` steps cost, `tokens` real tokens each."""
+    """What `steps` steps cost, `tokens` real tokens each, and evaluations that take as long as so many steps more."""
     startup = startup_s(machine, train.backend, checkpoint_bytes)
     start_s = (sum(low for low, _ in startup.values()), sum(high for _, high in startup.values()))
-    hours = rounded_range(((start_s[0] + steps * time.low_s) / 3600, (start_s[1] + steps * time.high_s) / 3600))
+    evaluations_s = (evaluated[0] * time.low_s, evaluated[1] * time.high_s)
+    low_s, high_s = (start_s[0] + steps * time.low_s, start_s[1] + steps * time.high_s)
+    hours = rounded_range(((low_s + evaluations_s[0]) / 3600, (high_s + evaluations_s[1]) / 3600))
     price = on_demand(machine)
     usd = None if price is None else _dollars(price, hours)
     millions = None if not tokens else steps * tokens / 1e6
@@ -48,6 +58,7 @@ def cost_of(
         usd_spot = _dollars(spot, (hours[0], hours[1] * taken), spot=True)
     return Cost(
         startup_s={name: rounded_range(seconds) for name, seconds in startup.items()},
+        evaluations_s=rounded_range(evaluations_s),
         hours=hours,
         usd=usd,
         usd_spot=usd_spot,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from gemsmith.arch import Variant
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.backends import bucket_of
-from gemsmith.recipe.schema import GeneratedData, Recipe
+from gemsmith.recipe.load import with_values
+from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
 from gemsmith.runs.records import DataRecord
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json
@@ -45,6 +46,20 @@ def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
         return _from_jsonl(recipe, path)
     except OSError:
         return _unknown(f"data.train {source} is not there yet, or no file that can be read")
+
+
+def count_evaluations(recipe: Recipe, data: DataRecord | None, steps: int) -> tuple[int, int | None]:
+    """Evaluations in so many steps, and the batches of each; None where the rows of data.eval cannot be told."""
+    if not recipe.train.eval_steps:
+        return 0, 0
+    if data is not None and data.eval_rows is not None:
+        batches: int | None = math.ceil(data.eval_rows.packed_rows / recipe.train.global_batch_size)
+    else:  # as many as one epoch of these rows would have steps
+        held_out = 1 - recipe.data.held_out if recipe.data.held_out else 0.0
+        rows = {"data.train": recipe.data.eval, "data.held_out": held_out, "data.limit": None}
+        values = rows | {"train.max_steps": None, "train.epochs": 1}
+        batches, _ = count_steps(with_values(recipe, [ResolvedValue(*item, "") for item in values.items()]))
+    return math.ceil(steps / recipe.train.eval_steps), batches
 
 
 def count_real_tokens(recipe: Recipe, data: DataRecord | None = None) -> tuple[float | None, str]:

@@ -12,11 +12,12 @@ from gemsmith.arch import Variant
 from gemsmith.hardware.catalog import Machine, doubts_of
 from gemsmith.hardware.model import StepCost, memory_of, on_chips
 from gemsmith.hardware.model.memory import memory_breakdown
-from gemsmith.hardware.model.step_time import MEASURED_WITHIN, step_time
+from gemsmith.hardware.model.step_time import MEASURED_WITHIN, forward_share, step_time
 from gemsmith.plan.compiled import Limits, compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded_range
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh
+from gemsmith.recipe.backends import ANSWER_TOKENS
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.plan_records import MachinePlan, PlanFix
 from gemsmith.runs.records import Range
@@ -37,6 +38,8 @@ class Asked:
     work_in: Callable[[str], StepCost]
     """One step with the base in a dtype."""
     steps: int
+    evaluations: tuple[int, int | None]
+    """How many, and the batches of each."""
     tokens: float | None
     """Real ones of a step."""
     today: date
@@ -60,11 +63,8 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
     fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
-    held, chip, price = (
-        memory_breakdown(replace(work, remat=choice.remat), choice.memory),
-        machine.chip,
-        on_demand(machine),
-    )
+    held, chip = memory_breakdown(replace(work, remat=choice.remat), choice.memory), machine.chip
+    price = on_demand(machine)
     process = {PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}
     # The runtime's is what is set aside, so that what fits adds up to no more than there is.
     runtime = {RUNTIME: round((1 - USABLE_SHARE) * chip.hbm_bytes)}
@@ -92,7 +92,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
             *choice.problems,
             *([] if fits else [largest]),
             *([] if compiled is None else [compiled_note(compiled)]),
-            *_training_notes(work, choice, recipe, machine),
+            *_training_notes(asked, work, choice, machine, cost.evaluations_s),
             *([f"start, estimated: {spans}"] if fits else []),
             _price_note(machine, cost.usd_spot if fits else None, asked.today),
             _speed_note(machine),
@@ -112,7 +112,22 @@ def _cost(asked: Asked, choice: Choice, machine: Machine, recipe: Recipe) -> Cos
         steps=steps,
         tokens=None if asked.tokens is None else asked.tokens * share,
         checkpoint_bytes=CHECKPOINT_BYTES * asked.work.parameters,
+        evaluated=_evaluated(asked, choice, machine, recipe),
     )
+
+
+def _evaluated(asked: Asked, choice: Choice, machine: Machine, recipe: Recipe) -> Range:
+    """What all evaluations take, in steps: a forward pass for each batch, and one for each token of sample answers.
+
+    An answer has a token at least, ANSWER_TOKENS at most; its rows are reckoned as long as those of a step.
+    """
+    (evaluations, batches), parts = asked.evaluations, choice.mesh.replica * choice.mesh.fsdp
+    if not batches:
+        return 0, 0
+    held_out, prompts = batches * asked.work.rows, -(-recipe.train.sample_answers // parts) * parts
+    work = replace(on_chips(asked.work, machine.chip.kind, recipe), remat=choice.remat)
+    each = evaluations * forward_share(work) / recipe.train.global_batch_size
+    return each * (held_out + prompts), each * (held_out + ANSWER_TOKENS * prompts)
 
 
 def _fixed_plan(asked: Asked, fix: Fix, machine: Machine) -> PlanFix:
@@ -152,11 +167,19 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _training_notes(work: StepCost, choice: Choice, recipe: Recipe, machine: Machine) -> Iterator[str]:
+def _training_notes(
+    asked: Asked, work: StepCost, choice: Choice, machine: Machine, evaluations_s: Range
+) -> Iterator[str]:
     """What training does there that the recipe does not say."""
+    recipe, (evaluations, batches) = asked.recipe, asked.evaluations
     if recipe.train.early_stopping_patience:
         yield "time and dollars are of all steps; train.early_stopping_patience may end it earlier"
-    if recipe.train.eval_steps:
+    if batches and not choice.problems:
+        answers = recipe.train.sample_answers
+        told = f", and {answers} answers of up to {ANSWER_TOKENS} tokens" if answers else ""
+        low_s, high_s = evaluations_s
+        yield f"evaluations, estimated: {evaluations:,} of {batches:,} batches{told}: {low_s:.3g} to {high_s:.3g} s"
+    elif evaluations:
         yield "the time of train.eval_steps is not in it: each evaluation runs all rows of data.eval forward"
     if work.one_by_one and work.rows > 1:
         yield "rows are trained one after the other there, with or without train.gradient_accumulation_steps"

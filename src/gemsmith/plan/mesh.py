@@ -42,8 +42,7 @@ def choose_mesh(work: StepCost, machine: Machine, recipe: Recipe) -> Choice:
         return _weigh(work, machine, wanted, recipe)
     if recipe.train.backend == "trl":
         return _weigh(work, machine, Mesh(replica=slices, fsdp=machine.devices // slices), recipe)
-    # As training's auto does: replica over slices, fsdp over as many of a slice's devices as divide its rows, the rest
-    # over each row's positions.
+    # As training's auto: replica over slices, fsdp over as many devices as divide a slice's rows, then sequence.
     rows = max(1, work.rows // work.micro_batches // slices)
     choices = []
     for tp in allowed_tp(work.variant):

@@ -12,9 +12,9 @@ from gemsmith.arch import Variant
 from gemsmith.errors import MachineError, RunError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork, images_of
-from gemsmith.hardware.model.serving import Roofline, Served, decode_step, kv_bytes, prefill
+from gemsmith.hardware.model.serving import Roofline, Served, decode_step, kv_bytes, prefill, serving_memory
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN
-from gemsmith.plan.cost import on_demand, rounded_range
+from gemsmith.plan.cost import LOAD_BYTES_PER_S, on_demand, rounded_range
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
@@ -24,6 +24,7 @@ from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
 from gemsmith.serve.settings import ServeSettings
 from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES
+from gemsmith.system.format import rough, span
 
 MOST_REQUESTS = 256
 """Requests that vLLM takes into a batch at once, unless told otherwise (max_num_seqs)."""
@@ -39,6 +40,11 @@ STREAMED_MS = 0.1
 """A TPOT below says that answers came in one piece, so that TTFT is the time of the whole request."""
 ALONE = 2.0
 """Requests under way, on average, up to which a TTFT is that of a prompt by itself."""
+WEIGHT_BYTES_PER_S = {"mount": (LOAD_BYTES_PER_S[0], 52e6), "stream": (6.7e9, 0.8e9)}
+"""From a bucket to the chips, at best and at worst, by --load of `gemsmith launch`. These, and the seconds below, are
+published or assumed: docs/how-to/plan.md has each source (read 2026-11-26)."""
+IMAGE_S = {"cloud-run": (6.0, 20.0), "node": (10.0, 120.0)}
+WARM_UP_S = {"tpu": (480.0, 600.0), "gpu": (40.0, 180.0), "cpu": (31.0, 92.0)}
 Shares = dict[str, tuple[float, ...]]
 """Of the roofline, by decode and prefill: those of one load test's cells."""
 
@@ -101,8 +107,31 @@ def plan_lengths(
         weight_dtype=layout.weight_dtype,
         tensor_parallel=layout.tp,
         copies=layout.copies,
+        cold_start_s={load: cold_start_s(machine, variant, load) for load in WEIGHT_BYTES_PER_S},
         **_full_load(served, layout, input_tokens, output_tokens, prompt_images, most),
     )
+
+
+def cold_start_s(machine: Machine, variant: Variant, load: str) -> dict[str, Range]:
+    """Seconds from no server to its first answer, by what takes them; estimated."""
+    weights = serving_memory(variant, tp=1, max_model_len=1, weight_dtype="bfloat16").weights
+    best, worst = WEIGHT_BYTES_PER_S[load]
+    return {
+        "image": IMAGE_S["cloud-run" if machine.name.startswith("cloud-run") else "node"],
+        "weights": rounded_range((weights / best, weights / worst)),
+        "warm-up": WARM_UP_S[machine.chip.kind],
+    }
+
+
+def describe_cold_start(parts: dict[str, Range]) -> str:
+    """Its whole and its parts in words.
+
+    >>> describe_cold_start({"image": (6, 20), "weights": (60, 1200)}).replace(chr(160), " ")
+    '66 s – 20 min: image 6.0–20 s, weights 60 s – 20 min'
+    """
+    low, high = map(sum, zip(*parts.values(), strict=True))
+    each = [f"{name} {span(rough(least), rough(most))}" for name, (least, most) in parts.items()]
+    return f"{span(rough(low), rough(high))}: {', '.join(each)}"
 
 
 def _full_load(

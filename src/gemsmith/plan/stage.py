@@ -21,7 +21,7 @@ from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Limits, check_compiles
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
-from gemsmith.plan.counts import PRICED_STEPS, count_images, count_real_tokens, count_steps
+from gemsmith.plan.counts import PRICED_STEPS, count_evaluations, count_images, count_real_tokens, count_steps
 from gemsmith.plan.machine import Asked, plan_machine
 from gemsmith.plan.serving import plan_serving
 from gemsmith.recipe.backends import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOCKS
@@ -116,12 +116,12 @@ def plan_run(
         variant=variant,
         work_in=work_in,
         steps=steps or PRICED_STEPS,
+        evaluations=count_evaluations(recipe, data, steps or PRICED_STEPS),
         tokens=tokens,
         today=datetime.now(UTC).date(),
         limits=limits,
     )
-    serving = tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, counted.in_prompt))
-    work = asked.work
+    work, images = asked.work, counted.in_prompt
     record = PlanRecord(
         provenance=make_provenance(run, "plan", clock, sources=sources),
         model=variant.name,
@@ -132,7 +132,7 @@ def plan_run(
         tokens_per_step=work.tokens,
         real_tokens_per_step=tokens,
         machines=tuple(plan_machine(asked, machine) for machine in machines),
-        serving=serving,
+        serving=tuple(row for machine in machines for row in plan_serving(recipe, variant, machine, images)),
         assumptions=(why, told, *counted.reasons, *assumptions_of(work, recipe)),
     )
     return record if sort is None else ranked(record, sort)
@@ -159,10 +159,7 @@ def ranked(record: PlanRecord, sort: Sort) -> PlanRecord:
 
 
 def write_fix(recipe: Recipe, record: PlanRecord, path: Path) -> None:
-    """Writes the recipe with the change that makes it fit the plan's only machine.
-
-    Raises InputError where the file is there, the plan has several machines, or there is nothing to change.
-    """
+    """Writes the recipe with what makes it fit the plan's only machine. Raises InputError where that is nothing."""
     check_fix(path)
     if len(record.machines) != 1:
         raise InputError(f"--fix {path}: {len(record.machines)} machines are planned; name one with --machine")

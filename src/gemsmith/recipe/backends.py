@@ -16,8 +16,7 @@ pass needs; and the outputs of adapters' A, which are R wide and so cost next to
 SAVED: tuple[str, ...] = get_args(Saved)
 ATTENDED, LORA = "attended", "lora"
 Remat = Literal["none", "layer"] | tuple[str, ...]
-"""What train.remat comes to: "none" saves all, "layer" only the layers' inputs; names are those of results that are
-saved."""
+"""What train.remat comes to: "none" saves all, "layer" the layers' inputs; names are of results that are saved."""
 
 Attention = Literal["blocked", "flash", "dense"]
 """`flash` is the splash kernel on TPU; `blocked` the JAX model's own, a block of queries at a time against the keys in
@@ -40,8 +39,9 @@ TOKENS_OF_A_BUCKET = 32
 QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 LOOPS = 8
-"""Blocks of queries that read equally many keys share one loop. More loops read fewer keys in vain and take longer to
-compile."""
+"""Blocks of queries that read equally many keys share a loop. More loops read fewer in vain and compile longer."""
+ANSWER_TOKENS = 64
+"""Of an answer of train.sample_answers, at most."""
 NAMES = "a list of results"
 
 
@@ -103,8 +103,7 @@ BACKENDS = {
 class Optimizations:
     """What a step of the JAX backend does to be faster or smaller; `train.optimizations: off` does without all of it.
 
-    The gains are those of XLA's cycle estimates for TPUs (docs/log): no TPU has confirmed one. What is computed does
-    not depend on them, but for its rounding.
+    Gains are of XLA's cycle estimates for TPUs (docs/log), on no TPU confirmed. They change results by rounding alone.
     """
 
     fuses_lora: bool = False
@@ -133,8 +132,7 @@ def default_optimizations(kind: str, tuned: OptimizationSwitch) -> Optimizations
 def splits_vocabulary(*, tokens: int, vocabulary: int, dtype_bytes: int, shards: int, tp: int) -> bool:
     """Whether to gather hidden states and scatter their float32 gradients moves fewer bytes than the embedding matrix.
 
-    Tokens are those of a replica. Never in float32, where the other order of the sum over the vocabulary would show:
-    1.2e-6 of a matrix' gradient.
+    Tokens are those of a replica. Never in float32, where the other order of sums shows: 1.2e-6 of a gradient.
     """
     if dtype_bytes == 4 or shards == 1 or vocabulary % (shards * tp):
         return False
@@ -149,8 +147,7 @@ def query_block(kind: str) -> int:
 def attention_loops(length: int, *, block: int, window: int | None, ahead: int = 0) -> Iterator[tuple[range, int]]:
     """The numbers of the blocks of queries of each loop, and how many keys each of these blocks reads.
 
-    The length is a whole number of blocks. A query reads keys up to its own, with a window no more than so many, and
-    `ahead` further ones.
+    The length is a whole number of blocks. A query reads keys up to its own, in a window at most, and `ahead` more.
 
     >>> list(attention_loops(256, block=64, window=None))
     [(range(0, 1), 64), (range(1, 2), 128), (range(2, 3), 192), (range(3, 4), 256)]
@@ -207,8 +204,7 @@ def chains_layers(optimizations: Optimizations, variant: Variant, remat: Remat, 
     """Whether the backward pass recomputes layers' inputs from what earlier layers of the block saved, without matmuls.
 
     The outputs of o and down are then at hand. Not where experts or per-layer inputs add to them, which take matmuls
-    (on several CPUs these changed an update by 1.2e-6), or where weights are dequantized, of which a block at a time
-    would hold too many.
+    (on several CPUs these changed an update by 1.2e-6), or where weights are dequantized: a block would hold too many.
     """
     adds_matmuls = variant.experts or variant.per_layer_input or dequantizes
     return optimizations.chains and not isinstance(remat, str) and {"o", "down"} <= {*remat} and not adds_matmuls

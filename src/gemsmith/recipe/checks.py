@@ -2,10 +2,11 @@
 
 import json
 import re
+from collections.abc import Iterator
 
 from gemsmith.arch import ALL_LINEAR, VISION, Variant, find_variant, lora_targets, variant_of_hub_id, vision_targets
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.errors import RecipeError
+from gemsmith.errors import RecipeError, as_one
 from gemsmith.recipe.backends import BACKENDS, NAMES
 from gemsmith.recipe.schema import Data, GeneratedData, Lora, Recipe, Train
 from gemsmith.recipe.serving import Bench
@@ -16,49 +17,9 @@ SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises RecipeError where keys contradict each other, whatever the model's numbers and the machine."""
-    _check_held_out(recipe.data)
-    if recipe.data.format == "image-folder":
-        _check_image_folder(recipe.data)
-    elif given := next((key for key in ("labels", "prompt") if getattr(recipe.data, key)), None):
-        raise RecipeError(
-            f"data.{given}: is for data.format image-folder, and {recipe.data.format} was given; leave it out"
-        )
-    if recipe.bench.images:
-        _check_bench_images(recipe)
-    steps, ratio = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio
-    if steps is not None and ratio is not None:
-        raise RecipeError(
-            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
-            "other null"
-        )
-    _check_saving(recipe.train)
-    if recipe.train.eval_steps and recipe.data.eval is None:
-        raise RecipeError(
-            f"train.eval_steps: {recipe.train.eval_steps} was given, and data.eval names no held-out rows; set "
-            "data.eval, such as to 5%, or leave train.eval_steps out"
-        )
-    for key, without in (("keep", "last"), ("early_stopping_patience", None), ("sample_answers", 0)):
-        if not recipe.train.eval_steps and (value := getattr(recipe.train, key)) != without:
-            raise RecipeError(
-                f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; set that, "
-                f"such as to 50, or leave train.{key} out"
-            )
-    _check_backend(recipe)
-    if recipe.train.method == "full":
-        _check_full(recipe)
-    _check_eval_tasks(recipe)
-    if recipe.model not in (None, "custom"):
-        find_variant(recipe.model)
-        named = variant_of_hub_id(recipe.checkpoint)
-        if named and named.name != recipe.model:
-            raise RecipeError(
-                f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
-            )
-        # Whether there is a tower, the checkpoint says.
-        kinds = [kind for kind in recipe.lora.targets if kind != VISION]
-        if kinds or not recipe.lora.targets:
-            lora_targets(find_variant(recipe.model), kinds)
+    """Raises RecipeError with all that contradicts itself, whatever the model's numbers and the machine."""
+    if problems := [RecipeError(message) for check in _CHECKS for message in check(recipe)]:
+        raise as_one(problems)
 
 
 def eval_share(data: Data) -> float | None:
@@ -67,80 +28,103 @@ def eval_share(data: Data) -> float | None:
     return float(share[1]) / 100 if share else None
 
 
-def _check_held_out(data: Data) -> None:
+def _check_held_out(recipe: Recipe) -> Iterator[str]:
     """A share of the rows is held out of those of data.train alone."""
-    share = eval_share(data)
+    data, share = recipe.data, eval_share(recipe.data)
     if share is not None and not 0 < share < 1:
-        raise RecipeError(f"data.eval: {data.eval} was given; a share of data.train must be above 0% and below 100%")
+        yield f"data.eval: {data.eval} was given; a share of data.train must be above 0% and below 100%"
     if data.held_out and data.eval != data.train:
-        raise RecipeError(
+        yield (
             f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; set data.eval to the same "
             f"rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
         )
     if (data.held_out or share) and isinstance(data.train, GeneratedData):
-        raise RecipeError(
+        yield (
             "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
         )
 
 
-def _check_image_folder(data: Data) -> None:
+def _check_image_folder(recipe: Recipe) -> Iterator[str]:
     """What a folder of images needs."""
+    data = recipe.data
+    if data.format != "image-folder":
+        for key in ("labels", "prompt"):
+            if getattr(data, key):
+                yield f"data.{key}: is for data.format image-folder, and {data.format} was given; leave it out"
+        return
     if data.columns:
-        raise RecipeError("data.columns: was given, and data.format image-folder has files for rows; leave it out")
+        yield "data.columns: was given, and data.format image-folder has files for rows; leave it out"
     if data.prompt is None:
-        raise RecipeError("data.prompt: is missing; data.format image-folder needs the text that follows each image")
+        yield "data.prompt: is missing; data.format image-folder needs the text that follows each image"
     if not isinstance(data.train, str) or not isinstance(data.eval, str | None):
-        raise RecipeError(
-            "data.train: rows to make were given, or several sources; data.format image-folder needs a folder"
-        )
+        yield "data.train: rows to make were given, or several sources; data.format image-folder needs a folder"
     if data.eval == data.train and not data.held_out:
-        raise RecipeError("data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1")
+        yield "data.eval: is data.train; set data.held_out to the share to hold out, such as 0.1"
 
 
-def _check_bench_images(recipe: Recipe) -> None:
+def _check_bench_images(recipe: Recipe) -> Iterator[str]:
     """Requests that are rows are as long as these, and there must be some."""
     bench = recipe.bench
+    if not bench.images:
+        return
     if recipe.data.eval is None or isinstance(recipe.data.eval, GeneratedData):
-        raise RecipeError(
-            "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
-        )
+        yield "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
     if bench.grid != "own":
-        raise RecipeError(
+        yield (
             f"bench.images: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
             "bench.grid to own, or bench.images to false"
         )
     given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
     if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
-        raise RecipeError(
+        yield (
             f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.images are as long "
             f"as their rows, of data.max_length {recipe.data.max_length} at most; leave it out"
         )
 
 
-def _check_saving(train: Train) -> None:
+def _check_schedule(recipe: Recipe) -> Iterator[str]:
+    """The warm-up is said once; what held-out loss decides needs held-out rows."""
+    steps, ratio, train = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio, recipe.train
+    if steps is not None and ratio is not None:
+        yield (
+            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
+            "other null"
+        )
+    if train.eval_steps and recipe.data.eval is None:
+        yield (
+            f"train.eval_steps: {train.eval_steps} was given, and data.eval names no held-out rows; set data.eval, "
+            "such as to 5%, or leave train.eval_steps out"
+        )
+    for key, without in (("keep", "last"), ("early_stopping_patience", None), ("sample_answers", 0)):
+        if not train.eval_steps and (value := getattr(train, key)) != without:
+            yield (
+                f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; set that, "
+                f"such as to 50, or leave train.{key} out"
+            )
+
+
+def _check_saving(recipe: Recipe) -> Iterator[str]:
     """Checkpoints go where the backend saves; what waits in the host's memory is not saved on the device, too."""
-    folder = train.checkpoint_folder or ""
+    train, folder = recipe.train, recipe.train.checkpoint_folder or ""
     in_bucket = "://" in folder
     if in_bucket and not folder.startswith("gs://"):
-        raise RecipeError(f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder")
-    if in_bucket and not BACKENDS[train.backend].buckets:
-        raise RecipeError(
+        yield f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder"
+    elif in_bucket and not BACKENDS[train.backend].buckets:
+        yield (
             f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
             "give one that all processes see, or null"
         )
     if train.offload and train.remat == "none":
-        raise RecipeError(
+        yield (
             "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "
             "to save there"
         )
     saved = train.remat if isinstance(train.remat, tuple) else ()
     if both := [name for name in train.offload if name in saved]:
-        raise RecipeError(
-            f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
-        )
+        yield f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
 
 
-def _check_backend(recipe: Recipe) -> None:
+def _check_backend(recipe: Recipe) -> Iterator[str]:
     """What one of the backends has not, whatever the machine."""
     train, name, backend = recipe.train, recipe.train.backend, BACKENDS[recipe.train.backend]
     remat = NAMES if isinstance(train.remat, tuple) else train.remat
@@ -150,47 +134,46 @@ def _check_backend(recipe: Recipe) -> None:
         ("dtype", train.dtype, backend.dtypes),
     ):
         if value not in allowed:
-            raise RecipeError(
-                f"train.{key}: {value} was given, train.backend {name} has {', '.join(allowed)}; set one of them"
-            )
+            yield f"train.{key}: {value} was given, train.backend {name} has {', '.join(allowed)}; set one of them"
     for key, reason in backend.lacks.items():
         if (value := getattr(train, key)) != Train.model_fields[key].default:
             others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
             given = value if isinstance(value, str) else json.dumps(value)
-            raise RecipeError(
+            yield (
                 f"train.{key}: {given} was given, but train.backend {name} {reason}; leave it out, or set "
                 f"train.backend to {others}"
             )
-    if train.double_quant and train.dtype != "nf4":
-        raise RecipeError(
-            f"train.double_quant: true was given, and train.dtype {train.dtype}; set nf4, or leave it out"
-        )
-    if train.double_quant and recipe.export.merge_into == "trained":
-        raise RecipeError(
+    scales = train.double_quant and "double_quant" not in backend.lacks
+    if scales and train.dtype != "nf4":
+        yield f"train.double_quant: true was given, and train.dtype {train.dtype}; set nf4, or leave it out"
+    elif scales and recipe.export.merge_into == "trained":
+        yield (
             "export.merge_into: trained was given, and train.double_quant rounds the scales of the weights that are "
             "trained on in a way that export does not know; set export.merge_into to original"
         )
     if ALL_LINEAR in recipe.lora.targets and not backend.adapts_all_linear:
         others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
-        raise RecipeError(
+        yield (
             f"lora.targets: {ALL_LINEAR} was given, and train.backend {name} adapts projections alone; name their "
             f"kinds, or set train.backend to {others}"
         )
 
 
-def _check_full(recipe: Recipe) -> None:
+def _check_full(recipe: Recipe) -> Iterator[str]:
     """What is for adapters alone, and a base that has no weights to train."""
-    given = {f"lora.{key}": value for key, value in recipe.lora if value != Lora.model_fields[key].default}
-    given |= {"train.init_adapter": recipe.train.init_adapter} if recipe.train.init_adapter else {}
-    given |= {"serve.weights": "adapter"} if recipe.serve.weights == "adapter" else {}
-    for key, value in given.items():
-        named = ", ".join(value) if isinstance(value, tuple) else value if isinstance(value, str) else json.dumps(value)
-        raise RecipeError(
-            f"{key}: {named} was given, but train.method full trains the weights themselves, and there is no adapter; "
-            "leave it out, or set train.method to lora"
+    if recipe.train.method != "full":
+        return
+    given = [f"lora.{key}" for key, value in recipe.lora if value != Lora.model_fields[key].default]
+    remedy = "leave them out, such as by --set 'lora={}'" if given else "leave it out"
+    given += ["train.init_adapter"] if recipe.train.init_adapter else []
+    given += ["serve.weights adapter"] if recipe.serve.weights == "adapter" else []
+    if given:
+        yield (
+            f"{', '.join(given)}: {'was' if len(given) == 1 else 'were'} given, but train.method full trains the "
+            f"weights themselves, and there is no adapter; {remedy}, or set train.method to lora"
         )
     if recipe.train.dtype in KINDS:
-        raise RecipeError(
+        yield (
             f"train.dtype: {recipe.train.dtype} was given, but train.method full trains weights, and a quantized base "
             "stays as it is; set bfloat16 or float32, or train.method to lora"
         )
@@ -205,30 +188,52 @@ def check_served_adapter(recipe: Recipe, variant: Variant) -> None:
         )
 
 
-def _check_eval_tasks(recipe: Recipe) -> None:
+def _check_eval_tasks(recipe: Recipe) -> Iterator[str]:
     tasks = recipe.eval.tasks
     for place, task in enumerate(tasks):
         key = f"eval.tasks.{place}"
         if task in tasks[:place]:
-            raise RecipeError(f"{key}: is the same as eval.tasks.{tasks.index(task)}; leave one of them out")
+            yield f"{key}: is the same as eval.tasks.{tasks.index(task)}; leave one of them out"
         if task.task in SOURCES:
             if task.dataset is None:
-                raise RecipeError(f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in")
+                yield f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in"
             prompts = find_source(task.task).PROMPTS
             if task.prompt not in (None, *prompts) and not is_prompt_file(task.prompt):
-                raise RecipeError(
+                yield (
                     f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one, or name a "
                     "file of your own, my.txt"
                 )
             continue
         if recipe.data.eval is None:
-            raise RecipeError(
+            yield (
                 f"{key}.task: {task.task} scores held-out rows, but data.eval names none; set data.eval, or take "
                 "the task out"
             )
         others = sorted(task.model_fields_set - {"task", "max_tokens"})
         if given := [name for name in others if getattr(task, name) not in (None, False)]:
-            raise RecipeError(
+            yield (
                 f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
                 f"out; allowed there: max_tokens"
             )
+
+
+def _check_model(recipe: Recipe) -> Iterator[str]:
+    if recipe.model in (None, "custom"):
+        return
+    named = variant_of_hub_id(recipe.checkpoint)
+    if named and named.name != recipe.model:
+        yield f"model: {recipe.model} was given, but checkpoint {recipe.checkpoint} is {named.name}; set one of them"
+    # Whether there is a tower, the checkpoint says.
+    kinds = [kind for kind in recipe.lora.targets if kind != VISION]
+    try:
+        variant = find_variant(recipe.model)
+        if kinds or not recipe.lora.targets:
+            lora_targets(variant, kinds)
+    except RecipeError as error:
+        yield str(error)
+
+
+_CHECKS = (
+    *(_check_held_out, _check_image_folder, _check_bench_images, _check_schedule, _check_saving),
+    *(_check_backend, _check_full, _check_eval_tasks, _check_model),
+)

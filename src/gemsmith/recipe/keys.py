@@ -1,23 +1,14 @@
 """The recipe's dotted keys, such as lora.rank: which there are, and the value at one."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemsmith.recipe.schema import TASK_KEYS, Recipe
 from gemsmith.recipe.section import Says, Section
 
 
-class Key(NamedTuple):
-    """A dotted key of the recipe, and what it says of itself."""
-
-    name: str
-    stages: tuple[str, ...]
-    path: bool
-    compiled: bool
-
-
-def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[Key]:
-    """Every key that a recipe may give, in the order of the schema."""
+def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[tuple[str, Says]]:
+    """Every key that a recipe may give, in the order of the schema, and what it and its section say of it."""
     for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield from recipe_keys(field.annotation, f"{prefix}{name}.")
@@ -25,11 +16,11 @@ def recipe_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[K
             said = [item for item in field.metadata if isinstance(item, Says)]
             stages = next((item.stages for item in said if item.stages), section.stages)
             path, compiled = any(item.path for item in said), all(item.compiled for item in said)
-            yield Key(f"{prefix}{name}", tuple(stages.split()), path, compiled)
+            yield f"{prefix}{name}", Says(stages, path, compiled)
 
 
-KEYS = tuple(recipe_keys())
-PATHS = tuple(key.name for key in KEYS if key.path)
+KEYS = dict(recipe_keys())
+PATHS = tuple(name for name, key in KEYS.items() if key.path)
 """Keys that may name a file or folder of this machine which a run reads."""
 FILE_KEYS = (*PATHS, "train.checkpoint_folder", "serve.python", *TASK_KEYS)
 """Those that may name any, beside those in entries of LISTS."""
@@ -37,10 +28,7 @@ LISTS = {"eval.tasks": ("task", "dataset", "prompt"), "data.train": ("path",), "
 
 
 def value_at(values: Any, key: str) -> Any:
-    """What stands at a dotted key of a recipe, or of nested mappings; None where a part of it is missing.
-
-    At the key "" stands all of it.
-    """
+    """What stands at a dotted key of a recipe, or of nested mappings: all of it at "", None where a part is missing."""
     for part in key.split(".") if key else ():
         if isinstance(values, list | tuple):
             values = values[int(part)] if part.isdigit() and int(part) < len(values) else None

@@ -3,15 +3,17 @@
 import json
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from gemsmith.arch import HUB_ID
-from gemsmith.errors import RecipeError, suggest
+from gemsmith.errors import RecipeError, as_one, suggest
 from gemsmith.recipe.checks import SHARE, check_recipe
 from gemsmith.recipe.keys import FILE_KEYS, KEYS, LISTS, value_at
 from gemsmith.recipe.schema import TASK_KEYS, Data, GeneratedData, Mesh, Recipe, ResolvedValue, RowSource
@@ -82,8 +84,7 @@ def default_values() -> dict[str, Any]:
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
     """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
 
-    Raises RecipeError for a file that cannot be read, an unknown key (with a near match), a wrong type or an unknown
-    model.
+    Raises RecipeError for an unreadable file, an unknown key (with a near match), a wrong type or an unknown model.
     """
     path = Path(path)
     values = read_yaml(path, f"recipe {path}")
@@ -108,21 +109,23 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Coll
             astray.append((key, given, found or given, here))
         place[name] = found or given
     recipe = build_recipe(values, overrides, source=f"recipe {path}")
-    for key, given, found, here in astray:
-        if value_at(recipe, key) == found:  # no override gives another
-            raise RecipeError(
-                f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
-                f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
-                f"write the latter into the recipe, or give it by --set {key}=…"
-            )
+    if unseen := [
+        RecipeError(
+            f"{key}: {given} is not there as seen from the recipe's folder, from which its paths count "
+            f"({os.path.abspath(path.parent / given)}), but from the folder that this was started in ({here}); "
+            f"write the latter into the recipe, or give it by --set {key}=…"
+        )
+        for key, given, found, here in astray
+        if value_at(recipe, key) == found  # no override gives another
+    ]:
+        raise as_one(unseen)
     return recipe
 
 
 def absolute_path(key: str, value: Any, folder: Path) -> str | None:
     """The file or folder that a key's value names, relative ones as seen from a folder.
 
-    None where it names none: rows to make, a share of them, a task or prompt of Gemsmith's own, an address, or a hub
-    id of which no folder is there.
+    None for others: rows to make, a share, a task or prompt of Gemsmith's own, an address, a hub id without a folder.
     """
     if not isinstance(value, str) or not value or "://" in value or value.startswith("hub:"):
         return None
@@ -154,7 +157,7 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
     try:
         recipe = Recipe.model_validate(merged)
     except ValidationError as error:
-        raise RecipeError(f"{source}: {_first_problem(error)}") from None
+        raise as_one([RecipeError(f"{source}: {problem}") for problem in _problems(error)]) from None
     for key, value in plain_values(recipe).items():
         if "\\u0000" in json.dumps(value).replace("\\\\", ""):
             raise RecipeError(f"{source}: {key}: {value!r} was given, it must hold no NUL, which no file's name has")
@@ -165,7 +168,9 @@ def build_recipe(values: Mapping[str, Any], overrides: Sequence[str] = (), *, so
 def dump_recipe(recipe: Recipe, derived: Sequence[ResolvedValue] = (), *, exclude_unset: bool = False) -> str:
     """The recipe as YAML that loads to the same recipe, each derived value followed by its reason as a comment."""
     reasons = {item.key: item.reason for item in derived}
-    return "\n".join(_yaml_lines(recipe.model_dump(mode="json", exclude_unset=exclude_unset), reasons)) + "\n"
+    unused = {"lora"} if recipe.train.method == "full" else set()  # at its defaults there
+    values = recipe.model_dump(mode="json", exclude_unset=exclude_unset, exclude=unused)
+    return "\n".join(_yaml_lines(values, reasons)) + "\n"
 
 
 def read_reasons(text: str) -> list[ResolvedValue]:
@@ -207,11 +212,29 @@ _OTHER_NAMES = {
 """What other trainers call a key -> the key."""
 
 
-def _first_problem(error: ValidationError) -> str:
-    """The most telling of pydantic's complaints, in our words."""
+def _problems(error: ValidationError) -> Iterator[str]:
+    """Of each key the most telling of pydantic's complaints, in our words.
+
+    A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant. A list
+    that is empty without its bad items is not told beside them.
+    """
+    by_key = defaultdict[str, list[Any]](list)
     problems = error.errors(include_url=False)
-    # A value that may be of two kinds gets a complaint for each: the one that went deepest knew what was meant.
-    problem = max(problems, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"])))
+    for problem in problems:
+        place = problem["loc"]
+        if not any(place == other["loc"][: len(place)] for other in problems if other["loc"] != place):
+            by_key[".".join(takewhile(lambda part: not _is_kind(part), map(str, place)))].append(problem)
+    for of_key in by_key.values():
+        yield _in_our_words(max(of_key, key=lambda item: (item["type"] == "extra_forbidden", len(item["loc"]))))
+
+
+def _is_kind(part: str) -> bool:
+    """Whether it is what pydantic calls a kind of value, and no key's name."""
+    of_python = ("str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
+    return part in (*_KINDS, *of_python) or part.startswith(("literal[", "tuple["))
+
+
+def _in_our_words(problem: Any) -> str:
     place = [str(part) for part in problem["loc"]]
     if problem["type"] == "extra_forbidden":
         model: Any = Recipe
@@ -219,16 +242,11 @@ def _first_problem(error: ValidationError) -> str:
             # A number is the place in a list, whose items are all of one kind.
             model = _KINDS.get(part) or (get_args(model)[0] if part.isdigit() else model.model_fields[part].annotation)
         allowed, key = [*model.model_fields], ".".join(part for part in place if part not in _KINDS)
-        elsewhere = {each.name.rpartition(".")[2]: each.name for each in KEYS}
+        elsewhere = {name.rpartition(".")[2]: name for name in KEYS}
         meant = _OTHER_NAMES.get(place[-1]) or elsewhere.get(place[-1])
         near = f" (did you mean {meant}?)" if meant else suggest(place[-1], allowed)
         return f"unknown key {key}{near}; allowed there: {', '.join(allowed)}"
-    key = ".".join(
-        part
-        for part in place
-        if part not in (*_KINDS, "str", "constrained-str", "int", "float", "constrained-float", "bool", "[key]")
-        and not part.startswith(("literal[", "tuple["))
-    )
+    key = ".".join(part for part in place if not _is_kind(part))
     if problem["type"] == "missing":
         return f"{key} is missing; it must be given"
     if place[-1] == "bool":  # the first of the kinds that an option of XLA may have

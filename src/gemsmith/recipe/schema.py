@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from pydantic import BeforeValidator, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
-from gemsmith.recipe.backends import OptimizationSwitch, Saved
+from gemsmith.recipe.backends import ANSWER_TOKENS, OptimizationSwitch, Saved
 from gemsmith.recipe.section import (
     AtOnce,
     Devices,
@@ -283,7 +283,9 @@ class Train(Section):
         None, description="Ends after so many losses of eval_steps in a row that are not below the lowest; null: never."
     )
     sample_answers: Annotated[int, Says("trackers", compiled=False), Field(ge=0, le=16)] = Field(
-        0, description="So many prompts of data.eval that the model answers at each of eval_steps, in up to 64 tokens."
+        0,
+        description="So many prompts of data.eval that the model answers at each of eval_steps, in up to "
+        f"{ANSWER_TOKENS} tokens.",
     )
     report_to: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],

@@ -276,10 +276,11 @@ def loss_chart(comparison: Comparison) -> Chart | None:
 
 
 def serving_charts(comparison: Comparison, pair: Pair) -> list[Chart]:
-    """Output tokens/s and TTFT of two sides, each with a row of bars for each load that both have."""
+    """Output tokens/s, TTFT and TPOT of two sides, each with a row of bars for each load that both have."""
     charts = (
         _bars(comparison, pair, "throughput", "Throughput", "output tokens/s", lambda cell: cell.output_tokens_per_s),
         _bars(comparison, pair, "ttft", "Time to first token (TTFT)", "ms", lambda cell: cell.ttft_ms, log=True),
+        _bars(comparison, pair, "tpot", "Time per output token (TPOT)", "ms", lambda cell: cell.tpot_ms),
     )
     return [chart for chart in charts if chart is not None]
 

@@ -29,8 +29,7 @@ COLORS = {
 }
 SERIES = tuple(name for name in COLORS if name.startswith("s"))
 MARKERS = ("o", "s", "D", "^", "v", "P")
-# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; the text is readable at
-# both.
+# In units of the SVG. On a phone it is drawn at four fifths, on a desk at six fifths of this; text is readable at both.
 WIDTH, HEIGHT = 440, 236
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
@@ -57,8 +56,7 @@ def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
         mantissa, _, exponent = text.partition("e")
         return f"{float(mantissa):g}e{int(exponent)}" if exponent else text
 
-    # Wrapped in a function of any value: a log axis would otherwise write powers in mathematical type, which needs its
-    # own fonts.
+    # Wrapped in a function of any value: a log axis would otherwise write powers in a mathematical font.
     write = ticker.FuncFormatter(tick)
     axes.yaxis.set_major_formatter(write)
     if log:

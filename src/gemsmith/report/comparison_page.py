@@ -1,5 +1,6 @@
 """The page of a comparison, which needs nothing else, and the words for its differences and ratios in every form."""
 
+import math
 from dataclasses import dataclass
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
@@ -126,6 +127,14 @@ def bounds(ratio: Ratio) -> str:
     return span(decimal(low), decimal(high))
 
 
+def extent(ratio: Ratio) -> tuple[float, float] | None:
+    """How long its interval is, or the ratio by itself, and where that begins: shares of 1/16 to 16 on a log scale."""
+    if not ratio.value or ratio.is_difference:
+        return None
+    ends = [min(max(0.5 + math.log2(max(end, 1e-9)) / 8, 0), 1) for end in ratio.interval or (ratio.value,) * 2]
+    return ends[1] - ends[0], ends[0]
+
+
 def why_no_headline(ratio: Ratio) -> str:
     """In a few words; empty for a headline."""
     if ratio.confounded_by:
@@ -140,7 +149,7 @@ def _points(share: float) -> str:
 def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> str:
     """The page; of a published comparison with what it says of itself. Raises MachineError as the report's page."""
     environment = open_environment()  # first, so that what is not installed is one line
-    words = (condition_value, effect, ratio_value, ratio_words, column, interval_words, bounds, why_no_headline)
+    words = (condition_value, effect, ratio_value, ratio_words, column, interval_words, bounds, extent, why_no_headline)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]

@@ -140,10 +140,7 @@ def _cost_lines(found: ActualCost) -> Iterator[str]:
 
 
 def report(run: Run, file: Path | None = None) -> Path:
-    """The path of the page, by default the run's `report.html`, written whole from the records that are there.
-
-    The same records give the same bytes. A missing record is said to be missing; it is not an error.
-    """
+    """The path of the page, the same bytes of the same records; by default it is the run's report.html."""
     write_text(file or run.report, render_page(run))
     return file or run.report
 
@@ -155,7 +152,7 @@ def render_page(run: Run) -> str:
 
     findings = summary.read_findings(run)
     records = findings.records()
-    environment.globals |= {"recipe": run.recipe, "found": findings}
+    environment.globals |= {"recipe": run.recipe, "found": findings, "summary": summary}
     rendered = (
         (name, title, environment.get_template(f"{name}.html").render(make(findings)))
         for name, (title, make) in SECTIONS.items()

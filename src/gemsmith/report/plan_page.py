@@ -130,8 +130,7 @@ def _range_chart(record: PlanRecord, of: Literal["usd", "hours"]) -> Chart | Non
 def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]:
     """Dollars per million tokens against the last key whose values are numbers, else the last key.
 
-    A chart for each machine, with a line for each choice of the other keys; of one key all machines in one chart. What
-    does not fit or has no price is no point.
+    A chart a machine, a line for each choice of the other keys; of one key all in one. What does not fit has no point.
     """
     axis = len(keys) - 1
     for place in range(len(keys)):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from gemsmith.plan.fix import KEYS
 from gemsmith.plan.machine import PROCESS, RUNTIME, SET_MESH, describe_changes
+from gemsmith.plan.serving import describe_cold_start
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord, ServingPlan
 from gemsmith.runs.records import Range
@@ -107,6 +108,10 @@ def serving_lines(record: PlanRecord) -> list[str]:
     lines.append("")
     for name, tests in {row.machine: row.measured for row in record.serving if row.measured}.items():
         lines.append(f"- {name}: the range that load tests measured there, and 15 % each way: {tests}")
+    starts = {row.machine: row.cold_start_s for row in record.serving if row.fits}
+    for name, loads in starts.items() if len(starts) <= DETAILED else ():
+        for load, parts in loads.items():
+            lines += [f"- {name}: a cold start with --load {load} takes", f"  {describe_cold_start(parts)}"]
     lines.append("- memory: GiB a chip of weights, and left for keys and values; tp is tensor parallel x copies.")
     if not record.serving:
         lines.append(

@@ -44,11 +44,8 @@ def push(
     name = repository(destination)
     if weights == "adapter" and run.recipe.train.method == "full":
         raise RunError(f"{run.path}: train.method full makes no adapter; add --weights merged")
-    issue = find_verification_issue(run, adapter=weights == "adapter")
-    if issue is not None and not skip_verify_check:
-        raise RunError(
-            f"{run.path / weights}: not pushed: {issue[0]}; run: {issue[1]}; to push anyway, add --skip-verify-check"
-        )
+    if not skip_verify_check:
+        refuse_unverified(run, weights)
     card = model_card(run, name, weights=weights, license=license)
     exported, add = read_record(run, ExportRecord), huggingface_hub.CommitOperationAdd
     files = [file for file in getattr(exported, weights) if file.name != CARD]
@@ -71,8 +68,17 @@ def repository(destination: str) -> str:
     """OWNER/NAME of hub:OWNER/NAME. Raises InputError for anything else."""
     found = _DESTINATION.fullmatch(destination)
     if found is None:
-        raise InputError(f"--to {destination}: must be hub:OWNER/NAME")
+        raise InputError(f"--to {destination}: must be hub:OWNER/NAME or vertex:PROJECT/REGION")
     return found[1]
+
+
+def refuse_unverified(run: Run, weights: Weights, *, are_here: bool = True) -> None:
+    """Raises RunError where verify has not passed the weights, as they are now if they are here."""
+    issue = find_verification_issue(run, adapter=weights == "adapter", are_here=are_here)
+    if issue is not None:
+        raise RunError(
+            f"{run.path / weights}: not pushed: {issue[0]}; run: {issue[1]}; to push anyway, add --skip-verify-check"
+        )
 
 
 def model_card(run: Run, name: str, *, weights: Weights, license: str | None = None) -> str:  # noqa: A002

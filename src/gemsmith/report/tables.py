@@ -188,10 +188,8 @@ def sweep_table(keys: Sequence[str], found: Sequence[SweptPlan]) -> Table:
         rates = "–" if not machine.fits else span(*map(count, each.tokens_per_s))
         cost = "–" if each.usd_per_million is None else span(*map(price, each.usd_per_million))
         rows.append((*each.values, machine.name, "yes" if machine.fits else "no", limit, step, rates, cost))
-    columns = (*keys, "machine", "fits", "GiB a chip", "s a step", "tokens/s", "USD per million tokens")
-    return Table(
-        title="Full rows, estimated", columns=columns, rows=rows, right=columns[-4:], whole=columns[: len(keys) + 2]
-    )
+    columns = (*keys, "machine", "fits", "GiB a chip", "s a step", "tokens/s", "USD/M tokens")
+    return Table(title="Full rows, estimated", columns=columns, rows=rows, right=columns[-4:], whole=columns)
 
 
 def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:

@@ -10,16 +10,13 @@ from gemsmith.runs.records import SCHEMA_VERSION, Computer, Part, Record, Server
 class Share(Part):
     score: float
     low: float
-    """95 % Wilson interval."""
-    high: float
-
-
-class Score(Part):
-    score: float
-    """The share of right answers: with several to a question, pass@1."""
-    low: float
     """95 % interval: Wilson's, or over questions where each has several answers."""
     high: float
+
+
+class Score(Share):
+    """The share of right answers: with several to a question, pass@1."""
+
     n: int
     """Rows, or questions."""
     cut: int = 0
@@ -101,8 +98,7 @@ class Difference(Part):
     high: float
     """Of a paired bootstrap."""
     p_value: float
-    """Of a sign-flip test: how likely chance alone makes a mean at least as far from 0. Of rows that are right or wrong
-    it is McNemar's."""
+    """Of a sign-flip test, of a mean at least as far from 0 by chance alone; of rows right or wrong McNemar's."""
     significant: bool
     questions: int
     better: int

@@ -75,8 +75,10 @@ class MachinePlan(Part):
     """The trainings on this machine that `step_s` rests on; None: on none."""
     startup_s: dict[str, Range] = Field(default_factory=dict)
     """What comes before the first step -> its seconds; assumed."""
+    evaluations_s: Range = (0, 0)
+    """Of all evaluations of train.eval_steps, with answers."""
     hours: Range | None
-    """Of the start and `priced_steps`; None where the machine does not fit."""
+    """Of the start, `priced_steps` and evaluations; None where the machine does not fit."""
     usd: Range | None
     """Of `hours`; None also where the catalog has no on-demand price."""
     price_doubts: tuple[str, ...] = ()
@@ -87,8 +89,7 @@ class MachinePlan(Part):
     """On demand, of real tokens; None also where how many these are is not known."""
     mesh: dict[str, int]
     compiled: CompiledStep | None = None
-    """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows from them are the
-    compiler's."""
+    """Where --compile asked for it: then `hbm_bytes_per_chip`, `step_s` and what follows are the compiler's."""
     price: PlanPrice | None = None
     """On demand; None, here and below, where the catalog has no such price."""
     price_spot: PlanPrice | None = None
@@ -118,6 +119,8 @@ class ServingPlan(Part):
     tensor_parallel: int | None = None
     copies: int | None = None
     """Of the weights, each on `tensor_parallel` devices."""
+    cold_start_s: dict[str, dict[str, Range]] = Field(default_factory=dict)
+    """How the weights come -> what comes before the first answer -> its seconds."""
     weights_bytes_per_chip: int | None = None
     kv_room_bytes_per_chip: int | None = None
     """What is left for keys and values."""
@@ -160,8 +163,7 @@ class PlanRecord(Record):
     """Without padding; None where that is not known."""
     machines: tuple[MachinePlan, ...]
     serving: tuple[ServingPlan, ...] = ()
-    """A row for each machine and length of bench.input_tokens; none for machines of several hosts, nor for CPUs on
-    which no load test was measured."""
+    """A row a machine and length of bench.input_tokens; none for several hosts, nor for CPUs without a load test."""
     assumptions: tuple[str, ...]
 
     @property

@@ -60,17 +60,13 @@ class Record(Part):
     status: Literal["complete"] = "complete"
     provenance: Provenance
     warnings: tuple[str, ...] = ()
-    """What a reader must know before the numbers, a sentence each; the terminal prints them, and the page shows them at
-    its top."""
+    """What a reader must know before the numbers, a sentence each: printed, and at the top of the page."""
     critical_warnings: tuple[str, ...] = ()
     """The same, where a result must not be used as it is."""
 
 
 class HeldOut(Part):
-    """The rows that data.eval named, compared with what is trained on: exactly, but for white space.
-
-    Rows that are nearly the same are not looked for.
-    """
+    """The rows that data.eval named, compared with what is trained on: exactly, but for white space."""
 
     rows: int
     same_prompt: int

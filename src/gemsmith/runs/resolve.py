@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from gemsmith.arch import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
@@ -10,7 +11,7 @@ from gemsmith.arch.config import differing_fields
 from gemsmith.arch.vision_config import read_vision
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.checkpoints.hub import check_scheme, is_hub_id
-from gemsmith.errors import RecipeError
+from gemsmith.errors import RecipeError, as_one, raise_all
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share
 from gemsmith.recipe.keys import FILE_KEYS, LISTS, value_at
@@ -52,11 +53,11 @@ def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:
 
 def check_lengths(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for rows or served texts that are longer than the model reads."""
-    for key in ("data.max_length", "serve.max_model_len"):
-        given = value_at(recipe, key) or 0
-        if given > variant.context:
-            remedy = f"{variant.name} reads at most {variant.context} tokens; set {variant.context} or less"
-            raise RecipeError(f"{key}: {given} was given; {remedy}")
+    remedy = f"{variant.name} reads at most {variant.context} tokens; set {variant.context} or less"
+    given = {key: value_at(recipe, key) or 0 for key in ("data.max_length", "serve.max_model_len")}
+    told = (f"{key}: {value} was given; {remedy}" for key, value in given.items() if value > variant.context)
+    if problems := [*map(RecipeError, told)]:
+        raise as_one(problems)
 
 
 def check_served(recipe: Recipe, variant: Variant) -> None:
@@ -159,11 +160,11 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     variant, reason = _find_model(recipe)
     if recipe.model is None:
         derived.append(ResolvedValue("model", variant.name, reason))
-    lora_targets(variant, recipe.lora.targets)
     derived += derive_lengths(recipe, variant)
     recipe = with_values(recipe, derived)
-    check_lengths(recipe, variant)
-    rest = [*_rows_per_step(recipe)]
+    rest = list[ResolvedValue]()
+    checks = (partial(lora_targets, variant, recipe.lora.targets), partial(check_lengths, recipe, variant))
+    raise_all([*checks, lambda: rest.extend(_rows_per_step(recipe))])
     if (share := eval_share(recipe.data)) is not None:
         reason = f"{recipe.data.eval} of data.train, by a hash of each row"
         rest.append(ResolvedValue("data.eval", recipe.data.train, reason))
@@ -210,16 +211,10 @@ def resolve_again(
 
 def check_settings(recipe: Recipe, stages: Collection[str] = tuple(STAGES)) -> None:
     """Raises RecipeError where a resolved recipe asks one of the stages for what it cannot do, on whatever machine."""
-    variant = recipe_variant(recipe)
-    if "train" in stages:
-        check_training(recipe, variant)
-    if not set(SERVED).isdisjoint(stages):
-        check_served(recipe, variant)
-        check_served_adapter(recipe, variant)
-    if "bench" in stages:
-        check_cells(recipe, variant)
-    if "eval" in stages:
-        check_answer(recipe, variant)
+    variant, served = recipe_variant(recipe), SERVED
+    asked = {check_training: ["train"], check_served: served, check_served_adapter: served}
+    asked |= {check_cells: ["bench"], check_answer: ["eval"]}
+    raise_all(partial(check, recipe, variant) for check, of in asked.items() if not set(of).isdisjoint(stages))
 
 
 def recipe_variant(recipe: Recipe) -> Variant:

@@ -3,8 +3,7 @@
     recipe.yaml  plan.json data.json train.json export.json verify.json serve.json bench.json eval.json
     data/  images/  checkpoints/  adapter/  merged/  logs/  tensorboard/  report.html  rows-HASH.jsonl
 
-A stage is complete when its record is there and was made from the same recipe keys and the same upstream records as a
-record made now.
+A stage is complete when its record was made from the same recipe keys and upstream records as one made now.
 """
 
 import contextlib
@@ -128,8 +127,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     _refuse_foreign(path)
     path.mkdir(parents=True, exist_ok=True)
     values = plain_values(recipe)
-    # What is there was made with the recipe there, and both stay until the stage done again has something to put in its
-    # place.
+    # What is there was made with the recipe there; both stay until the stage done again has something in their place.
     pending = any(has_outputs(run, stage) for stage in force)
     if force and not pending:
         _next_recipe_file(run).unlink(missing_ok=True)
@@ -196,10 +194,7 @@ def resolve_run(
 
 
 def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
-    """An existing run with other keys in one section of its recipe, for this time only: its recipe.yaml stays as it is.
-
-    Raises RunError where a key outside the section differs.
-    """
+    """An existing run with other keys in one section, for this time only. Raises RunError for keys of others."""
     recipe, _ = resolve_run(path, overrides)
     others = [
         key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
@@ -210,10 +205,7 @@ def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str
 
 
 def is_up_to_date(run: Run, stage: str) -> bool:
-    """Whether the stage's record is there, was made from what is there now, and does not say that a check failed.
-
-    Raises VersionError where another version of Gemsmith wrote it.
-    """
+    """Whether the stage's record is there, made from what is there now, and no check failed. Raises VersionError."""
     try:
         record = read_record(run, STAGES[stage].record)
     except VersionError:
@@ -334,6 +326,8 @@ def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
 
 
 def _refuse_no_run(path: Path) -> None:
+    if path.is_file():
+        raise RunError(f"run directory {path}: is a file; give the directory of its run, such as runs/{path.stem}")
     if not (path / "recipe.yaml").exists():
         raise RunError(
             f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "

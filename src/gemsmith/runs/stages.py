@@ -23,8 +23,7 @@ class Stage:
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
     function: tuple[str, str]
-    """Module and name. Imported one at a time, so that jax, torch and matplotlib are there only while they are
-    needed."""
+    """Module and name. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
     needs_server: bool = False
 
 
@@ -75,5 +74,6 @@ def reads(stage: str, key: str, *, image_requests: bool = False, held_out: bool 
     names = {stage, *(["questions"] if stage == "eval" or (stage == "bench" and image_requests) else [])}
     names |= {"held_out"} if stage == "data" and held_out else set()
     return any(
-        (key == each.name or key.startswith(f"{each.name}.")) and not names.isdisjoint(each.stages) for each in KEYS
+        (key == name or key.startswith(f"{name}.")) and not names.isdisjoint(said.stages.split())
+        for name, said in KEYS.items()
     )

@@ -24,8 +24,7 @@ POLL_S = 0.2
 START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
 START_GRACE_S = 2.0
 FREE_PORT_TRIES = 3
-# There, a socket that is bound and does not listen keeps a port from being given away, and lets vLLM listen on it: both
-# have SO_REUSEADDR.
+# There, a socket that is bound and does not listen keeps a port, and lets vLLM listen on it: both have SO_REUSEADDR.
 _HOLDS_PORTS = sys.platform == "linux"
 _REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
@@ -77,8 +76,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     """A server of a checkpoint folder that is up and ours; it and its children are gone when the block ends.
 
     With an adapter in the settings, the name is the tuned model's. A free port that another program takes before vLLM
-    has it is changed for another. Raises MachineError where vLLM is not installed or the port is in use, EngineError
-    where vLLM dies or does not answer in time.
+    has it is changed for another. Raises MachineError without vLLM or port, EngineError where vLLM dies or is silent.
     """
     refuse_open_server(settings, has_key=bool(api_headers()))
     console = open_console()

@@ -51,8 +51,11 @@ ANSWER_TOKENS = 4
 _ROUNDING, _ROUNDING_OTHERWISE = {"float32": 1e-3}, 0.05
 
 
-def find_verification_issue(run: Run, *, adapter: bool = False) -> tuple[str, str] | None:
-    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None."""
+def find_verification_issue(run: Run, *, adapter: bool = False, are_here: bool = True) -> tuple[str, str] | None:
+    """Why the run's merged/, or its base with adapter/, is not verified, and the command that changes it; else None.
+
+    Of a run in a bucket the weights are not `are_here`: there no record is of other files than those beside it.
+    """
     exported: ExportRecord = read_record(run, ExportRecord)
     verify = f"gemsmith verify {run.path}"
     export_again = f"gemsmith export {run.path} --force && {verify}"
@@ -67,11 +70,12 @@ def find_verification_issue(run: Run, *, adapter: bool = False) -> tuple[str, st
     if not record.passed:
         failed = "; ".join(f"{check.name}: {check.detail}" for check in record.checks if check.passed is False)
         return f"verify failed: {failed or 'see verify.json'}", export_again
+    problems: list[str] = []
     if adapter:
         problems, base = changed_files(run.adapter, exported.adapter), open_checkpoint(run.recipe.checkpoint)
         if exported.base_sha256 and base.fingerprint() != exported.base_sha256:
             problems.append(f"{base.folder} is not the base that the adapter was exported for")
-    else:
+    elif are_here:
         total_bytes = sum(file.bytes for file in exported.merged)
         if total_bytes >= _SAID_FROM_BYTES:
             told = f"comparing {len(exported.merged)} files of {run.merged} with export.json"

@@ -83,5 +83,4 @@ NO_STREAMER = KnownIssue(link="https://github.com/vllm-project/vllm/pull/26464",
 TPU_ADAPTER = KnownIssue(link=f"{TPU_ISSUES}2207")
 """On TPU a Gemma 4 adapter is not applied."""
 TPU_CACHE = KnownIssue(link=f"{TPU_ISSUES}606")
-"""Compiled programs are compiled again at each start, although VLLM_XLA_CACHE_PATH is set: seen of a folder in August
-2025, closed since; of a bucket in January 2026."""
+"""Programs are compiled at each start despite VLLM_XLA_CACHE_PATH: in a folder, 2025-08, closed; a bucket, 2026-01."""

@@ -1,7 +1,6 @@
 """Characters that a terminal acts on instead of showing them, spelled out.
 
-A name, a row or a log may hold them: they recolor, delete or reorder what stands on the screen, so that it seems to
-say something else.
+A name, a row or a log may hold them: they recolor, delete or reorder text on the screen, so that it seems another.
 """
 
 import json

@@ -10,6 +10,7 @@ What each needs of the file system, which a bucket mounted by gcsfuse does not g
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import importlib.util
 import json
@@ -88,10 +89,23 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
+def partial_path(path: Path) -> Path:
+    """Where this process writes what is to take the place of `path`; what killed ones have left there is deleted."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if (number := left.name.rpartition(".")[2]).isdecimal():
+            try:
+                os.kill(int(number), 0)  # asks for no more than whether there is one
+            except (ProcessLookupError, OverflowError):
+                left.unlink(missing_ok=True)
+            except PermissionError:  # another user's
+                pass
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """A text file that takes the place of `path` once it is complete and on disk; on any error that stays."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = partial_path(path)
     try:
         with beside.open("w", encoding="utf-8") as file:
             yield file
@@ -158,4 +172,10 @@ def bucket_path(url: str) -> Path:
         raise MachineError(f"train.checkpoint_folder: {url} needs {' and '.join(missing)}; {remedy}")
     from etils import epath
 
+    bound_bucket_waits()
     return epath.Path(url)
+
+
+def bound_bucket_waits() -> None:
+    """Has tensorstore give up on an answer that brings no byte for a minute, and ask again; by itself it waits on."""
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")

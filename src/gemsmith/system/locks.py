@@ -36,8 +36,7 @@ _held: set[Path] = set()
 def locked(folder: Path, *, what: str = "run directory") -> Iterator[None]:
     """Makes the folder if it does not exist, and keeps other processes out of it until the block ends.
 
-    Raises RunError at once where another is in it; `what` is what users call it. On a file system without locks, one
-    line on stderr says that none is kept out.
+    Raises RunError where another is in it; `what` is what users call it. Without locks, a line on stderr says so.
     """
     folder.mkdir(parents=True, exist_ok=True)
     place, file, process = folder.resolve(), folder / LOCK, os.getpid()

@@ -36,8 +36,7 @@ def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
 def heard_later() -> Iterator[None]:
     """Ctrl-C and SIGTERM are heard once the block is done, and a second one at once.
 
-    For Orbax: raised while it reads, they come out as an error of its own, which reads like damage; raised while it
-    begins a save, it forgets that save.
+    For Orbax: raised while it reads, they come out as damage; raised while it begins a save, it forgets that save.
     """
     before = {number: handler for number in STOPS if callable(handler := signal.getsignal(number))}
     caught: list[int] = []

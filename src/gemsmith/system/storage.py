@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from gemsmith.errors import MachineError, RunError, first_line
+from gemsmith.system.files import bound_bucket_waits
 
 _PIECE_BYTES = 64 * 2**20
 # tensorstore's own would ask for a quarter of an hour where there is no network or no credentials; these for 80 s.
@@ -31,6 +32,7 @@ class Bucket:
     """The objects below one address, such as gs://bucket/folder. Raises MachineError where it cannot be reached."""
 
     def __init__(self, url: str) -> None:
+        bound_bucket_waits()
         import tensorstore
 
         self.url = url.rstrip("/")

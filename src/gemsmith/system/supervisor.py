@@ -10,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 POLL_S = 0.1
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -33,10 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the command become our children, so that they can be found
     follow = partial(_prctl, PR_SET_PDEATHSIG, signal.SIGTERM)
     # preexec_fn is safe here: this process has one thread.
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=follow)  # noqa: PLW1509
-    while child.poll() is None and not told and os.getppid() == parent:
-        time.sleep(POLL_S)
-    _end_group(child, grace_s, told)
+    # vLLM leaves sockets and files there. A short name: a socket's path may have no more than 100 bytes.
+    with tempfile.TemporaryDirectory(prefix="g", ignore_cleanup_errors=True) as scratch:
+        given: dict[str, Any] = {"env": os.environ | {"TMPDIR": scratch}, "preexec_fn": follow}
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, **given)
+        while child.poll() is None and not told and os.getppid() == parent:
+            time.sleep(POLL_S)
+        _end_group(child, grace_s, told)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 

@@ -1,7 +1,6 @@
 """What a task's module holds.
 
-`generate_rows` where it makes rows, `COLUMNS` and `score` where it scores answers to rows, `read_questions` and
-`open_judges` where it brings its own questions.
+`generate_rows` makes rows, `COLUMNS` and `score` score answers, `read_questions` and `open_judges` bring questions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,8 +77,7 @@ class Scorer(Protocol):
     """A task that `eval.scorer` can name. It may also be one or more of the four below."""
 
     COLUMNS: tuple[str, ...]
-    """Columns that each held-out row must have beside the messages; `eval.options` may give them for rows that do
-    not. No others are read."""
+    """Columns that each held-out row must have beside the messages, or `eval.options` gives. No others are read."""
 
     def score(self, question: Question, answers: Sequence[str]) -> Sequence[Verdict]:
         """A verdict for each answer to the question, in order; there may be one answer or many.

@@ -1,8 +1,6 @@
-"""What training starts from, the same bytes with each backend; what rows with images ask of a checkpoint; and prompts
-of held-out rows, with the loop that answers them.
+"""What training starts from, alike in each backend; what images ask of a checkpoint; held-out prompts and answers.
 
-Adapters start as random matrices as PEFT draws them, or as those of a PEFT folder, `train.init_adapter`. No
-machine-learning library is imported.
+Adapters start as PEFT draws them, or as those of `train.init_adapter`. No machine-learning library is imported.
 """
 
 import itertools
@@ -23,6 +21,7 @@ from gemsmith.data.packing import ARRAYS, Rows
 from gemsmith.data.tokenize import open_tokenizer
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.patches import PatchConfig, longest_line, read_patching
+from gemsmith.recipe.backends import ANSWER_TOKENS
 from gemsmith.recipe.schema import Data, Lora, Recipe
 from gemsmith.runs.records import SampleAnswer
 from gemsmith.runs.run import Run
@@ -114,7 +113,7 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
 Answers = tuple[SampleAnswer, ...]
 NextTokens = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
 """Of tokens (B, L), the most likely one after that which a mask (B, L) marks in each row, (B,); None: told to stop."""
-_ANSWER_TOKENS, _PROMPT_CHARACTERS = 64, 1000
+_PROMPT_CHARACTERS = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -137,7 +136,7 @@ class SamplePrompts:
         """The greedy answers to the prompts of a batch, from 1; None where `next_tokens` is told to stop."""
         first, batch = (number - 1) * self.batches.global_batch_size, self.batches.batch(number)
         tokens, lengths = batch.tokens, self.lengths[first : first + len(batch)]
-        room = [min(_ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
+        room = [min(ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
         answers: list[list[int]] = [[] for _ in lengths]
         while left := [row for row, ids in enumerate(answers) if len(ids) < room[row] and self.stops.isdisjoint(ids)]:
             mask = np.zeros_like(batch.loss_mask)
@@ -161,7 +160,7 @@ class SamplePrompts:
 
     def _answer_text(self, ids: list[int]) -> str:
         """Without the token that ends it; with … where none does."""
-        some = ids[:_ANSWER_TOKENS]
+        some = ids[:ANSWER_TOKENS]
         return self._text(some[:-1]) if some[-1] in self.stops else f"{self._text(some)}…"
 
     def _text(self, ids: list[int]) -> str:
@@ -194,7 +193,7 @@ def load_samples(run: Run, checkpoint: Checkpoint, *, parts: int, most: int, mul
         of_row = rows.images[row] if rows.images else ()
         starts = itertools.accumulate((image.soft_tokens for image in of_row), initial=0)
         images.append(tuple(image for start, image in zip(starts, of_row, strict=False) if before <= start < behind))
-    size, length = parts * min(most, -(-len(prompts) // parts)), max(map(len, prompts)) + _ANSWER_TOKENS
+    size, length = parts * min(most, -(-len(prompts) // parts)), max(map(len, prompts)) + ANSWER_TOKENS
     packed = prompt_rows(prompts, min(run.recipe.data.max_length, -(-length // multiple) * multiple))
     return SamplePrompts(
         batches=Batches(

@@ -20,7 +20,7 @@ from gemsmith.errors import GemsmithError, MachineError, first_line
 from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.load import plain_values
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import AgainstPlan, Evaluation, TrainRecord, TrainStep
+from gemsmith.runs.records import AgainstPlan, Evaluation, SampleAnswer, TrainRecord, TrainStep
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.system.characters import one_line
 from gemsmith.system.console import LiteralColumn, open_console, open_progress, print_warnings
@@ -116,18 +116,34 @@ class Events(Scalars):
 
             suffix = f".{self._done:09}"  # a file is named by its second: what goes on within one may not overwrite it
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
+        if (
+            not self._writer.file_writer.event_writer._worker.is_alive()
+        ):  # a write failed: nobody would take the next ten
+            raise MachineError(f"{self._folder}: cannot be written any more; is its disk full?")
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
         super().add_evaluation(evaluation)
         for number, answer in enumerate(evaluation.answers, start=1):
-            parts = (f"{name}:\n\n{textwrap.indent(text, '    ')}" for name, text in answer)
-            self._writer.add_text(f"eval/answer_{number}", "\n\n".join(parts), evaluation.step)
+            self._writer.add_text(f"eval/answer_{number}", _markdown(answer), evaluation.step)
 
     def __exit__(self, *_: object) -> None:
-        if self._writer:
+        if self._writer is None:
+            return
+        events = self._writer.file_writer.event_writer
+        try:
             self._writer.close()
+        except OSError:
+            # Python's end would have it close once more, and print both tracebacks.
+            if events._worker.is_alive():
+                events._worker.stop()
+            events._closed = True
+            raise
+
+
+def _markdown(answer: SampleAnswer) -> str:
+    return "\n\n".join(f"{name}:\n\n{textwrap.indent(text, '    ')}" for name, text in answer)
 
 
 class Tracker(Scalars):
@@ -171,18 +187,30 @@ class Tracker(Scalars):
         if self._earlier != self._id:
             write_text(self._file, f"{self._id}\n")
             self._earlier = self._id
-        self._call("log_metrics" if self._tracker == "mlflow" else "log", dict(values), step=step)
+        name = "log_metrics" if self._tracker == "mlflow" else "log"
+        self._call(lambda module: getattr(module, name)(dict(values), step=step), step)
+
+    def add_evaluation(self, evaluation: Evaluation) -> None:
+        """Also a table of the answers; MLflow, whose tables grow where a step is done again, has a text."""
+        super().add_evaluation(evaluation)
+        answers, step = evaluation.answers, evaluation.step
+        if answers and self._tracker == "mlflow":
+            text = "\n\n---\n\n".join(map(_markdown, answers))
+            self._call(lambda module: module.log_text(text, f"eval/answers_{step:09}.md"), step)
+        elif answers:
+            table = {"columns": [*SampleAnswer.model_fields], "data": [[text for _, text in one] for one in answers]}
+            self._call(lambda module: module.log({"eval/answers": module.Table(**table)}, step=step), step)
 
     def __exit__(self, *_: object) -> None:
-        self._call("end_run" if self._tracker == "mlflow" else "finish")
+        self._call(lambda module: module.end_run() if self._tracker == "mlflow" else module.finish())
 
-    def _call(self, function: str, *values: Mapping[str, float], **step: int) -> None:
+    def _call(self, use: Callable[[Any], object], step: int | None = None) -> None:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 if self._module:
-                    getattr(self._module, function)(*values, **step)
+                    use(self._module)
         except Exception as error:  # noqa: BLE001 - the training is worth more
-            place = f"step {step['step']}" if step else "its end"
+            place = "its end" if step is None else f"step {step}"
             told = f"train.report_to: {self._tracker} has nothing from {place} on: {first_line(error)}"
             self._module = None
             self._warnings.append(told)

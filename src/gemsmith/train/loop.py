@@ -1,7 +1,6 @@
 """One attempt at training a run: resume, judge each step, log it, record the whole.
 
-All of it is the same whichever backend computes the steps; what differs is what `TrainBackend` asks for. No
-machine-learning library is imported.
+It is the same with each backend; what differs, `TrainBackend` asks for. No machine-learning library is imported.
 """
 
 import math
@@ -257,10 +256,7 @@ class TrainSession:
         )
 
     def finish(self, outcome: StepOutcome) -> None:
-        """Judges a step and logs it.
-
-        Raises EngineError where the recipe stops at such a loss, DataError where nothing was trained.
-        """
+        """Judges and logs a step. Raises EngineError for a loss that the recipe stops at, DataError without targets."""
         run, plan = self.run, outcome.plan
         if not outcome.targets:
             raise DataError(
@@ -293,10 +289,7 @@ class TrainSession:
             callback(step)
 
     def due(self, step: int) -> bool:
-        """Whether the held-out rows are to be evaluated after the step, the last one run.
-
-        Not where the session is told to stop: whoever resumes after the step does so first.
-        """
+        """Whether held-out rows are to be evaluated after the step, the last one run; not where it is told to stop."""
         every = self.run.recipe.train.eval_steps
         if not (every and step) or (self.log.evaluations and self.log.evaluations[-1].step == step):
             return False

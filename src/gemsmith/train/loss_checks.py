@@ -52,10 +52,7 @@ def best_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
 
 
 def reason_to_end_early(evaluations: Sequence[Evaluation], train: Train, *, after: int, steps: int) -> str | None:
-    """Why training ends before the last of its steps with the last of these; None where it does not.
-
-    `after`: the step from which on patience counts.
-    """
+    """Why training ends after the last of these, with patience counted `after` a step; None where it goes on."""
     patience = train.early_stopping_patience
     if patience is None or not evaluations or evaluations[-1].step == steps:
         return None
@@ -150,8 +147,7 @@ def grad_norm_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str,
 def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Change | None:
     """Of the last tenth of the steps against the first tenth, or the first `first_steps`; None where they are too few.
 
-    The error is that of medians of normal noise, which is estimated from the changes between neighbors: a trend does
-    not show in those.
+    The error is that of medians of normal noise, estimated from changes between neighbors, in which no trend shows.
     """
     losses = [step.loss for step in steps if math.isfinite(step.loss) and not step.skipped]
     if len(losses) < 2 * _FEWEST_STEPS_TO_FALL:

@@ -21,10 +21,7 @@ from gemsmith.train.schedule import check_export_step, say_schedule
 
 
 def is_later_host() -> bool:
-    """Whether this process trains with others and is not the first: in JAX, as torchrun's, or on a TPU slice.
-
-    Known before the processes have joined: only the first writes to the run directory.
-    """
+    """Whether this process trains with others and is not the first, which alone writes; known before they join."""
     if number := os.environ.get("JAX_PROCESS_ID"):
         return number != "0"
     if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
@@ -118,8 +115,7 @@ XLA_S = 60
 def ask_xla(train: Train) -> None:
     """Raises InputError for a flag of the environment's or the recipe's that XLA does not take.
 
-    A process of its own asks, since XLA ends the process that has one in XLA_FLAGS or LIBTPU_INIT_ARGS that it does not
-    know. Where it gives no answer, a warning says so.
+    A process of its own asks, since XLA ends one with an unknown XLA_FLAGS or LIBTPU_INIT_ARGS. No answer: a warning.
     """
     given = [name for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)]
     names = " and ".join([*given, *(["train.compiler_options"] if train.compiler_options else [])])
@@ -153,8 +149,7 @@ def check_training(run: Run) -> None:
     """Raises InputError for what is known before there are rows.
 
     That is a backend that is not installed, an adapter to start from or a folder for checkpoints that cannot be used,
-    callbacks where others than this process train, and an export.step that will not be saved, where the recipe tells
-    the steps.
+    callbacks where others than this process train, and an export.step that will not be saved.
     """
     from gemsmith.train.inputs import load_init_adapter
 

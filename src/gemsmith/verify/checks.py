@@ -1,7 +1,6 @@
 """Checks that need no model: what lies beside the weights, what rounding took, and what training's gain is worth.
 
-Bytes and logits prove that merged/ is the weights it was made from, plus the adapter. These need not be the weights
-that were trained on, hence the check of losses.
+Bytes and logits prove that merged/ is its base plus the adapter, which may be trained on other weights: hence losses.
 """
 
 import filecmp
@@ -64,8 +63,7 @@ def rounding_notices(
 
     `lost`: the share of its changes of weights, by norm; `effect`: the most that base + adapter differs from the base
     in logits; `moved`: the most that merged differs from base + adapter. None: not computed. Logits decide, weights
-    only without them: in a mixture of experts a rounding can turn a token to another expert, so that a few logits move
-    far more than the others.
+    only without them: a rounding can turn a token to another expert, which moves a few logits far.
     """
     share = "" if lost is None else f"{100 * lost:.0f} % of its changes of weights, by norm, are rounded away"
     if effect is not None and moved is not None:

@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,8 @@ Logits = list[np.ndarray]
 """Of each prompt, (L, V)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogitCheck:
-    """`max_abs_difference`: what the check was decided by; without any rounding of weights, `effect` of the adapter on
-    the base, and `rounding` that sets merged apart from base + adapter. None: not computed.
-    """
-
-    check: Check
-    max_abs_difference: float | None = None
-    effect: float | None = None
-    rounding: float | None = None
-    losses: Losses | None = None
+LogitCheck = tuple[Check, dict[str, Any]]
+"""The check, and what the record says of logits and losses; nothing where they were not computed."""
 
 
 def compare_logits(
@@ -64,12 +54,9 @@ def compare_logits(
     tolerance fits. The pass is decided without it: PEFT's own merge, rounded as files of the base's dtype are, against
     merged, within TOLERANCE. The difference to the adapter as it is without that rounding is in the detail.
     """
-    free_bytes = free_memory_bytes()
-    streamed = free_bytes < memory_needed_bytes(base)
-    if streamed and free_bytes < (need_bytes := streaming_needed_bytes(base, adapter)):
-        memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
-        detail = f"not compared: {memory}; run verify on a larger machine"
-        return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
+    streamed = free_memory_bytes() < memory_needed_bytes(base)
+    if streamed and (lacking := _lacks_memory(streaming_needed_bytes(base, adapter))):
+        return lacking, {}
     with quiet():
         try:
             plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
@@ -80,19 +67,17 @@ def compare_logits(
             if trained_on is not None and trained_on is not base:
                 before, after, _ = _base_logits(trained_on, adapter_folder, adapter, prompts, streamed=streamed)
         except CheckpointError as error:
-            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)))
-    check = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
-    return replace(check, losses=_losses(prompts, before, after, merged))
+            return Check(name="logits", passed=False, detail=str(error)), {}
+    check, found = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    return check, found | {"losses": _losses(prompts, before, after, merged)}
 
 
 def compare_trained(
     base: Checkpoint, weights: Mapping[str, np.ndarray], merged_folder: Path, prompts: Sequence[Prompt]
 ) -> LogitCheck:
     """Runs the prompts through base, the base with trained weights, with these rounded to its dtype, and merged."""
-    if (free_bytes := free_memory_bytes()) < (need_bytes := memory_needed_bytes(base)):
-        memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
-        detail = f"not compared: {memory}; run verify on a larger machine"
-        return LogitCheck(check=Check(name="logits", passed=None, detail=detail))
+    if lacking := _lacks_memory(memory_needed_bytes(base)):
+        return lacking, {}
     import torch
 
     with quiet():
@@ -108,9 +93,16 @@ def compare_trained(
             gc.collect()
             merged = _run(load_model(merged_folder), prompts)
         except CheckpointError as error:
-            return LogitCheck(check=Check(name="logits", passed=False, detail=str(error)))
-    check = _judge(plain, found[0], found[1], merged, what=("the trained weights", "training"))
-    return replace(check, losses=_losses(prompts, plain, found[0], merged))
+            return Check(name="logits", passed=False, detail=str(error)), {}
+    check, said = _judge(plain, found[0], found[1], merged, what=("the trained weights", "training"))
+    return check, said | {"losses": _losses(prompts, plain, found[0], merged)}
+
+
+def _lacks_memory(need_bytes: int) -> Check | None:
+    if (free_bytes := free_memory_bytes()) >= need_bytes:
+        return None
+    memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
+    return Check(name="logits", passed=None, detail=f"not compared: {memory}; run verify on a larger machine")
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -298,12 +290,8 @@ def _judge(
         f"by {kept:.2g}{how}"
     )
     passed = difference <= allowed and kept >= SMALLEST_EFFECT * difference and kept > 0
-    return LogitCheck(
-        check=Check(name="logits", passed=passed, detail=detail),
-        max_abs_difference=difference,
-        effect=effect,
-        rounding=rounding,
-    )
+    found = {"logits_max_abs_difference": difference, "logits_effect": effect, "logits_rounding": rounding}
+    return Check(name="logits", passed=passed, detail=detail), found
 
 
 def _losses(prompts: Sequence[Prompt], *models: Logits) -> Losses | None:

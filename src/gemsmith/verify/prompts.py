@@ -1,7 +1,6 @@
 """What the models that verify compares are asked: documents that were trained on; random tokens where there are none.
 
-An image in a prompt is one that was trained on, or has the shape of one and random values where its file is not on this
-machine.
+An image in a prompt is one that was trained on, or has the shape of one and random values where its file is not here.
 """
 
 import contextlib

@@ -18,8 +18,7 @@ from gemsmith.verify.checks import report_checks
 from gemsmith.verify.prompts import text_prompts, trained_rows
 
 PROMPTS, ANSWER_TOKENS = 8, 48
-# Merged weights carry a rounding that base + adapter does not, so two tokens this close in log-probability may change
-# places.
+# Merged weights are rounded, base + adapter is not: tokens this close in log-probability may change places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
 Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
@@ -79,10 +78,7 @@ def check_served(
 
 
 def gap_at_parting(one: AnswerTokens, other: AnswerTokens) -> float:
-    """By how much, in log-probability, the two disagree on the first token that differs; infinite where one goes on.
-
-    A token that is not among the likeliest counts as the least of them.
-    """
+    """By how much, in log-probability, the two disagree on the first token that differs; inf where one goes on."""
     for place, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if left != right:
             mine, theirs = one.top[place], other.top[place]

@@ -5,6 +5,7 @@ from transformers and PEFT.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ _BITS = {"BF16": 7, "F16": 10, "F32": 23}
 _SMALLEST_STEP = {"BF16": 2.0**-133, "F16": 2.0**-24, "F32": 2.0**-149}
 # An adapter this much larger than its weight has run away; a strong one on a tiny model reaches about 1.
 _LARGEST_RELATIVE_DELTA = 10.0
+_NO_LOGITS = Check(name="logits", passed=None, detail="not compared, because other checks failed")
 
 
 def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
@@ -57,49 +59,70 @@ def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
         f"verify: {size(size_bytes)} are compared with the base, then logits of transformers; minutes where they are "
         "many GB"
     )
-    found = _run_checks(exported, base, place)
-    provenance = make_provenance(place, "verify", clock, packages=PACKAGES, sources=sources)
-    record = VerifyRecord(provenance=provenance, **found)
+    checks, found = _run_checks(exported, base, place)
+    record = VerifyRecord(
+        provenance=make_provenance(place, "verify", clock, packages=PACKAGES, sources=sources),
+        passed=not _failed(checks),
+        checks=tuple(checks),
+        expected_tensors=exported.merged_tensors,
+        **{"changed_tensors": 0, "logits_max_abs_difference": None} | found,
+    )
     write_record(place, record)
     report_checks(record.checks, place.path)
     return record
 
 
-def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> dict[str, Any]:
-    """What verify.json says, but for its provenance."""
+Found = tuple[list[Check], dict[str, Any]]
+"""Checks, and what else the record says of them."""
+
+
+def _failed(checks: Sequence[Check]) -> bool:
+    return any(check.passed is False for check in checks)
+
+
+def _run_checks(exported: ExportRecord, base: Checkpoint, place: ExportDir) -> Found:
     run = place if isinstance(place, Run) else None
-    found: dict[str, Any] = {"changed_tensors": 0, "expected_tensors": exported.merged_tensors}
-    found["logits_max_abs_difference"] = None
     changed_since = changed_files(place.adapter, exported.adapter) + changed_files(place.merged, exported.merged)
     checks = [make_check("files", changed_since, "as exported")]
     mark, other = base.fingerprint(), exported.base_sha256
     another = f"{base.source} has the fingerprint {mark[:12]}…, exported was from {other[:12]}…"
     checks.append(make_check("base", [another] if mark != other else [], "the one that was exported from"))
     if run and run.recipe.train.method == "full":
-        return found | _check_full(run, exported, base, checks)
+        return _check_full(run, exported, base, checks)
     try:
         adapter, merged = read_peft_adapter(place.adapter), open_checkpoint(str(place.merged))
     except CheckpointError as error:
-        checks.append(Check(name="readable", passed=False, detail=str(error)))
-        return found | {"passed": False, "checks": tuple(checks)}
+        return [*checks, Check(name="readable", passed=False, detail=str(error))], {}
     trained_on = as_trained(base, run.recipe.train) if run else base
     into = trained_on if exported.merged_into == "trained" else base
     if run:
         checks.append(_check_trained(run, exported, adapter))
     others, same = compare_other_files(base, merged), "tokenizer, chat template and configs are the base's"
-    tensors, found["changed_tensors"] = compare_tensors(into, merged, adapter)
+    tensors, changed = compare_tensors(into, merged, adapter)
     problems, rounding_loss = recompute(into, merged, adapter)
     checks += [make_check("other files", others, same), tensors]
     checks += [make_check("values", problems, "W + scale * B A, recomputed in float64"), _check_norms(base, adapter)]
-    if any(check.passed is False for check in checks):
-        checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
-    else:
-        logits, more = _compare_models(place, into, trained_on, adapter, rounding_loss)
-        checks, found = checks + logits, found | more
-    return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
+    if _failed(checks):
+        return [*checks, _NO_LOGITS], {"changed_tensors": changed}
+    of_run = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed} if run else {}
+    prompts = make_prompts(into, trained_rows(run) if run else None, adapter, **of_run)
+    check, found = compare_logits(into, place.adapter, place.merged, adapter, prompts, trained_on=trained_on)
+    dtypes = sorted({into.places[f"{module}.weight"].dtype for module in adapter.modules})
+    effect, moved = found.get("logits_effect"), found.get("logits_rounding")
+    found["warnings"] = rounding_notices(dtypes, lost=rounding_loss, effect=effect, moved=moved)
+    found |= {"changed_tensors": changed, "rounding_loss": rounding_loss}
+    return _with_losses([*checks, check], found, run, original=into is not trained_on)
 
 
-def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list[Check]) -> dict[str, Any]:
+def _with_losses(checks: list[Check], found: dict[str, Any], run: Run | None, *, original: bool) -> Found:
+    """The same with the check of losses, where rows have targets."""
+    if not run or not found.get("losses"):
+        return checks, found
+    check, told = check_losses(found["losses"], dtype=run.recipe.train.dtype, original=original)
+    return [*checks, check], found | {"warnings": (*found.get("warnings", ()), *told)}
+
+
+def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list[Check]) -> Found:
     """The same where the weights were trained: merged/ is not the base plus an adapter, but what the step saved.
 
     Each trained tensor is that of the step, rounded to the base's dtype, and each other the base's, bit for bit.
@@ -112,27 +135,18 @@ def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list
     except (CheckpointError, RunError) as error:
         detail = f"not compared with step {exported.step}: {error}"
         gone = isinstance(error, CorruptCheckpointError | RunError)  # the step, which training may have deleted
-        checks.append(Check(name="tensors", passed=None if gone else False, detail=detail))
-        return {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
+        return [*checks, Check(name="tensors", passed=None if gone else False, detail=detail)], {}
     tensors, changed = compare_tensors(trained, merged, NO_ADAPTER)[0], compare_tensors(base, merged, NO_ADAPTER)[1]
     detail = f"those of step {exported.step}, rounded to the base's dtype, {changed} of them other than the base's"
     passed = f"{len(weights)} are {detail}; the other {len(base.places) - len(weights)} are the base's"
     problems = [] if changed else ["training changed nothing: every tensor is the base's"]
     checks.append(make_check("tensors", problems, passed) if tensors.passed else tensors)
-    found: dict[str, Any] = {"changed_tensors": changed}
-    if any(check.passed is False for check in checks):
-        checks.append(Check(name="logits", passed=None, detail="not compared, because other checks failed"))
-    else:
-        rows, recipe = trained_rows(run), run.recipe
-        prompts = make_prompts(base, rows, NO_ADAPTER, image_tokens=recipe.data.image_tokens, seed=recipe.seed)
-        logits = compare_trained(base, weights, run.merged, prompts)
-        checks.append(logits.check)
-        found |= {"logits_max_abs_difference": logits.max_abs_difference, "logits_effect": logits.effect}
-        found |= {"logits_rounding": logits.rounding, "losses": logits.losses}
-        if logits.losses:
-            check, found["warnings"] = check_losses(logits.losses, dtype=recipe.train.dtype, original=False)
-            checks.append(check)
-    return found | {"passed": all(check.passed is not False for check in checks), "checks": tuple(checks)}
+    if _failed(checks):
+        return [*checks, _NO_LOGITS], {"changed_tensors": changed}
+    rows, recipe = trained_rows(run), run.recipe
+    prompts = make_prompts(base, rows, NO_ADAPTER, image_tokens=recipe.data.image_tokens, seed=recipe.seed)
+    check, found = compare_trained(base, weights, run.merged, prompts)
+    return _with_losses([*checks, check], found | {"changed_tensors": changed}, run, original=False)
 
 
 def _check_trained(run: Run, exported: ExportRecord, adapter: Adapter) -> Check:
@@ -261,28 +275,3 @@ def _check_norms(base: Checkpoint, adapter: Adapter) -> Check:
     ]
     least, most = min(ratios.values(), default=0), max(ratios.values(), default=0)
     return make_check("norms", problems, f"adapters have {least:.2g} to {most:.2g} of their weights' norms")
-
-
-def _compare_models(
-    place: ExportDir, into: Checkpoint, trained_on: Checkpoint, adapter: Adapter, rounding_loss: float | None
-) -> tuple[list[Check], dict[str, Any]]:
-    """The checks of logits and, where rows have targets, of losses; and what the record says of them."""
-    run = place if isinstance(place, Run) else None
-    of_run = {"image_tokens": run.recipe.data.image_tokens, "seed": run.recipe.seed} if run else {}
-    prompts = make_prompts(into, trained_rows(run) if run else None, adapter, **of_run)
-    logits = compare_logits(into, place.adapter, place.merged, adapter, prompts, trained_on=trained_on)
-    checks = [logits.check]
-    dtypes = sorted({into.places[f"{module}.weight"].dtype for module in adapter.modules})
-    warnings = rounding_notices(dtypes, lost=rounding_loss, effect=logits.effect, moved=logits.rounding)
-    if logits.losses and run:
-        check, told = check_losses(logits.losses, dtype=run.recipe.train.dtype, original=into is not trained_on)
-        checks.append(check)
-        warnings += told
-    return checks, {
-        "logits_max_abs_difference": logits.max_abs_difference,
-        "logits_effect": logits.effect,
-        "logits_rounding": logits.rounding,
-        "rounding_loss": rounding_loss,
-        "losses": logits.losses,
-        "warnings": warnings,
-    }

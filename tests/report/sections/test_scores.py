@@ -41,6 +41,9 @@ def test_every_problem_is_paired_by_its_name(large_run, words, undrawn):
     assert f"{better} pass more often than with the base" in words
     for base, tuned in task["problems"]:
         assert f"{tuned.name} {base.passed} of 5 {tuned.passed} of 5" in words
+    for right in range(6):
+        numbers = [sum(pair[index].passed == right for pair in task["problems"]) for index in (0, 1)]
+        assert f"{right} of 5 {numbers[0]} {numbers[1]}" in words
 
 
 def test_answers_are_counted_beside_the_scores(words):

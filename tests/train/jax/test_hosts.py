@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from gemsmith.errors import MachineError, RunError
+from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import read_record
@@ -28,12 +28,7 @@ def stopped(self, step, rows=None):
     print("READ", step, *(rows or ["all"]))
     return batch(self, step, rows)
 Batches.batch = stopped
-for _ in range(int(sys.argv.pop())):
-    try:
-        cli.main(sys.argv[1:])
-    except SystemExit as end:
-        print("READ", "exit", end.code)
-    stop_at = 0
+cli.main(sys.argv[1:])
 """
 KEYS = {
     "train": {"max_steps": 4, "global_batch_size": 8},
@@ -43,37 +38,41 @@ KEYS = {
 }
 
 
-def start(run, *options, devices, times, stop_at=0, signal="SIGTERM"):
-    """`gemsmith train`, so many times in one process; before step `stop_at` of the first it gets the signal."""
+def start(run, *options, devices, stop_at=0, signal="SIGTERM"):
+    """`gemsmith train`; before step `stop_at` it gets the signal."""
     environment = os.environ | {
         "SIGNAL": signal,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling is most of the time
-    arguments = ["train", str(run.path), *options, times, stop_at]
+    arguments = ["train", str(run.path), *options, stop_at]
     command = [sys.executable, "-W", "ignore", "-c", HOST, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def group_of_two():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id"
 
 
 @pytest.mark.slow
 def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
     """Of two hosts, the second is told to stop; both do, after the same step."""
     alone, together = (prepare(tmp_path / name, **KEYS) for name in ("alone", "together"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
-    started = [
-        start(alone, devices=8, times=1),
-        *(start(together, *group, host, devices=4, times=2, stop_at=2 * host) for host in (0, 1)),
-    ]
-    (_, err), first, second = [process.communicate(timeout=300) for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], (err, first, second)
-    for rows, (out, err) in (("0 1 2 3", first), ("4 5 6 7", second)):
-        read = [line.removeprefix("READ ") for line in out.splitlines() if line.startswith("READ")]
-        assert read == [f"1 {rows}", f"2 {rows}", "exit 143", f"3 {rows}", f"4 {rows}", "exit 0"], err
-        assert "step 2 is saved" in err
-    assert "step 4/4" in first[1] and "step 4/4" not in second[1]
+    group = group_of_two()
+    whole = start(alone, devices=8)
+    begun = [start(together, *group, host, devices=4, stop_at=2 * host) for host in (0, 1)]
+    stopped = [process.communicate(timeout=300) for process in begun]
+    again = [start(together, *group, host, devices=4) for host in (0, 1)]
+    ended = [process.communicate(timeout=300) for process in (*again, whole)]
+    assert [process.returncode for process in (*begun, *again, whole)] == [143, 143, 0, 0, 0], (stopped, ended)
+    for rows, before, after in zip(("0 1 2 3", "4 5 6 7"), stopped, ended, strict=False):
+        read = [[line for line in out.splitlines() if line.startswith("READ")] for out, _ in (before, after)]
+        assert read == [[f"READ {step} {rows}" for step in steps] for steps in ((1, 2), (3, 4))], (before, after)
+        assert "step 2 is saved" in before[1]
+    assert "step 4/4" in ended[0][1] and "step 4/4" not in ended[1][1]
     one, two = (read_record(run, TrainRecord) for run in (alone, together))
     assert two.hosts == 2 and two.resumed_at == (2,) and one.hosts == 1
     assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
@@ -93,10 +92,8 @@ def test_two_hosts_answer_like_one(prepare, tmp_path):
         "train": KEYS["train"] | {"max_steps": 1, "eval_steps": 1, "sample_answers": 3},
     }
     alone, together = (prepare(tmp_path / name, **keys) for name in ("alone", "together"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
-    started = [start(alone, devices=8, times=1), *(start(together, *group, n, devices=4, times=1) for n in (0, 1))]
+    group = group_of_two()
+    started = [start(alone, devices=8), *(start(together, *group, n, devices=4) for n in (0, 1))]
     told = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], told
     assert told[1][1].count("train    answered  ") == 3 and "answered" not in told[2][1]
@@ -104,25 +101,40 @@ def test_two_hosts_answer_like_one(prepare, tmp_path):
     assert one == two and len(one) == 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
-def test_a_host_that_is_killed_or_suspended_ends_the_other(prepare, tmp_path, signal):
-    """JAX ends that one, and its own words say why. The saved steps are whole: training goes on from the last."""
-    run = prepare(tmp_path / "run", train=KEYS["train"] | {"save_steps": 1}, lora=KEYS["lora"], data=KEYS["data"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = ("--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id")
-    first, second = (start(run, *group, host, devices=4, times=1, stop_at=4 * host, signal=signal) for host in (0, 1))
+def lose(run, signal, *, lost):
+    """What the other of two hosts ends with, and says beside what it does."""
+    group = group_of_two()
+    both = [start(run, *group, host, devices=4, stop_at=4 * (host == lost), signal=signal) for host in (0, 1)]
     try:
-        _, err = first.communicate(timeout=300)
+        _, err = both[1 - lost].communicate(timeout=300)
     finally:
-        second.kill()
-        second.communicate()
-        first.kill()
-    assert first.returncode not in (0, 1, 2) and "Task 1 heartbeat timeout" in err
-    again = start(run, devices=8, times=1)
-    assert "READ exit 0" in again.communicate(timeout=300)[0]
-    assert read_record(run, TrainRecord).resumed_at[0] >= 1
+        for process in both:
+            process.kill()
+        both[lost].communicate()
+    return both[1 - lost].returncode, [line for line in err.splitlines() if not line.startswith("train")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signal", "lost"), [("SIGKILL", 0), ("SIGSTOP", 0), ("SIGSTOP", 1)])
+def test_a_host_that_is_killed_or_suspended_ends_the_other_with_one_line(prepare, tmp_path, signal, lost):
+    code, said = lose(prepare(tmp_path / "run", **KEYS), signal, lost=lost)
+    assert code == 1 and len(said) == 1, said
+    assert said[0].startswith(f"error: training: host {lost} of 2 is lost: it was killed or suspended, has failed,")
+
+
+@pytest.mark.slow
+def test_where_a_host_was_lost_one_goes_on_alone_with_the_losses_of_both(prepare, tmp_path):
+    keys = KEYS | {"train": KEYS["train"] | {"save_steps": 1}}
+    alone, run = (prepare(tmp_path / name, **keys) for name in ("alone", "run"))
+    code, said = lose(run, "SIGKILL", lost=1)
+    assert code == 1 and len(said) == 1 and said[0].startswith("error: training: host 1 of 2 is lost: it was"), said
+    for each in (run, alone):
+        process = start(each, devices=8)
+        err = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, err
+    one, two = (read_record(each, TrainRecord) for each in (alone, run))
+    assert two.resumed_at[0] >= 1 and one.resumed_at == ()
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +158,8 @@ def test_a_host_that_is_killed_or_suspended_ends_the_other(prepare, tmp_path, si
 def test_variables_that_name_no_group_of_hosts_are_refused(monkeypatch, given, expected):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(MachineError, match=expected):
-        hosts.start_hosts()
+    with pytest.raises(MachineError, match=expected), hosts.joined_hosts():
+        pass
 
 
 def join(monkeypatch, address, host):
@@ -158,7 +170,8 @@ def join(monkeypatch, address, host):
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(hosts, "_PATIENCE_S", 0.3)
-    hosts.start_hosts()
+    with hosts.joined_hosts():
+        pass
 
 
 def test_a_first_host_that_is_not_there_is_one_line(monkeypatch):
@@ -179,13 +192,42 @@ def test_a_port_that_is_taken_is_one_line(monkeypatch):
             join(monkeypatch, f"localhost:{port}", 0)
 
 
-def test_hosts_of_a_tpu_slice_find_each_other(monkeypatch):
+def test_hosts_of_a_tpu_slice_find_each_other_and_part(monkeypatch):
     begun = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **options: begun.append((given, options)))
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: begun.append("parted"))
+    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: os.dup(2))
     for count in (1, 4):
         monkeypatch.setattr(hosts, "count_tpu_hosts", lambda count=count: count)
-        hosts.start_hosts()
-    assert begun == [((), {"heartbeat_timeout_seconds": 30})]
+        with hosts.joined_hosts():
+            begun.append("trains")
+    assert begun == ["trains", ((), {"heartbeat_timeout_seconds": 30}), "trains", "parted"]
+
+
+@pytest.mark.parametrize(
+    ("error", "then"),
+    [
+        (RunError("other rows"), [2]),
+        (KeyboardInterrupt(), [130]),
+        (ZeroDivisionError(), [1]),
+        (jax.errors.JaxRuntimeError("INTERNAL: of its own"), [1]),
+        (jax.errors.JaxRuntimeError("Gloo AllReduce failed: Connection closed by peer [::1]:80"), ["waits", 1]),
+        (Terminated("told"), ["parts"]),
+    ],
+)
+def test_a_host_that_fails_does_not_wait_for_the_others_and_one_that_is_told_to_stop_does(monkeypatch, error, then):
+    seen = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: seen.append("parts"))
+    monkeypatch.setattr(hosts, "count_tpu_hosts", lambda: 2)
+    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: None)
+    monkeypatch.setattr(hosts.time, "sleep", lambda _: seen.append("waits"))
+    monkeypatch.setattr(hosts.atexit, "register", lambda _, code: seen.append(code))
+    lost = then[0] == "waits"
+    expected = pytest.raises(EngineError if lost else type(error), match="another host is lost" if lost else None)
+    with expected, hosts.joined_hosts():
+        raise error
+    assert seen == then
 
 
 def test_hosts_that_were_given_different_things_are_told(prepared_run, monkeypatch):

@@ -171,6 +171,11 @@ def test_jax_ends_the_process_where_the_first_host_is_not_there():
     assert ended.returncode == -6
 
 
+def test_jax_lets_nobody_say_what_is_done_about_a_lost_host():
+    """Its client takes a callback, and calls it with a status that Python has no type for (0.10.2)."""
+    assert "missed_heartbeat_callback" not in inspect.signature(jax.distributed.initialize).parameters
+
+
 def test_jax_takes_sigterm_for_its_preemption_service():
     lines = [line.strip() for line in inspect.getsource(distributed).splitlines()]
     assert lines[lines.index("name='jax_enable_preemption_service',") + 1] == "default=True,"

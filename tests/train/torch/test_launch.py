@@ -79,6 +79,32 @@ def test_a_process_that_is_killed_or_suspended_ends_the_others_and_is_named(
         trl_launch.launch(run, 2, restart=True)
 
 
+DEAF = """
+import sys, time
+from datetime import timedelta
+import torch
+from gemsmith.train.torch import backend, distributed, worker
+distributed._LONGEST_STEP = timedelta(seconds=1)
+def train(run, restart):
+    with distributed.joined(0) as group:
+        group.bound_waits()
+        time.sleep(600 * group.rank)
+        group.total([1.0])
+backend.train_with_trl = train
+sys.exit(worker.main())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_waited_for_in_vain_ends_the_others(small_recipe, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", DEAF))
+    monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.2)
+    run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
+    with pytest.raises(EngineError, match="process 0 of 2 ended with 1; its reason is above; continue with"):
+        trl_launch.launch(run, 2, restart=True)
+    assert "note: process 0 lost another" in capfd.readouterr().err
+
+
 SAVES = """
 import os, sys, time
 sys.stdin.read()

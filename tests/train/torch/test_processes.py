@@ -1,6 +1,7 @@
 """Two processes on CPU, weights split by FSDP2 over gloo, against one."""
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,7 +11,8 @@ import pytest
 
 from gemsmith.data.batches import load_batches
 from gemsmith.errors import Terminated
-from gemsmith.export.adapters import read_run_adapter
+from gemsmith.export.adapters import read_run_adapter, read_run_weights
+from gemsmith.recipe.schema import Lora
 from gemsmith.train.stage import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -101,3 +103,28 @@ def test_two_processes_learn_from_images_like_one(prepare_images, name, targets)
         for side in ("a", "b"):
             off = np.abs(getattr(found[module], side) - getattr(expected[module], side)).max()
             assert off <= allowed, (module, side)
+
+
+@pytest.mark.slow
+def test_two_processes_train_all_weights_like_one(prepare, tmp_path):
+    """Every weight, its gradient and moments are split; clipping needs the norm over both."""
+    keys = {
+        "data": DATA,
+        "lora": Lora().model_dump(mode="json"),
+        "optimizer": KEYS["optimizer"] | {"max_grad_norm": 0.5},
+    }
+    method = TRAIN | {"method": "full"}
+    alone = prepare(tmp_path / "alone", train=method, **keys)
+    together = prepare(tmp_path / "together", train=method | {"mesh": {"fsdp": 2}, "save_steps": 1}, **keys)
+    one = train(alone)
+    train(together)
+    shutil.rmtree(together.checkpoints / "4")  # as a kill in the last step leaves it
+    together.record_file("train").unlink()
+    two = train(together)
+    assert two.mesh["fsdp"] == 2 and two.resumed_at == (3,)
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=2e-5)
+    assert [step.grad_norm for step in two.steps] == pytest.approx([step.grad_norm for step in one.steps], rel=2e-5)
+    expected, found = (read_run_weights(run, 4) for run in (alone, together))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert np.linalg.norm(found[name] - value) <= 2e-5 * max(np.linalg.norm(value), 1e-6), name

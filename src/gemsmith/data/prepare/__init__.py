@@ -19,8 +19,9 @@ class SharedRow(Part):
     kind: str
     """specification or module."""
     exact: bool
-    """The same normalized tokens; else a share of the problem's n-grams."""
+    """The same normalized tokens."""
     share: float
+    """Of the problem's n-grams that the row has; 1 where it is exact."""
 
 
 class PreparedRecord(Part):

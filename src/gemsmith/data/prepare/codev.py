@@ -57,9 +57,9 @@ class _Tally:
             self.dropped[made] += 1
             return None
         found = [
-            SharedRow(row=origin, kind=index.kind, **vars(match))
+            match
             for index in self.indices
-            if (match := find_match(index, made["prompt" if index.kind == "specification" else "response"]))
+            if (match := find_match(index, origin, made["prompt" if index.kind == "specification" else "response"]))
         ]
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)

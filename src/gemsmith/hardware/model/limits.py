@@ -115,8 +115,7 @@ def check_trl_quantized(dtype: str, variant: Variant) -> None:
 def allowed_tp(variant: Variant) -> list[int]:
     """Values of tp that divide the heads, and the kv heads of every layer or are multiples of them.
 
-    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, devices hold copies of global
-    kv heads.
+    31B: 32 heads, 16 local and 4 global kv heads, so every power of 2 up to 32; beyond 4, global kv heads are copied.
     """
     kv_heads = {variant.kv_heads_of(layer) for layer in range(variant.layers)}
     divisors = (tp for tp in range(1, variant.heads + 1) if variant.heads % tp == 0)

@@ -43,8 +43,7 @@ class Memory:
 
     base: float
     adapters: float
-    """Or the weights themselves where these are trained: with gradients, both moments, and the copy in the base's dtype
-    that the matmuls use."""
+    """Or the weights themselves where these are trained: with gradients, moments, and a copy in the base's dtype."""
     saved: float
     """Activations saved from the forward to the backward pass."""
     layer: "Workspace"
@@ -237,8 +236,7 @@ def _tower_workspace(work: StepCost, mesh: Mesh) -> Workspace:
     tower, count = work.images, images_per_device(work, mesh)
     scores = min(work.query_block, tower.patches) * tower.patches * tower.scores_width
     return Workspace(
-        activations=float(count * tower.patches * tower.width * work.dtype_bytes),
-        attention=float(4 * count * scores),
+        activations=float(count * tower.patches * tower.width * work.dtype_bytes), attention=float(4 * count * scores)
     )
 
 
@@ -259,8 +257,7 @@ def _scores(work: StepCost, mesh: Mesh) -> float:
 def choose_remat(work: StepCost, mesh: Mesh, *, device_bytes: float) -> Remat:
     """The names that fit the device's memory beside all else, `layer` where none does.
 
-    Never `none`: what no name saves costs more to write and read than to compute. On CPU it takes 1.1 to 1.2 times as
-    long.
+    Never `none`: what no name saves costs more to write and read than to compute. On CPU: 1.1 to 1.2 times as long.
     """
     saved: tuple[str, ...] = ()
     for name in (name for name in ORDER if name not in work.offload):

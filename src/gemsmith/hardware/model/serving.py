@@ -139,8 +139,7 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
 def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roofline:
     """A prompt of so many tokens, alone, soft tokens among them; its weights are read once.
 
-    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all of the prompt's images, before the
-    text model begins.
+    vLLM does not split the tower (gemma4_mm.py, 0.32.0): every device embeds all images of the prompt first.
     """
     variant = served.variant
     # The head is asked for the last token only.
@@ -161,8 +160,7 @@ def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roo
 def least_token_s(variant: Variant, machine: Machine) -> float:
     """Seconds that a token of a prompt takes at the least: its matmuls at the bfloat16 peak of all of the machine.
 
-    Without attention, and without layers that take others' keys and values: a server may leave those out for all but
-    the last token.
+    Without attention and layers that take others' keys and values, which a server needs for the last token alone.
     """
     met = _parameters_met(variant, tuple(layer for layer in range(variant.layers) if variant.shares_kv(layer)))
     return 2 * (met - variant.vocabulary * variant.embed_dim) / (machine.chip.flops_per_s * machine.chips)

@@ -32,20 +32,16 @@ from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.schema import Mesh
 
 ATTENTION_SHARE = 0.7
-"""Attention kernels reach this much of the share that matmuls reach; 50 % of the peak is what splash is assumed to
-reach on v5p."""
+"""Attention kernels reach this much of the share that matmuls reach; splash is assumed to reach 50 % of v5p's peak."""
 FLOAT32_SHARE = 0.5
 """Of an accelerator's bfloat16 peak, as TF32 has on GPUs; a processor's peak in the catalog is float32's already."""
 OPTIMIZER_PASSES = 7
-"""Times that AdamW reads or writes a number as large as the adapters: parameter, gradient and two moments in, all but
-the gradient out."""
+"""Times that AdamW reads or writes as much as the adapters: parameter, gradient, two moments in, three of them out."""
 MEASURED_WITHIN = 1.15
-"""How far, as a factor, a step may be from what trainings measured on the same machine say of it: what
-benchmarks/records/plan_calibration.json aims at."""
+"""The factor that a step may be off trainings measured on its machine (benchmarks/records/plan_calibration.json)."""
 
 _RECOMPUTED = {"flash": 0.5, "blocked": 0.5, "dense": 0.0}
-"""Forward passes of attention that its own backward pass makes: flash and blocked attention recompute the scores, half
-of one."""
+"""Forward passes of attention that its own backward pass makes: flash and blocked recompute the scores, half of one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +127,25 @@ def matmul_flops(work: StepCost) -> float:
 
 def attention_flops(work: StepCost) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
-    kinds = (work.attention, work.nearby_attention)
-    forward = forward_attention_flops(work.variant, work.length, *kinds, block=work.query_block, ahead=work.ahead)
     passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
-    return work.rows * forward * passes
+    return _scores_flops(work) * passes
+
+
+def forward_share(work: StepCost) -> float:
+    """What a forward pass, such as an evaluation's, has of the FLOPs of a step of as many rows."""
+    text = 2.0 * work.tokens * (work.layer_matmul_parameters + work.head_parameters + work.text_adapters)
+    forward, step = text + _scores_flops(work), matmul_flops(work) + attention_flops(work)
+    if work.images:
+        forward += work.rows * replace(work.images, adapters=0).row_flops
+        step += work.rows * work.images.row_flops
+    return forward / step
+
+
+def _scores_flops(work: StepCost) -> float:
+    """Of all rows, forward."""
+    kinds = (work.attention, work.nearby_attention)
+    each = forward_attention_flops(work.variant, work.length, *kinds, block=work.query_block, ahead=work.ahead)
+    return float(work.rows * each)
 
 
 def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:

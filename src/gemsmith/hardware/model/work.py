@@ -38,8 +38,7 @@ from gemsmith.recipe.backends import (
 from gemsmith.recipe.schema import Recipe
 
 _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
-# Split by tp along what they put out; the others along what they take in, so that their outputs are whole on every
-# device.
+# Split by tp along what they put out; the others along what they take in, so that outputs are whole on every device.
 _COLUMN = ("q", "k", "v", "gate", "up")
 _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
 

@@ -104,7 +104,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
 
 
 def _service(request: LaunchRequest) -> str:
-    most = request.options.max_replicas or 1
+    most, service = request.options.max_replicas or 1, make_service(request, request.machine)
     cost = f"the most that it can cost is {'one instance' if most == 1 else f'{most} instances'}"
     return render_template(
         "service.yaml",
@@ -114,11 +114,12 @@ def _service(request: LaunchRequest) -> str:
             "runs.",
             "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and in another terminal:",
             "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
+            service.cold_start,
         ),
         accelerator=ACCELERATOR,
         concurrency=MOST_REQUESTS,
         most=WithReason(str(most), cost),
-        service=make_service(request, request.machine),
+        service=service,
         size=SIZES["cloud-run-20"],
     )
 

@@ -19,6 +19,7 @@ from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
 from gemsmith.launch.render import make_service, render_commands, render_files, render_template
 from gemsmith.launch.request import find_price, is_googles
 from gemsmith.launch.upload import describe_slice, disk_bytes, format_footprint, timed_command
+from gemsmith.plan.serving import WARM_UP_S
 from gemsmith.serve.command import PORT
 from gemsmith.serve.vllm_checks import WARNING
 
@@ -35,8 +36,6 @@ TOPOLOGIES = {
 }
 """Chip -> chips of a slice -> its shape."""
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
-TPU_START_S = 600
-"""Of a TPU's first compilation, most of it."""
 NEW_NODE_S = 1800
 """For a node to come and to pull the image; assumed."""
 WAITING = 10
@@ -121,7 +120,7 @@ def render_service(request: LaunchRequest) -> str:
     with suppress(InputError):
         rate = find_price(machine, options.region, spot=False).rate(spot=False) or 0.0
         price = f"{rate:.2f} USD/h a server, at most {most * rate:.2f} USD/h"
-    start_s = 10 * service.probes + TPU_START_S * is_tpu
+    start_s = 10 * service.probes + int(WARM_UP_S["tpu"][1]) * is_tpu
     return render_template(
         "deployment.yaml",
         request,
@@ -132,6 +131,7 @@ def render_service(request: LaunchRequest) -> str:
             f"Reached through: {kubectl} port-forward service/{server} {PORT}, and in another terminal:",
             f"export VLLM_API_KEY=$({kubectl} get secret {server} --output 'jsonpath={{.data.key}}' | base64 --decode)",
             f"gemsmith chat --url http://127.0.0.1:{PORT} --model {options.name}",
+            f"{service.cold_start}; a node that has to come first is not in it",
             *(f"warning: {choice.why}" for choice in service.deployment.choices if choice.what == WARNING),
         ),
         service=service,

@@ -25,8 +25,7 @@ from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
 
-# Without them libtpu asks the cloud's metadata server what machine this is, and two processes at once fight for a lock
-# file.
+# Without them libtpu asks the cloud's metadata server what machine this is, and two processes fight for a lock file.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -100,10 +99,7 @@ def lower_step(
 
 
 def compile_for(lowered: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A lowered step compiled with XLA's flags: its text and facts, bytes of one chip.
-
-    Raises MachineError with XLA's numbers where it does not fit.
-    """
+    """Text and facts of a step compiled with XLA's flags, of one chip. Raises MachineError where it does not fit."""
     import jax
 
     begin = _cpu_s()

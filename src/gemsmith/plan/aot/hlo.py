@@ -26,8 +26,7 @@ _CALLED = re.compile(
 )
 MATMULS = ("convolution", "dot")
 _COPIES = ("copy", "bitcast", "copy-done", "copy-start")
-# Matrix products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; with them again,
-# their gradients.
+# Products of one block of scores, each 2 x block_q x block_kv x head_dim: scores and output; then their gradients.
 _PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4, "fused": 5}
 _BLOCKS = {"fwd": "block_kv", "dq": "block_kv_dq", "dkv": "block_q_dkv"}
 """What a kernel calls the size of the blocks that it goes through for each block of its own."""

@@ -85,8 +85,7 @@ class Costs:
     chip: str
     operations: tuple[Operation, ...]
     unpriced: tuple[str, ...]
-    """Kernels and loops of which the text does not say how much they do; the first are charged by bytes, the second run
-    once."""
+    """Kernels and loops of which the text does not say how much they do; those are charged by bytes, these run once."""
 
     def seconds(self, kind: str) -> float:
         """What a kind adds to the step, its exposed part."""

@@ -95,10 +95,7 @@ def stage_spans(findings: RunRecords) -> list[StageSpan]:
 
 
 def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
-    """The steps of earlier starts, then compile, steps, saves and the rest of the last one.
-
-    What earlier starts took beside their steps is in no record.
-    """
+    """The steps of earlier starts, whose rest no record has, then compile, steps, saves and the rest of the last."""
     begun = max(train.resumed_at, default=0)
     steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
     if not steps:

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_lines, saturation_rate
+from gemsmith.analysis.summary import RunRecords, fastest_cell, saturation_rate
 from gemsmith.report.bench_charts import load_charts, load_of
 from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.records import ServerFacts
@@ -67,8 +67,6 @@ def make_bench(findings: RunRecords) -> dict[str, Any]:
         "charts": load_charts(bench),
         "lengths": lengths(bench, cells),
         "cells": cells,
-        "fastest": fastest_cell(bench.cells),
-        "saturations": saturation_lines(bench),
     }
 
 

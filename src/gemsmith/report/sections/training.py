@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
-from gemsmith.analysis.summary import RunRecords, count_checks, held_out_words, trained_tokens
+from gemsmith.analysis.summary import RunRecords, count_checks, trained_tokens
 from gemsmith.recipe.schema import Recipe
 from gemsmith.report.charts import training_charts
 from gemsmith.runs.records import Computer, TrainRecord
@@ -29,7 +29,6 @@ def make_training(findings: RunRecords) -> dict[str, Any]:
         "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
         "step_rows": _spread(steps, _STEP_ROWS),
         "tokens": trained_tokens(train) if train else 0,
-        "held_out": held_out_words(train) if train else "",
         "loss_tokens": sum(counts) if None not in counts else None,
     }
 
@@ -50,7 +49,6 @@ def make_about(findings: RunRecords) -> dict[str, Any]:
             versions.setdefault(name, set()).add(version)
     order = sorted(versions, key=lambda name: (name != "gemsmith", name.lower()))
     return {
-        "model": findings.model,
         "settings": list(_settings(findings.run.recipe, findings.train)),
         "machines": list(machines.items()),
         "versions": {name: sorted(versions[name]) for name in order},
@@ -108,8 +106,6 @@ def make_data(findings: RunRecords) -> dict[str, Any]:
             ("prompt and template tokens", data.packing_efficiency - supervised, "s1-soft"),
             ("padding", 1 - data.packing_efficiency, "line-strong"),
         ],
-        "longest_tokens": max((1, *data.length_percentiles.values())),
-        "rows_read": data.rows + sum(data.dropped.values()),
         "shared": shared,
     }
 

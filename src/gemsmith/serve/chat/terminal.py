@@ -220,10 +220,7 @@ def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
 
 
 def chat_loop(setup: ChatSetup) -> None:
-    """Reads prompts until the end of stdin, and streams each voice's answer to stdout.
-
-    Raises EngineError where a server fails and stdin is no terminal; on a terminal the conversation continues.
-    """
+    """Reads prompts to the end of stdin, and streams answers. Raises EngineError, on a terminal only prints it."""
     conversation, console = Conversation(voices=setup.voices, system=setup.system), open_console()
     if sys.stdin.isatty():
         names = " and ".join(voice.model for voice in setup.voices)

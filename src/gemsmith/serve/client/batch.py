@@ -1,7 +1,6 @@
 """Requests to a server that may hang, drip, break off or answer with rubbish: each gets an answer or a counted failure.
 
-In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would have to wait with
-it.
+In one event loop, not in threads: a thread that waits for a server cannot be stopped, so Ctrl-C would wait, too.
 """
 
 import asyncio
@@ -141,8 +140,7 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:
     """Runs a coroutine, which Ctrl-C and SIGTERM cancel; what they raise elsewhere is raised once it has ended.
 
-    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises inside the loop would be lost in whatever
-    callback it met.
+    asyncio does that for Ctrl-C alone. What a handler of SIGTERM raises in the loop would be lost in some callback.
     """
     told: list[int] = []
 

@@ -12,8 +12,7 @@ from gemsmith.tasks.messages import ImagePart, Message, images_of, text_of
 
 # Of vLLM's own reasons these end an answer; `abort` and `error` end a request that has none.
 _ENDED = ("stop", "length", "tool_calls", "repetition")
-# Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered,
-# with no text.
+# Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
 TOP = 20  # of the likeliest tokens, as many as vLLM gives by default

@@ -1,8 +1,7 @@
 """The demo's task: a small family of hardware specifications with one canonical Verilog module each, made from a seed.
 
 Its scorer `verilog-exact` compares the modules without comments and spacing, so it needs no simulator. Which split a
-specification belongs to is a function of its own text alone: the two splits share none, whatever the seed and the
-number of rows.
+specification belongs to is a function of its own text alone: the splits share none, whatever seed and rows.
 """
 
 import hashlib

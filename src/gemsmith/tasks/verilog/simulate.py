@@ -56,8 +56,7 @@ _DIRECTIVES = {
     "timescale", "default_nettype", "resetall", "celldefine", "endcelldefine", "line", "begin_keywords", "end_keywords",
     "unconnected_drive", "nounconnected_drive",
 }  # fmt: skip
-"""What the preprocessor leaves for the compiler; with another, the compiler's own preprocessor would make other text of
-what was checked.
+"""What the preprocessor leaves for the compiler, whose own would make other text of what was checked.
 """
 _ENDS = {"prompt": "_prompt.txt", "reference": "_ref.sv", "testbench": "_test.sv"}
 REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")

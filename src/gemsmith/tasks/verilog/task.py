@@ -78,10 +78,7 @@ def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
 
 
 def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> VerilogJudges:
-    """What judges answers to these questions: each problem's reference is run first, since not all can be run here.
-
-    Raises MachineError without simulator or sandbox; `unsafe` does without the latter.
-    """
+    """What judges answers; each reference is run first, as not all can be. Raises MachineError without a simulator."""
     tool, sandbox = simulate.find_simulator(), find_sandbox(unsafe=unsafe)
     benches: dict[str, simulate.Testbench] = {}
     ungraded: dict[str, str] = {}

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from gemsmith.arch import VARIANTS, find_variant
+from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
@@ -38,11 +38,11 @@ from gemsmith.train.jax.distributed import (
     check_hosts,
     find_accelerators,
     is_main_process,
+    joined_hosts,
     local_rows,
     place,
     raise_on_all_hosts,
     shard_batch,
-    start_hosts,
 )
 from gemsmith.train.jax.evaluation import HeldOut
 from gemsmith.train.jax.images import Arrays, ImageFeed, ImageLayout, count_buckets, image_input, padded_share
@@ -69,8 +69,7 @@ def is_full_disk(error: BaseException | None) -> bool:
 def drop_tracebacks_of_a_full_disk() -> None:
     """From here on, what threads that save log and print of a full disk is left out.
 
-    It stays so until the process ends, since these threads outlive the save. Whatever else they say is printed as
-    before.
+    It stays so until the process ends, since these threads outlive the save. All else is printed as before.
     """
     for logger in map(logging.getLogger, ("absl", "asyncio")):
         if _says_more not in logger.filters:
@@ -94,16 +93,15 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
     clock, recipe = start_clock(), run.recipe
     drop_tracebacks_of_a_full_disk()
     use_compile_cache()
-    start_hosts()
-    check_accelerator()
-    batches = load_batches(run)
-    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
-    checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
-    mesh = make_mesh(recipe, checkpoint.variant)
-    check_hosts(run)
-    with _one_line_errors(run):
-        backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
-        return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+    with joined_hosts():
+        check_accelerator()
+        batches = load_batches(run)
+        checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
+        mesh = make_mesh(recipe, checkpoint.variant)
+        check_hosts(run)
+        with _one_line_errors(run):
+            backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
+            return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
 
 
 def adapted_model(
@@ -223,8 +221,7 @@ class TunixBackend:
             self._watcher.shutdown(wait=False)
             if self._feed:
                 self._feed.close()
-            # Also after Ctrl-C: a save that is still being written would otherwise meet the interpreter's end, or the
-            # next start.
+            # Also after Ctrl-C: a save under way would otherwise meet the interpreter's end, or the next start.
             begun_s = time.monotonic()
             self.checkpoints.wait()
             self._session.saved(time.monotonic() - begun_s, 0)

@@ -39,8 +39,7 @@ def checksums(state: nnx.State) -> dict[str, str]:
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         split = isinstance(leaf.sharding, NamedSharding)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec()) if split else None
-        # One at a time: of several programs under way at once, XLA's devices on CPU may each wait for another to join
-        # in.
+        # One at a time: of several programs under way at once, XLA's devices on CPU may wait for another to join in.
         sums = jax.device_get(_summing(everywhere)(leaf))
         found[jax.tree_util.keystr(path, simple=True, separator="/")] = write_checksum(leaf.dtype, leaf.shape, sums)
     return found

@@ -78,8 +78,7 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
 def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train, *, platform: str) -> InputError | None:
     """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
 
-    It is one that a program of one sum does not get either; those that the message names are tried first. None where
-    the error is about something else.
+    A program of one sum does not get it either; those that the message names come first. None for another error.
     """
     text = str(error)
     if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
@@ -152,8 +151,7 @@ class Compiled:
 def use_compile_cache() -> None:
     """Lets JAX keep compiled programs in ~/.cache/gemsmith/compiled, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. The oldest programs go when
-    they take more than 10 GiB.
+    GEMSMITH_CACHE moves ~/.cache/gemsmith, JAX_ENABLE_COMPILATION_CACHE=false turns it off. It keeps 10 GiB.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
@@ -175,8 +173,7 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
     begin_s, platform = time.monotonic(), jax.default_backend()
     flags = compiler_options(platform, train)
     work = _Work(program, arguments, flags)
-    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves from there without
-    # an end.
+    # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves without one.
     atexit.register(_leave, work, stop)
     hits: list[str] = []  # an entry for each program that JAX takes from its cache meanwhile
 

@@ -4,22 +4,28 @@ Only the first host writes records and logs; a step's metrics, and so every deci
 same on all.
 """
 
+import atexit
+import contextlib
+import ctypes
 import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from gemsmith.errors import InputError, MachineError, RunError, first_line
+from gemsmith.errors import EngineError, InputError, MachineError, RunError, Terminated, first_line
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
-from gemsmith.system.signals import handling
+from gemsmith.system.signals import handling, leave
 from gemsmith.system.version import __version__
 from gemsmith.train.jax.upstream import count_tpu_hosts
 from gemsmith.train.resume import check_consistency
@@ -29,27 +35,86 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 _PATIENCE_S = 300
 # After which a host that says nothing, killed or suspended, ends the others; JAX's own is 100.
 _SILENT_S = 30
+# What a collective says whose other end is gone.
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+# Where all hosts fail, the first stays as long as the others need to say why: JAX ends them with it.
+_LAST_WORDS_S = 3
 # While JAX waits: Python hears no signal inside it, and there is nothing to save yet.
 _DYING = {signal.SIGTERM: signal.SIG_DFL}
+# A handler of C's: Python's own would wait for the main thread.
+_EXIT = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda _signal: os._exit(1))
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
-def start_hosts() -> None:
-    """Joins the other hosts that train with this one; waits until all are there.
+@contextlib.contextmanager
+def joined_hosts() -> Iterator[None]:
+    """Joins the other hosts that train with this one, until the block ends; waits until all are there.
 
     They are those of JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID (from 0),
     and on a TPU slice of several hosts those of the slice. Raises MachineError for variables that name no group of
-    hosts, or one that does not come together.
+    hosts, or one that does not come together. Where one is lost, JAX ends the others, and one line says so.
     """
-    if jax.distributed.is_initialized():
+    if not _join():
+        yield
         return
+    terminal = _have_lost_hosts_said()
+    try:
+        yield
+        # All are here; at its end JAX would wait for the first, which may have other stages, and abort after a while.
+        multihost_utils.sync_global_devices("trained")
+    except Terminated:  # on all hosts
+        jax.distributed.shutdown()
+        raise
+    except BaseException as error:
+        lost = isinstance(error, jax.errors.JaxRuntimeError) and any(words in str(error) for words in _LOST)
+        if lost:
+            time.sleep(2 * _SILENT_S)  # JAX will end this process, once it knows which host it is
+        atexit.register(_leave, 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
+        if lost:
+            raise EngineError(f"training: another host is lost ({first_line(error)})") from None
+        raise
+    jax.distributed.shutdown()
+    ctypes.CDLL(None).signal(signal.SIGABRT, signal.SIG_DFL)
+    os.dup2(terminal, 2)
+    os.close(terminal)
+
+
+def _join() -> bool:
+    """Whether this process has joined others, which are there now."""
+    named = any(os.environ.get(name) for name in _NAMES)
+    if jax.distributed.is_initialized() or not (named or count_tpu_hosts() > 1):
+        return False
     # Its handler would take SIGTERM away from ours.
     jax.config.update("jax_enable_preemption_service", False)
-    if any(os.environ.get(name) for name in _NAMES):
-        _join_by_variables()
-    elif count_tpu_hosts() > 1:
-        with handling(_DYING):
-            jax.distributed.initialize(heartbeat_timeout_seconds=_SILENT_S)
+    given = _find_first_host() if named else {}
+    with handling(_DYING):
+        try:
+            jax.distributed.initialize(heartbeat_timeout_seconds=_SILENT_S, **given)
+        except RuntimeError as error:  # hosts that have parted do not meet again
+            raise MachineError(f"the hosts cannot join ({first_line(error)}); train in a new process") from None
+    return True
+
+
+def _have_lost_hosts_said() -> int:
+    """From here on lost_hosts.py passes on what is written to stderr; returns a descriptor of where it went before.
+
+    JAX aborts a process that has lost another: with exit code 1 now.
+    """
+    terminal = os.dup(2)
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lost_hosts.py")), str(jax.process_count())]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+    assert child.stdin is not None, "asked for"
+    os.dup2(child.stdin.fileno(), 2)
+    child.stdin.close()
+    ctypes.CDLL(None).signal(signal.SIGABRT, _EXIT)
+    return terminal
+
+
+def _leave(code: int) -> None:
+    """Ends a process that has failed: JAX would have it wait for all the others, which may wait for it."""
+    if is_main_process():
+        time.sleep(_LAST_WORDS_S)
+    leave(code)
 
 
 def check_accelerator() -> None:
@@ -139,7 +204,8 @@ def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     return jax.make_array_from_callback(like.shape, like.sharding, lambda index: whole[index])
 
 
-def _join_by_variables() -> None:
+def _find_first_host() -> dict[str, Any]:
+    """What jax.distributed.initialize takes, by the variables; waits until the first host is there."""
     address, count, number = (os.environ.get(name, "") for name in _NAMES)
     if missing := [name for name in _NAMES if not os.environ.get(name)]:
         raise MachineError(
@@ -166,14 +232,8 @@ def _join_by_variables() -> None:
         open_console().print(f"train  waiting for {int(count) - 1} more hosts at {address}")
     else:
         _wait_for(name, int(port), host=f"{number} of {count}")
-    with handling(_DYING):
-        jax.distributed.initialize(
-            address,
-            int(count),
-            int(number),
-            cluster_detection_method="deactivate",
-            heartbeat_timeout_seconds=_SILENT_S,
-        )
+    group = {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
+    return group | {"cluster_detection_method": "deactivate"}
 
 
 def _wait_for(name: str, port: int, *, host: str) -> None:

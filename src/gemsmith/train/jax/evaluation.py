@@ -21,10 +21,7 @@ from gemsmith.train.resume import Stop
 
 
 class HeldOut:
-    """The rows of data.eval in batches, or their prompts, and a program for each size that their images are padded to.
-
-    The `program` is that of a Step.
-    """
+    """The rows of data.eval in batches, or their prompts, and for each size of their images a Step's `program`."""
 
     def __init__(
         self,

@@ -197,8 +197,7 @@ def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[t
 def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:
     """The sharding of A or B, of a kernel that is sharded.
 
-    Along the axis that it shares with its kernel, as that, and over the devices that the kernel's other axis is split
-    by.
+    Along the axis shared with its kernel as that, and over the devices that the kernel's other axis is split by.
     """
     sharding = kernel.sharding
     if not isinstance(sharding, NamedSharding):

@@ -80,12 +80,7 @@ def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, sli
 
 
 def make_execution(
-    recipe: Recipe,
-    variant: Variant,
-    mesh: Mesh,
-    *,
-    device_bytes: float | None = None,
-    images: ImageWork | None = None,
+    recipe: Recipe, variant: Variant, mesh: Mesh, *, device_bytes: float | None = None, images: ImageWork | None = None
 ) -> Execution:
     """How this recipe's forward pass runs on the mesh, whose devices have so much memory; default: what they say.
 

@@ -2,9 +2,8 @@
 
 Random bits for dropout masks are a hash of a key and each element's place. JAX's default, threefry, costs about fifty
 integer operations an element, and a mask is drawn for the input of every adapted projection, again in the backward
-pass. This hash is a dozen, needs no communication however the array is sharded, and gives the same mask on any mesh.
-CPU-seconds of a step of tiny-31b, 8 rows of 512: 2.24 without dropout, 2.30 with the hash, 2.58 with threefry (2
-cores).
+pass. This hash is a dozen, needs no communication, and gives the same mask on any mesh. CPU-seconds of a step of
+tiny-31b, 8 rows of 512: 2.24 without dropout, 2.30 with the hash, 2.58 with threefry (2 cores).
 
 AdamW is as torch and Hugging Face's Trainer run it. The learning rate is an argument of each update, so that it is
 computed once, in Python's floats, and recorded as it was used.
@@ -77,8 +76,7 @@ class Step:
     `trained` and `moments` are donated. `inputs`: see input_shapes. `metrics`, scalars: `loss` and `grad_norm` (before
     clipping), float32; `targets`, those of them that are `correct`, and `real_tokens`, the step's over all hosts;
     `stop`, whether any host was told to; and `skipped`: a step whose loss or gradient is NaN or infinite, or one of
-    both above its `skip_above`, leaves the state as it was. Of rows with images also `images` and `soft_tokens`, the
-    step's over all hosts.
+    both above its `skip_above`, leaves the state as it was. With images also `images` and `soft_tokens` of all hosts.
 
     `evaluate(trained, frozen, rows) -> sums` has no dropout and no update: `nll`, and `correct` and `targets` as above.
     `rows`: see row_shapes. `next_tokens(trained, frozen, rows) -> ids` (B,): see next_tokens.
@@ -302,8 +300,7 @@ def _row_keys(key: jax.Array, places: np.ndarray) -> jax.Array:
 def _dropout_keys(targets: Targets, keys: jax.Array, *, images: int) -> dict[Any, jax.Array]:
     """Keys for each adapted tensor, by its name; with a first axis of layers for a stack.
 
-    Those of the text model are the rows', (B,); those of what embeds images are the images', (B * N,) of N for each
-    row.
+    Those of the text model are the rows', (B,); those of what embeds images are theirs, (B * N,) of N a row.
     """
     visual = {path: tensors for path, tensors in targets.items() if is_visual(path)}
     of_text = _tensor_keys({path: tensors for path, tensors in targets.items() if path not in visual}, keys)
@@ -356,8 +353,7 @@ def clip_as_torch(max_norm: float) -> optax.GradientTransformation:
 def adam_as_torch(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
     """Adam's direction, with bias corrections as exact as torch's.
 
-    Optax's own takes 1 - beta2^count in float32, which at the first step is 1.3e-5 off, and so every early update
-    6.5e-6.
+    Optax's own takes 1 - beta2^count in float32, which at the first step is 1.3e-5 off, an update 6.5e-6.
     """
 
     def update(grads: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:  # noqa: ARG001

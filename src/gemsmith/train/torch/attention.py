@@ -5,8 +5,7 @@ window, is ever computed and torch may take its flash kernel wherever that can w
 transformers' own, on whole rows under a mask.
 
 In sliding layers of some variants the soft tokens of an image see each other in both directions. What says so are
-`images`, of shape (B, L): from 1 the number of the image that a token is of, 0 where it is text; None where all look
-back alone.
+`images`, of shape (B, L): from 1 the number of the image that a token is of, 0: text; None: all look back alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +28,7 @@ _FLASH_HEAD_DIM = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionBlock:
-    """Queries [begin, end) of a row, which look at keys [first, end).
-
-    Causally where there is no mask; a mask is (end - begin, end - first).
-    """
+    """Queries [begin, end) of a row, which look at keys [first, end) under the mask, or causally without one."""
 
     begin: int
     end: int
@@ -139,10 +135,7 @@ def kernels(
 
 
 def _cut(x: torch.Tensor, spans: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:
-    """The parts of x (H, L, D) at these spans.
-
-    Where one begins as another ends, their gradient is one copy; slices' fill all of x each.
-    """
+    """The parts of x (H, L, D) at these spans: where they touch by one split, whose gradient is one copy."""
     borders = [0, *(end for _, end in spans), x.shape[1]]
     if [begin for begin, _ in spans] == borders[: len(spans)]:
         return x.split([end - begin for begin, end in pairwise(borders)], dim=1)[: len(spans)]
@@ -182,8 +175,7 @@ def _shares_keys(query: torch.Tensor) -> bool:
 def _blocks_of(segments: np.ndarray, images: np.ndarray, window: int, device: torch.device) -> Iterator[AttentionBlock]:
     """[1 1 1 2 2 3 3 0 0], blocks of up to 4 -> [0, 3) causal, [3, 7) under a mask.
 
-    A row of padding has its first position, so that every matrix gets a gradient: FSDP adds up those that each process
-    has.
+    A row of padding has its first position, so that every matrix gets a gradient, which FSDP adds up.
     """
     borders = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
     spans = [(begin, end) for begin, end in pairwise(borders) if segments[begin]] or [(0, 1)]

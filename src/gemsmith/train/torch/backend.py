@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
-from gemsmith.arch import VARIANTS, find_variant
+from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.data.batches import Batches, load_batches, load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, RunError, explain_os_error, last_line
@@ -63,8 +63,7 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     gpus = count_gpus()
     processes = int(os.environ["WORLD_SIZE"]) if started_by_torchrun() else 1
     mesh, batches = trl_mesh(recipe, processes), load_batches(run)
-    variant = find_variant(recipe.model) if recipe.model in VARIANTS else None
-    checkpoint = open_checkpoint(recipe.checkpoint, variant=variant)
+    checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
     # Before cuBLAS starts: without, its sums differ from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with joined(gpus) as group, _one_line_errors(run), quiet(), warnings.catch_warnings():
@@ -148,6 +147,8 @@ class TrlBackend:
 
     def run(self) -> None:
         """Raises DataError where an image cannot be read any more, once the step before its own is saved."""
+        if self._run.recipe.train.method == "lora":  # of all weights a save takes longer
+            self._group.bound_waits()
         with contextlib.ExitStack() as stack:
             self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
             if self._trainer.feed:

@@ -44,6 +44,8 @@ _PATIENCE_S = 60.0
 _SUSPENDED_S = 30.0
 # Loading 62 GB takes one process longer than another.
 _LONGEST_SILENCE = timedelta(hours=1)
+# Once all train: the longest that they wait for one is for the first, which writes adapters and logs.
+_LONGEST_STEP = timedelta(minutes=10)
 
 
 def train_in_processes(run: Run, *, restart: bool) -> TrainRecord | None:
@@ -219,6 +221,12 @@ class ProcessGroup:
         if self.size > 1:
             torch.distributed.all_reduce(sums)
         return sums.tolist()
+
+    def bound_waits(self) -> None:
+        """Waits for all, who have loaded the model; from here on one that is waited for longer ends the others."""
+        if self.size > 1:
+            torch.distributed.barrier()
+            torch.distributed.distributed_c10d._set_pg_timeout(_LONGEST_STEP)
 
     def first_fault(self, own: GemsmithError | None) -> GemsmithError | None:
         """That of the first process which has one. Every process must ask."""

@@ -91,8 +91,7 @@ def pad_images(rows: Sequence[Sequence[Patches]]) -> dict[str, torch.Tensor]:
 def count_patches(batch: Rows, parts: int) -> np.ndarray:
     """Two numbers that are to each other as the patches of a step's images are to what these are padded to.
 
-    The step's rows are embedded in so many parts, each of which is padded to its largest image. Images of 2, 3 and 3
-    soft tokens in one part: 8, 9.
+    Rows are embedded in so many parts, each padded to its largest image. Images of 2, 3, 3 soft tokens in one: 8, 9.
     """
     counts = np.zeros(2, np.int64)
     for rows in np.array_split(np.arange(len(batch.images)), parts):

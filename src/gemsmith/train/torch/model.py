@@ -41,14 +41,12 @@ from gemsmith.train.torch.upstream import adapted, adapted_by_itself, check_read
 def token_nll(
     hidden: torch.Tensor, embedding: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, softcap: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The float32 sum of -log p(target | what is before it), of hidden (B, L, E) and the embedding matrix (V, E), and
-    how many targets have the highest logit.
+    """The float32 sum of -log p(target | what is before it) of hidden (B, L, E), embedding (V, E); how many are right.
 
         tokens     2 105  7   9 106        hidden at 7 predicts 9, at 9 predicts 106
         loss_mask  0   0  0   1   1        2 targets
 
-    Only what predicts a target meets the embedding matrix, which gets its gradient where it is trained; the logits of a
-    whole row are never held.
+    Only what predicts a target meets the embedding matrix, also where it is trained: no row's logits are held whole.
     """
     embedding = embedding.to(hidden.dtype) if embedding.requires_grad else embedding
     places = loss_mask[:, 1:].flatten().nonzero()[:, 0]
@@ -61,10 +59,7 @@ def token_nll(
 
 
 class _Nll(torch.autograd.Function):
-    """The sum of the nll, with its gradient made in the forward pass.
-
-    The sum is linear in what it is multiplied by, so its gradient is made from logits that are at hand.
-    """
+    """The sum of the nll, linear in what it is multiplied by: so its gradient is made from the logits at hand."""
 
     @staticmethod
     def forward(
@@ -372,10 +367,7 @@ def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: tor
 
 
 def _blank_image(vision: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """A black image of one soft token, which gives adapters their gradient, 0, where no row has an image.
-
-    Without one, AdamW would leave these as they are, and FSDP wait for what other processes have.
-    """
+    """A black image of one soft token: without one AdamW and FSDP would miss the adapters' gradient, 0."""
     unified = hasattr(vision, "model_patch_size")
     patch, side = (vision.model_patch_size, 1) if unified else (vision.patch_size, vision.pooling_kernel_size)
     grid = torch.arange(side, device=device)

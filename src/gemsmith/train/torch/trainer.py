@@ -122,8 +122,7 @@ class TrlTrainer(SFTTrainer):
     ) -> dict[str, float] | None:
         """Over all rows the sum of the targets' nll, how many targets are correct, and how many there are.
 
-        None where a process was `told` to stop. `feed`: their images, of this process's rows; None where training's
-        rows are text alone.
+        None where a process was `told` to stop. `feed`: images of this process's rows; None where training has none.
         """
         total, stops = np.zeros(3), 0.0
         with evaluating(self.model, self.recipe, self.group) as model:

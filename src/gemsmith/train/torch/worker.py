@@ -13,7 +13,7 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.train.torch.distributed import LAUNCHER
 
 _PR_SET_PDEATHSIG = 1
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
 def main() -> int:

@@ -8,14 +8,14 @@ cd "$(dirname "$0")"
 # What the recipe reads of this machine: RECIPES/demo_images_base
 gcloud storage cp --recursive RECIPES/demo_images_base gs://runs/team/demo-images/launched/inputs/checkpoint/
 
-# 2 images (69 bytes) that data.train names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+# 2 images (69.0 B) that data.train names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
 gemsmith launch pack data-train.sha256 HERE/build/fashion_mnist images/data-train
 
 # Sends those that do not exist yet; then they are no longer needed here.
 gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects images/data-train gs://runs/team/demo-images/launched/images/data-train
 rm -r images/data-train
 
-# 2 images (75 bytes) that data.eval names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
+# 2 images (75.0 B) that data.eval names, of HERE/build/fashion_mnist, as a few files; each must still be what the list says.
 gemsmith launch pack data-eval.sha256 HERE/build/fashion_mnist images/data-eval
 
 # Sends those that do not exist yet; then they are no longer needed here.

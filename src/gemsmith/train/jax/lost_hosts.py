@@ -1,0 +1,37 @@
+"""Passes on what a process writes to stderr; of a lost host one line, in place of what JAX says before it aborts.
+
+A script of its own (`python lost_hosts.py HOSTS`), which outlives the process. Standard library only.
+"""
+
+import re
+import signal
+import sys
+
+_FIRST = re.compile(rb"[EF]\d{4} .*(coordination_service\w*\.cc|client\.h):\d+\]")
+_ABORTS = "Terminating process because the JAX distributed service"
+_SILENT = re.compile(r"Task (\d+) heartbeat timeout|stopped sending heartbeats\):\s*(\d+)")
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    held: list[bytes] = []
+    for line in sys.stdin.buffer:
+        if held or _FIRST.match(line):
+            held.append(line)
+        else:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+    text = b"".join(held).decode(errors="replace")
+    if _ABORTS in text:
+        found = _SILENT.search(text)
+        host = found[1] or found[2] if found else 0  # where the first is lost, nobody is left to say so
+        text = (
+            f"error: training: host {host} of {sys.argv[1]} is lost: it was killed or suspended, has failed, or cannot "
+            "be reached; all hosts end, and continue from the last saved step with the same command on each\n"
+        )
+    sys.stderr.write(text)
+
+
+if __name__ == "__main__":
+    main()
