@@ -55,6 +55,7 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(20_000)  # what JAX has traced is looked through less often, too
     gc.enable()
 
 

@@ -1,6 +1,7 @@
 """What Qwix, Tunix, Orbax, JAX and Optax still do otherwise than training needs. Where a test fails, upstream has
 changed: drop its row in docs/upstream.md, and the code that it names."""
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import qwix
+import tensorboardX.writer
 from flax import nnx
 from jax._src import distributed
 from jax._src.clusters import cloud_tpu_cluster
@@ -220,3 +222,9 @@ def test_optax_corrects_adams_bias_less_exactly_than_torch():
     adam, gradient = optax.scale_by_adam(b1=0.9, b2=0.999, eps=0.0), jnp.array([1.0])
     direction = adam.update(gradient, adam.init(gradient))[0].item()
     assert 1e-6 < abs(direction - 1.0) < 1e-5
+
+
+def test_tensorboardx_imports_torch():
+    module = ast.parse(inspect.getsource(tensorboardX.writer))
+    attempts = [node for block in module.body if isinstance(block, ast.Try) for node in block.body]
+    assert "import torch" in map(ast.unparse, attempts)
