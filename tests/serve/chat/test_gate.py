@@ -11,12 +11,13 @@ from support.cases import each
 HERE = {"host": "127.0.0.1:7860"}
 
 
-def ask(headers, *parts, kind="http"):
+def ask(headers, *parts, kind="http", query="", tokens=(), sent=None, late_s=0.0):
     """The status of the answer, and what the application behind the gate has read."""
-    sent, read = [], []
+    sent, read = [] if sent is None else sent, []
     coming = [{"type": "http.request", "body": part, "more_body": part is not parts[-1]} for part in parts]
 
     async def receive():
+        await asyncio.sleep(late_s)
         return coming.pop(0) if coming else {"type": "http.disconnect"}
 
     async def send(message):
@@ -29,7 +30,7 @@ def ask(headers, *parts, kind="http"):
 
     pairs = headers.items() if isinstance(headers, dict) else headers
     scope = {"type": kind, "headers": [(name.encode(), value.encode()) for name, value in pairs]}
-    asyncio.run(Gate(application)(scope, receive, send))
+    asyncio.run(Gate(application, tokens)(scope | {"query_string": query.encode()}, receive, send))
     return sent[0].get("status", sent[0]["type"]), b"".join(read)
 
 
@@ -72,3 +73,28 @@ def test_a_body_is_bounded_whether_its_length_is_said_or_not(monkeypatch):
     assert ask(HERE, b"12345", b"67890") == (200, b"1234567890")
     assert ask(HERE | {"content-length": "11"}, b"1") == (413, b"")
     assert ask(HERE, b"12345", b"67890", b"1", b"2") == (413, b"")
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch):
+    monkeypatch.setattr(web, "BODY_S", 0.01)
+    assert ask(HERE, b"1", late_s=1) == (408, b"")
+
+
+def test_where_there_is_a_token_the_address_or_the_cookie_that_it_gives_must_have_it():
+    sent: list[dict] = []
+    assert ask(HERE, b"", query="token=a%3Bb", tokens=["a%3Bb"], sent=sent) == (200, b"")
+    cookie = dict(sent[0]["headers"])[b"set-cookie"].decode()
+    assert cookie.endswith("; HttpOnly; SameSite=Strict; Path=/")
+    assert ask(HERE | {"cookie": cookie.partition(";")[0]}, b"", tokens=["a%3Bb"]) == (200, b"")
+    for headers, query in ((HERE, ""), (HERE, "token=b"), (HERE | {"cookie": "gemsmith-chat=b"}, "")):
+        assert ask(headers, b"", query=query, tokens=["a%3Bb"]) == (403, b"")
+        assert ask(headers, b"", query=query, tokens=["a%3Bb"], kind="websocket")[0] == "websocket.close"
+
+
+def test_answers_forbid_what_the_page_does_not_need():
+    sent: list[dict] = []
+    ask(HERE, b"", sent=sent)
+    headers = dict(sent[0]["headers"])
+    assert headers[b"x-content-type-options"] == b"nosniff" and b"set-cookie" not in headers
+    assert b"default-src 'self' " in headers[b"content-security-policy"]
+    assert b"frame-ancestors 'none'" in headers[b"content-security-policy"] and b"http" not in headers.popitem()[1]

@@ -24,7 +24,8 @@ browser = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there 
 @pytest.fixture
 def page(speaker):
     command = [sys.executable, str(Path(__file__).with_name("page_process.py")), speaker.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    env = os.environ | {"GEMSMITH_CHAT_TOKEN": "a secret;"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         yield process.stdout.readline().strip()
         process.stdin.close()
         process.stdout.close()
@@ -80,6 +81,12 @@ class TestInChromium:
         assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert not tab.errors
         assert all("127.0.0.1" in url or url.startswith(("data:", "blob:", "about:")) for url in tab.requested)
+
+    def test_the_page_loads_nothing_from_elsewhere_though_something_asks_it_to(self, tab, page):
+        open_page(tab, page)
+        tab.evaluate("addEventListener('securitypolicyviolation', event => { window.refused = event.blockedURI })")
+        tab.evaluate("(() => { new Image().src = 'https://evil.example/a.png' })()")
+        tab.wait_for("window.refused == 'https://evil.example/a.png'")
 
     def test_a_second_prompt_brings_what_was_said_before(self, tab, page, speaker):
         open_page(tab, page)
@@ -137,12 +144,15 @@ def test_an_upload_is_deleted_once_it_has_been_looked_at(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_server_refuses_other_sites_and_floods_and_keeps_no_upload(page):
-    here = urlsplit(page).netloc
-    assert httpx.get(page).status_code == 200
-    assert httpx.get(page, headers={"Host": "evil.example"}).status_code == 403
-    upload = f"{page}gradio_api/upload"
-    assert httpx.post(upload, headers={"Origin": "https://evil.example"}, files={"files": b"x"}).status_code == 403
-    assert httpx.post(upload, content=(bytes(2**20) for _ in range(65))).status_code == 413
-    kept = httpx.post(upload, headers={"Origin": f"http://{here}"}, files={"files": ("a.png", b"x")})
+def test_the_server_refuses_other_sites_and_floods_and_who_has_no_token_and_keeps_no_upload(page):
+    here, address = urlsplit(page).netloc, page.partition("?")[0]
+    upload = f"{address}gradio_api/upload"
+    assert httpx.get(address).status_code == 403 == httpx.post(upload, files={"files": b"x"}).status_code
+    with httpx.Client() as browser:
+        assert browser.get(page).status_code == 200 == browser.get(address).status_code
+        assert browser.get(page, headers={"Host": "evil.example"}).status_code == 403
+        foreign = {"Origin": "https://evil.example"}
+        assert browser.post(upload, headers=foreign, files={"files": b"x"}).status_code == 403
+        assert browser.post(upload, content=(bytes(2**20) for _ in range(65))).status_code == 413
+        kept = browser.post(upload, headers={"Origin": f"http://{here}"}, files={"files": ("a.png", b"x")})
     assert kept.status_code == 200 and "gemsmith-chat-" in kept.json()[0]

@@ -3,16 +3,18 @@
 Gradio makes it. It loads nothing from elsewhere: fonts are the system's, and Gradio's telemetry is off.
 """
 
+import asyncio
 import html
 import os
 import queue
+import secrets
 import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
@@ -24,8 +26,9 @@ from gemsmith.tasks.messages import images_of, text_of
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 import gradio
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -33,6 +36,16 @@ from starlette.websockets import WebSocketClose
 ADDRESS = "127.0.0.1"
 HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 * 2**20
+BODY_S = 60.0
+TOKEN, COOKIE = "GEMSMITH_CHAT_TOKEN", "gemsmith-chat"
+"""The variable whose value, where it is set, a browser must bring: once in the address, from then on as a cookie."""
+# Gradio's own scripts and styles are inline, and some are evaluated; nothing is fetched from elsewhere.
+SAFETY_HEADERS = {
+    "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; object-src 'none'; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+}
 SHOWN_ROWS = 200
 FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
@@ -53,6 +66,7 @@ footer {display: none !important}
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     """The page's address, and the page, which is up until it is closed. Raises OSError where the port is taken."""
+    token, tokens = os.environ.get(TOKEN, ""), list[str]()
     uploads = tempfile.TemporaryDirectory(prefix="gemsmith-chat-")
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(setup)
@@ -63,13 +77,14 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
-        app_kwargs={"middleware": [Middleware(Gate)]},
+        app_kwargs={"middleware": [Middleware(Gate, tokens)]},
         footer_links=[],
         theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
         css=CSS,
     )
+    tokens += [quote(token, safe="")] if token else []  # from now on: Gradio has asked its own server without one
     weakref.finalize(page, uploads.cleanup)  # at the latest when the process ends
-    return str(url), page
+    return f"{url}?{urlencode({'token': token})}" if token else str(url), page
 
 
 def make_page(setup: ChatSetup) -> gradio.Blocks:
@@ -278,14 +293,14 @@ def draw_turns(voice: ChatModel, turns: Turns) -> str:
 
 
 class Gate:
-    """An ASGI middleware: 403 for who has no business here, 413 for a body of more than MOST_BYTES.
+    """An ASGI middleware: 403 for who has no business here, 413 for a body of more than MOST_BYTES, 408 for a slow one.
 
     A site that the user visits can send requests to this machine, which their Origin tells, or let its own name point
-    here, which their Host tells. A program on this machine is not kept out.
+    here, which their Host tells. A program on this machine, or another user's browser, is kept out by `tokens` alone.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, tokens: Sequence[str] = ()) -> None:
+        self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def refuse(status: int, line: str) -> None:
@@ -299,18 +314,38 @@ class Gate:
         headers = Headers(scope=scope)
         if not _is_ours(headers):
             return await refuse(403, "open the page by its own address: another site may not use it")
+        asked = HTTPConnection(scope)
+        in_address = quote(asked.query_params.get("token", ""), safe="")
+        given = in_address or asked.cookies.get(COOKIE, "")
+        # Browsers fetch the page's manifest, which says nothing of a chat, without a cookie.
+        keys = () if scope.get("path") == "/manifest.json" else self._tokens
+        if not all(secrets.compare_digest(key.encode(), given.encode()) for key in keys):
+            return await refuse(403, f"open the page by the address that was printed, which has ${TOKEN} in it")
         body: list[Message] = []
         read_bytes = max((int(value) for value in headers.getlist("content-length") if value.isdigit()), default=0)
-        while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):
-            body.append(await receive())
-            read_bytes = max(read_bytes, sum(len(part.get("body", b"")) for part in body))
+        try:
+            async with asyncio.timeout(BODY_S):
+                while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):
+                    body.append(await receive())
+                    read_bytes = max(read_bytes, sum(len(part.get("body", b"")) for part in body))
+        except TimeoutError:
+            return await refuse(408, f"a request must be here within {BODY_S:g} s")
         if read_bytes > MOST_BYTES:
             return await refuse(413, f"a request has at most {MOST_BYTES:,} bytes")
 
         async def read() -> Message:
             return body.pop(0) if body else await receive()
 
-        return await self._app(scope, read, send)
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {"headers": [], **message}
+                MutableHeaders(scope=message).update(SAFETY_HEADERS)
+                if self._tokens and in_address:
+                    cookie = f"{COOKIE}={in_address}; HttpOnly; SameSite=Strict; Path=/"
+                    MutableHeaders(scope=message).append("set-cookie", cookie)
+            await send(message)
+
+        return await self._app(scope, read, answer)
 
 
 def _is_ours(headers: Headers) -> bool:
