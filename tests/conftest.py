@@ -123,10 +123,14 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="module")
 def optimized_compiles() -> Iterator[None]:
-    """What the tests start compiles as a user's processes do."""
+    """These tests, and what they start, compile as a user's processes do."""
+    import jax
+
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+        jax.config.update("jax_disable_most_optimizations", False)
         yield
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

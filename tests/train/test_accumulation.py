@@ -21,6 +21,7 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import make_mesh, mesh_sizes, micro_batches_on
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
+pytestmark = pytest.mark.usefixtures("optimized_compiles")
 ROWS, LENGTH = 16, 128
 
 

@@ -28,6 +28,11 @@ def slowly(self, step, *rows):
     time.sleep(600 if step > most else 0.05)
     return batch(self, step, *rows)
 Batches.batch = slowly
+rename = os.rename
+def wait_and_rename(path, *others):
+    time.sleep(0.1 if str(path).endswith(".partial") else 0)  # TRL's saves are over in a millisecond
+    rename(path, *others)
+os.rename = wait_and_rename
 for line in sys.stdin:
     most = int(line)
     child = os.fork()

@@ -7,7 +7,10 @@ import re
 import signal
 import sys
 
-_FIRST = re.compile(rb"[EF]\d{4} .*(coordination_service\w*\.cc|client\.h):\d+\]")
+_FIRST = re.compile(
+    rb"[EF]\d{4} .*(coordination_service\w*\.cc|client\.h):\d+\]"
+    rb"|ERROR:absl:\[process=\d+\] Failed to run \d+ Handler Commit"  # a save that waits for the lost one
+)
 _ABORTS = "Terminating process because the JAX distributed service"
 _SILENT = re.compile(r"Task (\d+) heartbeat timeout|stopped sending heartbeats\):\s*(\d+)")
 
