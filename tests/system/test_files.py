@@ -22,8 +22,11 @@ def test_what_a_killed_process_has_left_of_a_file_goes_with_the_next_write_of_it
     file = tmp_path / "data[1].json"
     with subprocess.Popen(["true"]) as ended:
         pass
-    ours = {f".data.json.{ended.pid}", f".{file.name}.{os.getppid()}", f".{file.name}.x", f"{file.name}.{ended.pid}"}
-    for name in {f".{file.name}.{ended.pid}", f".{file.name}.{2**70}", *ours}:
+    host, gone = os.uname().nodename, ended.pid
+    begin = f".{file.name}.{host}."
+    ours = {f".data.json.{host}.{gone}", f"{begin}{os.getppid()}", f"{begin}x", f"{file.name}.{host}.{gone}"}
+    ours |= {f".{file.name}.other-host.{gone}"}  # which may well be writing there
+    for name in {f"{begin}{gone}", f"{begin}{2**70}", *ours}:
         (tmp_path / name).touch()
     write_text(file, "new")
     assert {path.name for path in tmp_path.iterdir()} == {file.name, *ours}

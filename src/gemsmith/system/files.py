@@ -90,8 +90,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def partial_path(path: Path) -> Path:
-    """Where this process writes what is to take the place of `path`; what killed ones have left there is deleted."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+    """Where this process writes what is to take the place of `path`; what killed ones of this host left is deleted."""
+    begin = f".{path.name}.{os.uname().nodename}."  # in a folder that hosts share, another's process is not seen
+    for left in path.parent.glob(f"{glob.escape(begin)}*"):
         if (number := left.name.rpartition(".")[2]).isdecimal():
             try:
                 os.kill(int(number), 0)  # asks for no more than whether there is one
@@ -99,7 +100,7 @@ def partial_path(path: Path) -> Path:
                 left.unlink(missing_ok=True)
             except PermissionError:  # another user's
                 pass
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f"{begin}{os.getpid()}")
 
 
 @contextlib.contextmanager
