@@ -140,6 +140,8 @@ def test_other_names_of_columns_are_those_that_the_recipe_gives(write_rows):
         (["question", "answer_1", "answer_2"], {}),
         (["query", "task", "answer"], {}),  # two may be the question
         (["text", "label"], {}),
+        (["Prompt", "prompt", "response"], {}),  # a form's, and more
+        (["Prompt", "prompt ", "output"], {}),
         ([], {}),
     ],
 )

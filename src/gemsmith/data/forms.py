@@ -146,8 +146,11 @@ def guess_columns(names: Iterable[str]) -> dict[str, str]:
     >>> guess_columns(["Question", "Answer", "id"]), guess_columns(["instruction", "context", "response"])
     ({'prompt': 'Question', 'response': 'Answer'}, {'input': 'context', 'output': 'response'})
     """
-    theirs = {name.strip().lower(): name for name in names}
-    if any({*form.needed} <= {*theirs.values()} for form in FORMS.values()):
+    columns = {*names}
+    if any({*form.needed} <= columns for form in FORMS.values()):
+        return {}
+    theirs = {name.strip().lower(): name for name in columns}
+    if len(theirs) < len(columns):
         return {}
     questions, contexts, answers, turns = (
         [theirs[name] for name in known if name in theirs]

@@ -104,7 +104,7 @@ def write_draft(
         reasons.append(ResolvedValue("data.prompt", "", "the text after each image; {labels} becomes all answers"))
     recipe = build_recipe({}, [*(f"{key}={json.dumps(value)}" for key, value in start.items()), *overrides])
     guessed: dict[str, str] = {}
-    if "data.format" not in start and not _is_given(recipe, "data.columns"):
+    if not _is_given(recipe, "data.format") and not _is_given(recipe, "data.columns"):
         _, row = next(stored_rows(data, lambda _name: False, on_bad=lambda _error: {}), ("", {}))
         guessed = guess_columns(row if isinstance(row, Mapping) else ())
         recipe = recipe.override({"data.columns": guessed} if guessed else {})
