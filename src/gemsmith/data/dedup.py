@@ -60,21 +60,23 @@ def read_answers(folder: Path) -> np.ndarray | None:
     return np.asarray(found)
 
 
-def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
-    """What of the held-out rows' last answers is among the trained ones, which are as write_answers gives them."""
+def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iterable[Document] = ()) -> Overlap:
+    """What of the held-out rows' last answers is among the trained ones, whose hashes are as write_answers gives them.
+
+    Where they have images: how many have one of the `trained` rows', by the SHA-256 of its file.
+    """
     asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
-    prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
+    prompts, answers = np.isin(asked[:, 0], hashes[:, 0]), np.isin(asked[:, 1], hashes[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
-    counts = HeldOut(rows=len(held_out), same_prompt=int(prompts.sum()), same_answer=int(answers.sum()))
-    return Overlap(counts, first)
-
-
-def count_shared_images(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
-    """Held-out rows with an image that is trained on, by the SHA-256 of its file; None where they have no image."""
-    if not any(document.images for document in held_out):
-        return None
     known = {image.sha256 for document in trained for image in document.images}
-    return sum(any(image.sha256 in known for image in document.images) for document in held_out)
+    same_image = sum(any(image.sha256 in known for image in document.images) for document in held_out)
+    counts = HeldOut(
+        rows=len(held_out),
+        same_prompt=int(prompts.sum()),
+        same_answer=int(answers.sum()),
+        same_image=same_image if any(document.images for document in held_out) else None,
+    )
+    return Overlap(counts, first)
 
 
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:

@@ -47,31 +47,23 @@ class Packed(NamedTuple):
     """Where rows stand that were left out, and why."""
 
 
-Prompts = tuple[tuple[Document, int], ...]
-"""Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
-
-
 def main() -> None:
-    """In a process: reads what opens a renderer, then answers requests until stdin ends or whoever asked is gone.
-
-    A list of documents is answered by its Packed rows, a tuple of prompts by their ids, either by the user's error.
-    """
+    """In a process: reads what opens a renderer, then makes calls with it until stdin ends or whoever asked is gone."""
     # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
     gc.freeze()
     gc.set_threshold(20_000)
     renderer: Callable[[], Renderer] = cache(pickle.load(sys.stdin.buffer))  # noqa: S301 - from our own process
+    answer_requests(lambda call: call(renderer()), errors=(GemsmithError,))
 
-    def answer(request: list[Document] | Prompts) -> Packed | list[np.ndarray]:
-        if isinstance(request, tuple):
-            return check_prompts(renderer(), request)
-        bad: list[tuple[str, RowError]] = []
-        rendered = render_documents(renderer(), request, on_bad=lambda *one: bad.append(one))
-        ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
-        trained = np.concatenate([np.empty(0, bool), *(each.trained for each in rendered)])
-        lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
-        return Packed(ids, trained, lengths, origins, [document.images for document in rendered], bad)
 
-    answer_requests(answer, errors=(GemsmithError,))
+def render_packed(renderer: Renderer, documents: Sequence[Document]) -> Packed:
+    """What render_documents gives, and the rows that it cannot render."""
+    bad: list[tuple[str, RowError]] = []
+    rendered = render_documents(renderer, documents, on_bad=lambda *one: bad.append(one))
+    ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
+    trained = np.concatenate([np.empty(0, bool), *(each.trained for each in rendered)])
+    lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
+    return Packed(ids, trained, lengths, origins, [document.images for document in rendered], bad)
 
 
 def count_processes(documents: Sequence[Document]) -> int:
@@ -92,8 +84,9 @@ def render_in_processes(
     """What render_documents gives and raises, by so many processes. Raises DataError where the template crashes."""
     rest = iter(documents)
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
+    calls = (partial(render_packed, documents=chunk) for chunk in chunks)
     with _open_workers(folder, template, limits, processes) as ask:
-        for reply in draw_ahead(map(ask, chunks), 2 * processes):
+        for reply in draw_ahead(map(ask, calls), 2 * processes):
             ids, trained, lengths, origins, images, bad = reply.result()
             for origin, error in bad:
                 on_bad(origin, error)
@@ -112,7 +105,7 @@ def check_prompts_in_process(
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     with _open_workers(folder, template, limits, 1) as ask:
-        found: list[np.ndarray] = ask(tuple(rows)).result()
+        found: list[np.ndarray] = ask(partial(check_prompts, rows=rows)).result()
         return found
 
 
@@ -127,8 +120,8 @@ def _open_workers(
     return open_pool(_COMMAND, processes, explain=explain, opening=opening, environment=environment)
 
 
-def _explain(template: str, limits: ProcessLimits, code: int, request: list[Document] | Prompts) -> Exception:
-    documents = [document for document, _ in request] if isinstance(request, tuple) else request
+def _explain(template: str, limits: ProcessLimits, code: int, call: "partial[Any]") -> Exception:
+    documents = call.keywords.get("documents") or [document for document, _ in call.keywords["rows"]]
     rows, mend = f"{documents[0].origin} to {documents[-1].origin}", "mend it, or set data.template to another"
     if code == -signal.SIGVTALRM:
         seconds = f"{limits.killed_after_s:g} s of CPU"
