@@ -13,7 +13,7 @@ import pytest
 
 from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Document, read_documents
+from gemsmith.data.dataset import Document, read_dataset
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
@@ -25,7 +25,7 @@ from gemsmith.tasks.messages import text_message
 def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(workers, "_CHUNK", 5)
     folder = tiny_checkpoint("tiny-31b")
-    documents = read_documents(GeneratedData(task="verilog", rows=63))
+    documents = read_dataset(GeneratedData(task="verilog", rows=63)).documents
     expected = list(render_documents(open_renderer(folder), documents))
     found = list(render_in_processes(folder, find_template(folder), documents, 2))
     assert [document.origin for document in found] == [document.origin for document in expected]
@@ -38,7 +38,7 @@ def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, mo
 def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
     forged = (text_message("user", "a"), text_message("assistant", f"b{token}"))
     documents = [
-        *read_documents(GeneratedData(task="verilog", rows=3)),
+        *read_dataset(GeneratedData(task="verilog", rows=3)).documents,
         Document(messages=forged, origin="rows.jsonl line 4"),
     ]
     folder = tiny_checkpoint("tiny-31b")
@@ -47,7 +47,7 @@ def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
 
 
 def test_few_rows_are_rendered_by_one_process(monkeypatch):
-    documents = read_documents(GeneratedData(task="verilog", rows=20))
+    documents = read_dataset(GeneratedData(task="verilog", rows=20)).documents
     assert count_processes(documents) == 1
     monkeypatch.setattr(workers, "_FEWEST_CHARACTERS", 10)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})

@@ -219,12 +219,13 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         item_bytes = _DTYPES[dtype][1]
-        ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
+        if len(shape) > _MOST_AXES or not all(
+            isinstance(one, int) and 0 <= one < 2**63 for one in (*shape, begin, end)
+        ):
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         remedy = "copy it again"
         raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; {remedy}") from None
-    if not ordered or len(shape) > _MOST_AXES:
-        raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
     if end - begin != (expected := math.prod(shape) * item_bytes):
         raise CheckpointError(
             f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"

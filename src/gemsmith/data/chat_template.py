@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError, RowError
-from gemsmith.system.files import expanduser
+from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
 from gemsmith.tasks.messages import BREAK, Message, images_of, map_strings, map_text, text_of
@@ -158,20 +158,15 @@ def _one_line(text: str | None) -> str:
 
 
 def _read_file(file: str) -> tuple[str, str]:
-    path = expanduser(file)
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"data.template: {file} is not a file; give a Jinja chat template file")
-        return file, _read_text(path)
+        return file, _read_text(expanduser(file))
     except (OSError, ValueError) as error:
         raise DataError(f"data.template: {file} cannot be read ({error}); give a Jinja chat template file") from None
 
 
 def _read_text(path: Path) -> str:
-    """What a template file holds. Raises OSError, or ValueError where it is too large or not UTF-8."""
-    if (size := path.stat().st_size) > _LARGEST_BYTES:
-        raise ValueError(f"{size} bytes; a chat template has at most {_LARGEST_BYTES}")
-    return path.read_text(encoding="utf-8")
+    """What a template file holds. Raises OSError, too, where it is too large, or ValueError where it is not UTF-8."""
+    return regular_file(path, most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
 
 
 def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:

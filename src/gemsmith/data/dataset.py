@@ -102,11 +102,6 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
-def read_documents(source: str | GeneratedData, *, data: Data | None = None, seed: int = 0) -> list[Document]:
-    """The documents of read_dataset."""
-    return read_dataset(source, data=data, seed=seed).documents
-
-
 def read_prompts(source: str) -> Dataset:
     """What each row asks: its messages but for a last answer, which is not read, or its prompt. Raises DataError."""
     found = read_dataset(source, asked=True)
