@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
+from gemsmith.data.chat_template import TemplateFailure, find_template
 from gemsmith.errors import CheckpointError, DataError
 from gemsmith.recipe.schema import Data
 from support.cases import each
@@ -18,7 +18,9 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "he
 
 
 def load_template(folder, file=None):
-    return compile_template(find_template(folder, Data(train="-", template=file)))
+    template = find_template(folder, Data(train="-", template=file))
+    assert template.compiled
+    return template
 
 
 def use(folder, text):
@@ -156,14 +158,14 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from gemsmith.system.workers import ProcessLimits, limited
-from gemsmith.data.chat_template import TemplateFailure, compile_template, find_template
+from gemsmith.data.chat_template import TemplateFailure, find_template
 folder = Path(sys.argv[1])
 for text, cpu_s in json.load(sys.stdin):
     (folder / "chat_template.jinja").write_text(text)
     found, message = find_template(folder), ""
     try:
         with limited(ProcessLimits(cpu_s=cpu_s, memory_bytes=2**27)):
-            compile_template(found).render([{"role": "user", "content": "hi"}])
+            found.render([{"role": "user", "content": "hi"}])
     except TemplateFailure as error:
         message = f"render: {error}"
     except Exception as error:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,9 +71,8 @@ def talks(document):
 
 def render_with(folder, text, documents, processes=1, **limits):
     (folder / "chat_template.jinja").write_text(text)
-    return list(
-        render_in_processes(folder, find_template(folder), documents, processes, limits=ProcessLimits(**limits))
-    )
+    with mock.patch.object(workers, "LIMITS", ProcessLimits(**limits)):
+        return list(render_in_processes(folder, find_template(folder), documents, processes))
 
 
 def for_the_bad_row(folder, body):
@@ -97,15 +97,18 @@ def test_a_single_step_without_end_is_ended_by_the_kernel(tokenizer_folder, talk
         render_with(tokenizer_folder, for_the_bad_row(tokenizer_folder, TWINS), talks, cpu_s=0.5)
 
 
-def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(tokenizer_folder, talks):
+def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(
+    tokenizer_folder, talks, monkeypatch
+):
     endless = for_the_bad_row(
         tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     )
     (tokenizer_folder / "chat_template.jinja").write_text(endless)
-    found, limits = find_template(tokenizer_folder), ProcessLimits(cpu_s=1)
-    check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)], limits=limits)
+    found = find_template(tokenizer_folder)
+    monkeypatch.setattr(workers, "LIMITS", ProcessLimits(cpu_s=1))
+    check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)])
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
-        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks], limits=limits)
+        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks])
 
 
 def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(tokenizer_folder, talks):

@@ -24,7 +24,7 @@ from gemsmith.data.batches import (
     shuffled_order,
     write_rows,
 )
-from gemsmith.data.chat_template import ChatTemplateSource, find_template
+from gemsmith.data.chat_template import ChatTemplate, find_template
 from gemsmith.data.dataset import (
     BadRows,
     Dataset,
@@ -187,7 +187,7 @@ class _Part:
 def _pack(
     recipe: Recipe,
     checkpoint: Checkpoint,
-    template: ChatTemplateSource,
+    template: ChatTemplate,
     dataset: Dataset,
     keep: Callable[[bytes], str] | None,
 ) -> tuple[dict[str, _Part], Sequence[Document], Sequence[Document]]:
@@ -224,7 +224,7 @@ def _pack(
 def _pack_part(
     data: Data,
     folder: Path,
-    template: ChatTemplateSource,
+    template: ChatTemplate,
     dataset: Dataset,
     patching: PatchConfig,
     *,
@@ -259,7 +259,7 @@ def _pack_part(
 
 
 def _pack_eval(
-    data: Data, folder: Path, template: ChatTemplateSource, documents: list[Document], patching: PatchConfig
+    data: Data, folder: Path, template: ChatTemplate, documents: list[Document], patching: PatchConfig
 ) -> _Part:
     """The rows of data.eval that fit, in packed rows. Raises DataError where none has a token in the loss."""
     fitting = data.model_copy(update={"on_too_long": "drop"})
