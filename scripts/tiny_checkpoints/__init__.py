@@ -14,7 +14,6 @@ import numpy as np
 
 from gemsmith.arch import PatchProjection, Tensor, Variant, Vision, VisionTower, text_tensors, vision_tensors
 from gemsmith.arch import config as text_keys
-from gemsmith.arch import vision_config as vision_keys
 
 SPECIAL_TOKENS = {
     0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 4: "<mask>", 46: "<|tool>", 47: "<tool|>", 48: "<|tool_call>",
@@ -152,7 +151,7 @@ def vision_config(vision: Vision) -> dict[str, Any]:
     if isinstance(vision, PatchProjection):
         return {
             "model_type": "gemma4_unified_vision",
-            **{key: getattr(vision, field) for key, (field, _) in vision_keys.SHARED_COUNTS.items()},
+            **{key: getattr(vision, field) for key, (field, _) in text_keys.SHARED_COUNTS.items()},
             "mm_embed_dim": vision.embed_dim,
             "mm_posemb_size": vision.positions,
             "output_proj_dims": vision.embed_dim,
@@ -160,8 +159,8 @@ def vision_config(vision: Vision) -> dict[str, Any]:
         }
     return {
         "model_type": "gemma4_vision",
-        **{key: allowed[0] for key, allowed in vision_keys.FIXED.items()},
-        **{key: getattr(vision, field) for key, (field, _) in vision_keys.TOWER_COUNTS.items()},
+        **{key: allowed[0] for key, allowed in text_keys.VISION_FIXED.items()},
+        **{key: getattr(vision, field) for key, (field, _) in text_keys.TOWER_COUNTS.items()},
         "num_key_value_heads": vision.heads,
         "rms_norm_eps": vision.rms_eps,
         "rope_parameters": {"rope_theta": vision.rope_theta, "rope_type": "default"},

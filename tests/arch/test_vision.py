@@ -1,8 +1,7 @@
 import pytest
 
 from gemsmith.arch import VARIANTS, PatchProjection, VisionTower, find_variant, read_variant
-from gemsmith.arch.config import differing_fields
-from gemsmith.arch.vision_config import read_vision
+from gemsmith.arch.config import differing_fields, read_vision
 from gemsmith.errors import CheckpointError
 from tiny_checkpoints import make_config, with_vision
 

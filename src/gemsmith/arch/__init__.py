@@ -1,6 +1,6 @@
 """Facts about Gemma 4: its variants and every weight tensor they have. No machine-learning library is imported."""
 
-from gemsmith.arch.config import ScanBlocks, Variant, read_variant
+from gemsmith.arch.config import PatchProjection, ScanBlocks, Variant, Vision, VisionTower, read_variant
 from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of, lora_targets, vision_targets
 from gemsmith.arch.tensors import (
     LORA_KINDS,
@@ -13,7 +13,6 @@ from gemsmith.arch.tensors import (
     vision_tensors,
 )
 from gemsmith.arch.variants import HUB_ID, VARIANTS, find_variant, variant_of_hub_id
-from gemsmith.arch.vision_config import PatchProjection, Vision, VisionTower
 
 __all__ = [
     "ALL_LINEAR", "HUB_ID", "LORA_KINDS", "VARIANTS", "VISION", "PatchProjection", "ScanBlocks", "Tensor", "Variant",

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from gemsmith.arch.config import Variant
+from gemsmith.arch.config import Variant, VisionTower
 from gemsmith.arch.tensors import EXPERTS, LORA_KINDS, Tensor, text_tensors, vision_tensors
-from gemsmith.arch.vision_config import VisionTower
 from gemsmith.errors import RecipeError, suggest
 
 VISION = "vision"

@@ -7,8 +7,7 @@ import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from gemsmith.arch.config import Variant
-from gemsmith.arch.vision_config import PatchProjection, VisionTower
+from gemsmith.arch.config import PatchProjection, Variant, VisionTower
 
 PREFIX = "model.language_model."
 LORA_KINDS = ("q", "k", "v", "o", "gate", "up", "down")

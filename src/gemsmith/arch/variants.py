@@ -7,8 +7,7 @@ tests/arch.
 import re
 from typing import Any
 
-from gemsmith.arch.config import Variant
-from gemsmith.arch.vision_config import PatchProjection, VisionTower
+from gemsmith.arch.config import PatchProjection, Variant, VisionTower
 from gemsmith.errors import RecipeError, suggest
 
 _SMALL_TOWER = VisionTower(layers=16, embed_dim=768, ffn=3072, heads=12, head_dim=64, clips=True)

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gemsmith.arch import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
-from gemsmith.arch.config import differing_fields
-from gemsmith.arch.vision_config import read_vision
+from gemsmith.arch.config import differing_fields, read_vision
 from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.checkpoints.hub import check_scheme, is_hub_id
 from gemsmith.errors import RecipeError, as_one, raise_all

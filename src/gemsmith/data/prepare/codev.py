@@ -41,7 +41,6 @@ class _Tally:
 
     indices: tuple[Index, ...]
     drop_contaminated: bool
-    read: int = 0
     contaminated: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
@@ -50,7 +49,6 @@ class _Tally:
 
     def take(self, origin: str, row: Mapping[str, Any]) -> dict[str, str] | None:
         """The row that is made of it; None where it is dropped."""
-        self.read += 1
         self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
         made = make_row(row)
         if isinstance(made, str):
@@ -102,13 +100,13 @@ def prepare_codev(
                 file.write(json.dumps(made, ensure_ascii=False) + "\n")
         if not written:
             why = _counted(tally.dropped) or "it has none"
-            raise DataError(f"{address}: none of its {tally.read} rows can be kept ({why})")
+            raise DataError(f"{address}: none of its {tally.dropped.total()} rows can be kept ({why})")
     return PreparedRecord(
         source=address,
         source_sha256=source_sha256(address),
         out=str(out),
         out_sha256=sha256_file(out),
-        rows_read=tally.read,
+        rows_read=written + tally.dropped.total(),
         rows_written=written,
         dropped=dict(sorted(tally.dropped.items())),
         ignored_columns=dict(sorted(tally.ignored.items())),
