@@ -312,7 +312,7 @@ def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anythin
     (tmp_path / "logs").mkdir()
     (tmp_path / "odd.jsonl").write_text('{"question": "?"}\n')
     (tmp_path / "odd.jinja").write_text("{% if")
-    monkeypatch.setattr("gemsmith.checkpoints.hub._fetch_hub", fetch)
+    monkeypatch.setattr("gemsmith.checkpoints.folder._fetch_hub", fetch)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
     hub = [] if any(change.startswith("checkpoint") for change in changes) else ["checkpoint=google/gemma-4-31B-it"]
     for verb in ("run", *(["data"] if changes[0].startswith(("data.train", "data.template")) else [])):
@@ -323,7 +323,7 @@ def test_what_is_known_to_fail_is_told_before_the_first_stage_and_before_anythin
 
 
 def test_a_bad_row_is_told_before_the_weights_are_fetched(gemsmith, recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("gemsmith.checkpoints.hub._fetch_hub", lambda _: pytest.fail("the weights were asked for"))
+    monkeypatch.setattr("gemsmith.checkpoints.folder._fetch_hub", lambda _: pytest.fail("the weights were asked for"))
     (tmp_path / "rows.jsonl").write_text('{"messages": 5}\n')
     code, _, err = gemsmith("data", recipe("tiny-31b").name, "--set", "checkpoint=google/gemma-4-31B-it")
     assert code == 2 and "rows.jsonl line 1: messages is a number" in err

@@ -27,7 +27,7 @@ def test_a_bucket_is_copied_once_and_opened(tiny_checkpoint, tmp_path, monkeypat
         np.testing.assert_array_equal(place.read(), open_checkpoint(str(source)).read(name))
 
 
-READ = "import sys; from gemsmith.checkpoints.hub import fetch_folder; print(fetch_folder(sys.argv[1]))"
+READ = "import sys; from gemsmith.checkpoints.folder import fetch_folder; print(fetch_folder(sys.argv[1]))"
 
 
 @pytest.mark.slow

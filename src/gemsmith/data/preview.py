@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder
 from gemsmith.data.batches import open_rows
 from gemsmith.data.tokenize import open_tokenizer, read_image_tokens
 from gemsmith.runs.run import Run

@@ -8,7 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
-from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id
 from gemsmith.errors import InputError, RecipeError
 from gemsmith.hardware import Catalog, Machine, Price, find_machine, load_catalog
 from gemsmith.launch.provider import (

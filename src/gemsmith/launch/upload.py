@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.provider import READERS_OF_MERGED, Command, LaunchRequest

@@ -212,7 +212,7 @@ def _files(case: Case) -> str:
         if entry.dataset:
             ask(entry.dataset, "evals.tasks.source_questions", entry, "")
     if reads and stages & {"data", "train", "export", "verify", "eval"}:
-        ask(recipe.checkpoint, "checkpoints.hub.check_source", recipe.checkpoint, always=True)
+        ask(recipe.checkpoint, "checkpoints.folder.check_source", recipe.checkpoint, always=True)
     if "train" in stages:
         checks.append(partial(_checkpoint_folder, train))
     raise_all(checks)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from gemsmith.analysis.summary import RunRecords, count_checks, find_notices, read_findings, score_words
-from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id
 from gemsmith.errors import InputError, MachineError, RunError, first_line
 from gemsmith.report.tables import Table
 from gemsmith.runs.records import ExportRecord

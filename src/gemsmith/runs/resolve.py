@@ -8,8 +8,7 @@ from pathlib import Path
 
 from gemsmith.arch import VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.arch.config import differing_fields, read_vision
-from gemsmith.checkpoints.folder import name_variant, read_config
-from gemsmith.checkpoints.hub import check_scheme, is_hub_id
+from gemsmith.checkpoints.folder import check_scheme, is_hub_id, name_variant, read_config
 from gemsmith.errors import RecipeError, as_one, raise_all
 from gemsmith.hardware.model.limits import check_training
 from gemsmith.recipe.checks import check_served_adapter, eval_share

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.hub import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import EngineError, RunError

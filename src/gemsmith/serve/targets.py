@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.arch import find_variant, read_variant, variant_of_hub_id
-from gemsmith.checkpoints.folder import name_variant, read_config
-from gemsmith.checkpoints.hub import check_source, fetch_folder, is_hub_id
+from gemsmith.checkpoints.folder import check_source, fetch_folder, is_hub_id, name_variant, read_config
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe

@@ -10,7 +10,7 @@ import numpy as np
 
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.documents import Document

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.hub import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder
 from gemsmith.data.chat_template import GEMMA_CONTROL, find_template, settle_text
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import check_prompts, open_renderer
