@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from gemsmith.arch import find_variant
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.safetensors import check_digest, digest, fingerprint, read_header, write_tensors
+from gemsmith.checkpoints.safetensors import check_digest, fingerprint, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from tiny_checkpoints import make_checkpoint
 
@@ -49,7 +49,8 @@ def written(tmp_path):
 def test_what_was_written_is_read_by_the_library_and_here_with_its_digest(written):
     file, tensors = written
     places, metadata = read_header(file)
-    assert metadata == {"k": "v", "gemsmith_sha256": digest(places)}
+    assert metadata["k"] == "v" and len(metadata["gemsmith_sha256"]) == 64
+    check_digest(places, metadata, "a")
     check_digest(places, metadata, "x")
     read = load_file(file)
     for name, tensor in tensors.items():

@@ -176,22 +176,20 @@ def write_tensors(
     return WrittenFile(bytes=file.stat().st_size, sha256=sha256_file(file))
 
 
-def digest(places: Mapping[str, TensorPlace]) -> str:
-    """SHA-256 over the bytes of the tensors, in the order of their names."""
+def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], name: str) -> None:
+    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs.
+
+    It is the SHA-256 over their bytes, in the order of their names.
+    """
+    if (written := metadata.get(_SHA256_KEY)) is None:
+        return
     total = hashlib.sha256()
-    for name in sorted(places):
-        place = places[name]
+    for _, place in sorted(places.items()):
         with place.file.open("rb") as stream:
             stream.seek(place.begin)
             for begin in range(place.begin, place.end, _PIECE_BYTES):
                 total.update(stream.read(min(_PIECE_BYTES, place.end - begin)))
-    return total.hexdigest()
-
-
-def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], name: str) -> None:
-    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs."""
-    written = metadata.get(_SHA256_KEY)
-    if written is not None and (found := digest(places)) != written:
+    if (found := total.hexdigest()) != written:
         raise CheckpointError(f"{name} is damaged: SHA-256 {found[:12]}… instead of {written[:12]}…; copy it again")
 
 

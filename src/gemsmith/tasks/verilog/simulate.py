@@ -283,9 +283,10 @@ def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> Verdict:
         if source is None:
             raise Failed("no module", f"the answer has no module named {TOP}")
         with tempfile.TemporaryDirectory() as name:
+            Path(name).chmod(0o755)
             (Path(name) / "answer.sv").write_text(source, encoding="utf-8")
             command = ["iverilog", "-g2012", "-E", "-o", f"{FOLDER}/read.sv", f"{FOLDER}/answer.sv"]
-            read = sandbox.run(command, _opened(Path(name)), limits=COMPILING, writes="read.sv")
+            read = sandbox.run(command, Path(name), limits=COMPILING, writes="read.sv")
             _refuse_failed(read, "compile error")
             preprocessed = (Path(name) / "read.sv").read_text(encoding="utf-8", errors="replace")
         guarded = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
@@ -306,7 +307,8 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
     # Last, and from the default timescale on: no directive of the answer's reaches the other files.
     files = {"test.sv": testbench, "ref.sv": problem.reference, "answer.sv": f"`resetall\n{source}"}
     with tempfile.TemporaryDirectory() as name:
-        folder = _opened(Path(name))
+        folder = Path(name)
+        folder.chmod(0o755)
         for file, text in files.items():
             (folder / file).write_text(text, encoding="utf-8")
         command = [*_COMPILE, *(f"{FOLDER}/{file}" for file in files)]
@@ -324,11 +326,6 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
     if errors or not samples:
         raise Failed("wrong output", f"{errors} of {samples} samples differ")
     return samples
-
-
-def _opened(folder: Path) -> Path:
-    folder.chmod(0o755)
-    return folder
 
 
 def _refuse_failed(outcome: SandboxResult, reason: str) -> None:
