@@ -151,14 +151,9 @@ def _one_line(text: str | None) -> str:
 
 def _read_file(file: str) -> tuple[str, str]:
     try:
-        return file, _read_text(expanduser(file))
+        return file, regular_file(expanduser(file), most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise DataError(f"data.template: {file} cannot be read ({error}); give a Jinja chat template file") from None
-
-
-def _read_text(path: Path) -> str:
-    """What a template file holds. Raises OSError, too, where it is too large, or ValueError where it is not UTF-8."""
-    return regular_file(path, most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
 
 
 def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
@@ -166,7 +161,7 @@ def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
-            return str(file), _read_text(file)
+            return str(file), regular_file(file, most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{file}: cannot be read ({error}); {_COPY}") from None
     if isinstance(inside, list):
