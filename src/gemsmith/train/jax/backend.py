@@ -46,7 +46,7 @@ from gemsmith.train.jax.distributed import (
 )
 from gemsmith.train.jax.evaluation import HeldOut
 from gemsmith.train.jax.images import Arrays, ImageFeed, ImageLayout, count_buckets, image_input, padded_share
-from gemsmith.train.jax.lora import add_adapters, count_adapted
+from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.jax.upstream import TunixTrainer
@@ -100,8 +100,8 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
         mesh = make_mesh(recipe, checkpoint.variant)
         check_hosts(run)
         with _one_line_errors(run):
-            backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
-            return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+            backend, variant = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant
+            return train_session(run, backend, steps=batches.steps, variant=variant, clock=clock, restart=restart)
 
 
 def adapted_model(
@@ -346,7 +346,6 @@ class TunixBackend:
         held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return BackendInfo(
             accelerators=find_accelerators(),
-            adapted=count_adapted(self.model),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
             attention={

@@ -37,7 +37,6 @@ from gemsmith.train.torch.images import DecodedImages
 from gemsmith.train.torch.model import (
     adapted_model,
     attention_heads,
-    count_adapted,
     set_moments,
     set_start,
     set_weights,
@@ -73,8 +72,8 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             # With experts, transformers asks for operations that have no deterministic form.
             torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
-        backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
-        record = train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+        backend, variant = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant
+        record = train_session(run, backend, steps=batches.steps, variant=variant, clock=clock, restart=restart)
     del backend
     gc.collect()
     torch.cuda.empty_cache()  # vLLM, which this process may start next, wants nearly all of the memory
@@ -228,9 +227,6 @@ class TrlBackend:
         real, padded = self._trainer.patches.tolist()
         return BackendInfo(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
-            adapted={}
-            if train.method == "full"
-            else count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),

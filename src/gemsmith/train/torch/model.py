@@ -1,8 +1,7 @@
 """Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2; and its loss."""
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MethodType
 from typing import Any
 
@@ -287,12 +286,6 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: Any) -> dict[str, np.
         step = float(state.get("step", 0.0))
         arrays |= {f"{of}.{name}": whole_array(state[name]) for name in _MOMENTS}
     return {"step": np.array([step], np.float32), **arrays}
-
-
-def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
-    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
-    found = adapters_of(model)
-    return dict(Counter(target.role for target in lora_targets(variant, targets) if target.module in found))
 
 
 def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
