@@ -22,16 +22,16 @@ class Still:
     name, packages, writes = "still", (), False
 
     def __init__(self, outcomes=()):
-        self.outcomes, self.deleted, self.checkpoints = outcomes, 0, self
+        self.outcomes, self.deleted, self.checkpoints, self.session = outcomes, 0, self, None
 
-    def resumable_step(self):
-        return None
+    def others(self):
+        return []
 
     def prepare(self, session):
         self.session = session
 
     def steps(self):
-        return [step.step for step in self.session.log.steps]
+        return [step.step for step in self.session.log.steps] if self.session else []
 
     def delete_all(self):
         self.deleted += 1

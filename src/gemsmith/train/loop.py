@@ -111,6 +111,9 @@ class SavedSteps(Protocol):
 
     def steps(self) -> list[int]: ...
 
+    def others(self) -> list[int]:
+        """Steps there that another backend or program saved: an export would take theirs where they are later."""
+
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
 
@@ -131,9 +134,6 @@ class TrainBackend(Protocol):
 
     @property
     def checkpoints(self) -> SavedSteps: ...
-
-    def resumable_step(self) -> int | None:
-        """The last saved step. Raises RunError where another backend's steps are in the way."""
 
     def prepare(self, session: "TrainSession") -> None:
         """Puts model and optimizer on the devices: at their start, where the session has no step to resume from."""
@@ -188,11 +188,15 @@ class TrainSession:
     def _resume(self) -> tuple[int, list[TrainStep], list[Evaluation], list[int]]:
         """The last good step, the steps and evaluations up to it, and those after which attempts resumed.
 
-        Damaged steps after it are set aside. Raises RunError where steps are saved and none is good.
+        Damaged steps after it are set aside. Raises RunError where steps are saved and none is good, or not all are of
+        this backend.
         """
         run, backend, damaged = self.run, self._backend, dict[int, str]()
-        if backend.resumable_step() is None:
-            return 0, [], [], []
+        if others := backend.checkpoints.others():
+            raise RunError(
+                f"{run.checkpoints}/{others[-1]}: was not saved by train.backend {backend.name}; set "
+                f"train.checkpoint_folder to another, or start again with: gemsmith train {run.path} --force"
+            )
         for step in sorted(backend.checkpoints.steps(), reverse=True):
             try:
                 metadata = backend.checkpoints.read_metadata(step)
@@ -210,6 +214,8 @@ class TrainSession:
             if backend.writes:
                 print_warnings("train", self._warnings)
             return found
+        if not damaged:
+            return 0, [], [], []
         last = next(iter(damaged.values()))
         raise RunError(f"{last}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
 
