@@ -21,7 +21,7 @@ from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
-from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
+from gemsmith.tasks.base import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 from gemsmith.tasks.messages import are_broken
 
 _SHOWN = 300

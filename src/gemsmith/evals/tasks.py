@@ -24,8 +24,18 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks import SOURCES, MultipleChoiceScorer, Question, Scorer, find_scorer, find_source, is_prompt_file
-from gemsmith.tasks.base import GREEDY, PLACE, Judges, QuestionSet, Sampling, SupportsValidation
+from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
+from gemsmith.tasks.base import (
+    GREEDY,
+    PLACE,
+    Judges,
+    MultipleChoiceScorer,
+    Question,
+    QuestionSet,
+    Sampling,
+    Scorer,
+    SupportsValidation,
+)
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
