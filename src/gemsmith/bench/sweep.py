@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.bench.cell import LoadSpec, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
+from gemsmith.bench.cell import LoadSpec, describe_load, make_ask, notices_of, plan_cells, read_cell
 from gemsmith.bench.driver import Client, client_arguments, failure_lines, measure, running_client
 from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarize
 from gemsmith.bench.requests import ImageRows
@@ -25,7 +25,7 @@ from gemsmith.serve.client.endpoint import Endpoint, key_headers
 from gemsmith.serve.settings import VllmEnvironment
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_json, write_text
-from gemsmith.system.format import rough
+from gemsmith.system.format import counts, rough
 from gemsmith.system.version import __version__
 
 CELLS = "cells"  # the folder of what is kept: a sweep that is whole needs it no more, and --force would find it
@@ -216,7 +216,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
             f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
             f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
             "" if cell.goodput is None else f", goodput {100 * cell.goodput:.0f} %",
-            (f", not answered whole: {describe_failures(cell.failures)}" if cell.failures else "", "red"),
+            (f", not answered whole: {counts(cell.failures)}" if cell.failures else "", "red"),
             (", from an earlier start" if kept is not None else "", "dim"),
             (f"; about {rough(left_s)} left" if left else "", "dim"),
         )
@@ -252,7 +252,7 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
     if not cell.completed and not any(earlier.completed for earlier in sweep.cells):
         raise EngineError(
             f"bench: {ask}: none of {ask.count.measured} requests was answered whole: "
-            f"{describe_failures(cell.failures)}; what the client says of them:\n{failure_lines(client.log)}"
+            f"{counts(cell.failures)}; what the client says of them:\n{failure_lines(client.log)}"
         )
     load = summarize(samples.found)
     if load is None:

@@ -21,6 +21,7 @@ from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
+from gemsmith.system.format import counts
 from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 from gemsmith.tasks.messages import are_broken
 
@@ -338,11 +339,6 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
     described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({describe_counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
+        f"{MOST_FAILED:.0%} ({counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
     )
     return described, reasons
-
-
-def describe_counts(reasons: Mapping[str, int]) -> str:
-    """{"http 500": 2, "timeout": 1} → "2 http 500, 1 timeout"."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

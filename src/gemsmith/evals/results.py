@@ -8,13 +8,14 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
+from gemsmith.evals.generate import Answers, GradedAnswer
 from gemsmith.evals.labels import label_scores, thumbnails
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
 from gemsmith.images.check import count_resized_again
 from gemsmith.runs.eval_records import EvalRecord, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
+from gemsmith.system.format import counts
 from gemsmith.tasks import Classifier, Question
 from gemsmith.tasks.messages import BREAK, text_of
 
@@ -151,16 +152,16 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]
     what = "rows" if task.held_out else f"requests of {task.name}"
     if failed := Counter(answer.failed for answer in flat if answer.failed):
         text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
-        yield f"{text} ({describe_counts(failed)}); they count as not right."
+        yield f"{text} ({counts(failed)}); they count as not right."
     if ungraded := Counter(answer.ungraded for answer in flat if answer.ungraded):
         text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
-        yield f"{text} ({describe_counts(ungraded)}); they count as not right."
+        yield f"{text} ({counts(ungraded)}); they count as not right."
     if empty := sum(not answer.text and not answer.failed for answer in flat):
         text = f"{empty} of {len(flat)} answers of the {role} model are empty"
         yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
     if total := sum(answers.retries.values()):
         text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
-        yield f"{text} ({describe_counts(answers.retries)}); each answer counts once."
+        yield f"{text} ({counts(answers.retries)}); each answer counts once."
 
 
 def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
@@ -239,7 +240,7 @@ def problem_table(result: TaskResult) -> Table:
     table = Table("problem", "base", "tuned", "not passed, base", "not passed, tuned", box=None, header_style="bold")
     for base, tuned in zip(result.base.problems, result.tuned.problems, strict=True):
         models = (base, tuned)
-        reasons = [describe_counts(each.reasons) for each in models]
+        reasons = [counts(each.reasons) for each in models]
         table.add_row(base.name, *(f"{each.passed} of {each.samples}" for each in models), *reasons)
     for name, why in result.left_out.items():
         table.add_row(name, "", "", "left out", why)

@@ -22,7 +22,7 @@ from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRe
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
+from gemsmith.system.format import count, counts, decimal, duration, fraction, interval, percent, price, size, span, usd
 
 _Lines = Iterator[tuple[str, ...]]
 """What, its value, and where it is not plain, the style of that."""
@@ -168,8 +168,7 @@ def _eval_lines(scores: EvalRecord) -> _Lines:
         yield f"{name} score, 95 %", f"{fraction(score.score)} ({ends}, n = {count(score.n)})"
         for what, rows in (("without answer", score.failed), ("without verdict", score.ungraded)):
             if rows:
-                reasons = ", ".join(f"{count(number)} {reason}" for reason, number in rows.items())
-                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({reasons})", "bold red"
+                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({counts(rows)})", "bold red"
     for number, result in enumerate(scores.tasks):
         yield f"{result.task}, verdict" if number else "verdict", result.difference.summary
         for name, model in (("base", result.base), ("tuned", result.tuned)):
