@@ -16,8 +16,8 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import plain_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
-from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
-from gemsmith.runs.plan_records import MachinePlan, PlanRecord
+from gemsmith.runs.eval_records import EvalRecord, Share, TaskResult
+from gemsmith.runs.plan_records import MachinePlan, PlanPrice, PlanRecord
 from gemsmith.runs.records import Computer, DataRecord, Part, ServerFacts, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
@@ -89,13 +89,10 @@ class SideScore(Part):
     """Question -> share of its answers that are right; empty where the record holds none."""
 
 
-class Rate(Part):
+class Rate(PlanPrice):
     """The price of an hour of a machine."""
 
     machine: str
-    usd_per_hour: float
-    basis: str
-    date: str
 
     def usd(self, seconds: float) -> float:
         return self.usd_per_hour * seconds / 3600
@@ -369,7 +366,7 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     for model, found in (("base", result.base), ("tuned", result.tuned)):
         judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
         by_question = {problem.name: problem.passed / problem.samples for problem in judged}
-        scores: list[tuple[str, Score | PassAt]] = [("", found.score)]
+        scores: list[tuple[str, Share]] = [("", found.score)]
         scores += [(f" pass@{each.k}", each) for each in found.pass_at if each.k > 1]
         for end, score in scores:
             yield SideScore(

@@ -232,12 +232,6 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
                 )
             progress.advance(bar)
 
-        def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
-            heard(missing[place], read_chat(found))
-
-        def retried(place: int, reason: str) -> None:
-            asking.cache.add_retry(keys[missing[place]], reason)
-
         if isinstance(task.scorer, MultipleChoiceScorer):  # rows are asked once: a question's number is its answer's
             questions = {number: task.questions[number] for number in missing}
             asked = {number: (each.messages, _choices(task, each)) for number, each in questions.items()}
@@ -252,7 +246,13 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
             asking.compared += compare_prompts(server, requests_by_row)
         # One by one: the images of all of them may not fit into memory.
         requests = (make_request(server, task, number) for number in missing)
-        ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
+        ask_all(
+            server,
+            requests,
+            lambda place, found: heard(missing[place], read_chat(found)),
+            concurrency=concurrency,
+            retried=lambda place, reason: asking.cache.add_retry(keys[missing[place]], reason),
+        )
 
 
 def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
@@ -337,8 +337,10 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     if len(failures) <= MOST_FAILED * answers:
         return None
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
+    question, sample = task.question_of(number), number % task.sampling.samples + 1
+    name = f"row {number + 1}" if task.held_out else f"{question.origin} sample {sample}"
     described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
+        f"{MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}"
     )
     return described, reasons

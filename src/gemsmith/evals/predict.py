@@ -258,16 +258,19 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
                 cache.add_reply(digests[place], reply)
             progress.advance(bar)
 
-        def retried(place: int, reason: str) -> None:
-            cache.add_retry(digests[place], reason)
-
         bodies = (  # one by one: the images of all rows may not fit into memory
             {"model": server.model, "messages": api_messages(row.messages, row.images, job.patching), **sampling}
             for row in missing.values()
         )
         requests = (Request(path="/v1/chat/completions", body=body) for body in bodies)
         begin = start_clock()
-        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried)
+        ask_all(
+            server,
+            requests,
+            heard,
+            concurrency=job.concurrency,
+            retried=lambda at, why: cache.add_retry(digests[at], why),
+        )
         return begin.elapsed_s()
 
 

@@ -65,12 +65,6 @@ class OpenTask:
         """What the answer of this index answers: question times samples, plus sample."""
         return self.questions[number // self.sampling.samples]
 
-    def name_answer(self, number: int) -> str:
-        """What the answer of this index is called: row 3, or Prob001_zero sample 2."""
-        if self.held_out:
-            return f"row {number + 1}"
-        return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
-
 
 def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Dataset | None]:
     """The run's tasks in the recipe's order, and the held-out rows where one of them reads these.

@@ -9,17 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gemsmith.analysis import summary
 from gemsmith.analysis.cost import ActualCost, actual_cost, why_no_cost
 from gemsmith.analysis.sides import planned_machine
-from gemsmith.analysis.summary import (
-    RunRecords,
-    count_checks,
-    fastest_cell,
-    saturation_rate,
-    stage_s,
-    total_s,
-    trained_tokens,
-)
+from gemsmith.analysis.summary import RunRecords
 from gemsmith.recipe.schema import Recipe
 from gemsmith.report import scores
 from gemsmith.report.bench_charts import load_charts, load_of
@@ -63,7 +56,7 @@ def make_training(findings: RunRecords) -> dict[str, Any]:
         "answers": answers,
         "charts": training_charts(train, findings.run.recipe.optimizer.max_grad_norm) if train else [],
         "step_rows": _spread(steps, _STEP_ROWS),
-        "tokens": trained_tokens(train) if train else 0,
+        "tokens": summary.trained_tokens(train) if train else 0,
         "loss_tokens": sum(counts) if None not in counts else None,
     }
 
@@ -170,7 +163,7 @@ def _cut_reason(line: str) -> tuple[str, str]:
 
 def make_export(findings: RunRecords) -> dict[str, Any]:
     """How many checks passed, in words."""
-    return {"checks": count_checks(findings.verify) if findings.verify else None}
+    return {"checks": summary.count_checks(findings.verify) if findings.verify else None}
 
 
 def make_use(findings: RunRecords) -> dict[str, Any]:
@@ -223,8 +216,8 @@ def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[tuple[BenchC
     for key in dict.fromkeys((cell.input_tokens, cell.output_tokens) for cell in cells):
         row = [cell for cell in cells if (cell.input_tokens, cell.output_tokens) == key and cell.completed]
         saturates = (each for each in bench.saturations if (each.input_tokens, each.output_tokens) == key)
-        if fastest := fastest_cell(row):
-            found.append((row[0], fastest, next(map(saturation_rate, saturates), None)))
+        if fastest := summary.fastest_cell(row):
+            found.append((row[0], fastest, next(map(summary.saturation_rate, saturates), None)))
     return found
 
 
@@ -286,7 +279,7 @@ def make_time(findings: RunRecords) -> dict[str, Any]:
     found = actual_cost(findings)
     return {
         "spans": stage_spans(findings),
-        "total_s": total_s(findings),
+        "total_s": summary.total_s(findings),
         "actual_cost": found,
         "why_no_cost": why_no_cost(findings),
         "served": served_cells(findings, found),
@@ -298,7 +291,7 @@ def stage_spans(findings: RunRecords) -> list[StageSpan]:
     spans, at = [], 0.0
     for stage in STAGES:
         record = findings.records().get(stage)
-        seconds = 0.0 if record is None else stage_s(record)
+        seconds = 0.0 if record is None else summary.stage_s(record)
         spans.append(StageSpan(name=stage, start_s=at, seconds=seconds, missing=record is None))
         if isinstance(record, TrainRecord):
             spans += training_spans(record, at)

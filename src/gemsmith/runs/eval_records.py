@@ -62,13 +62,10 @@ class ProblemScore(Part):
     """Why no answer to it can be judged here: the problem does not count."""
 
 
-class PassAt(Part):
+class PassAt(Share):
     """pass@k: how likely at least one of k answers is right, with a 95 % interval over problems."""
 
     k: int
-    score: float
-    low: float
-    high: float
 
 
 class ModelResult(Part):
