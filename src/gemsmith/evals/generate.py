@@ -108,7 +108,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
 
     Raises EngineError where its server keeps dying or MOST_FAILED do not come, ScorerError where as many are unjudged.
     """
-    digest, samples = model.digest(task.max_tokens), task.sampling.samples
+    digest, samples = model.digest(task.asked.max_tokens), task.asked.samples
     keys = []
     for number in range(len(task.questions) * samples):
         question = task.question_of(number)
@@ -132,7 +132,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
         judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
         if many := _describe_many(asking, judged):
             raise ScorerError(
-                f"eval: {asking.label}: the scorer {task.entry.task} could not judge {many[0]}; the same command "
+                f"eval: {asking.label}: the scorer {task.asked.task} could not judge {many[0]}; the same command "
                 "asks for no answer again"
             )
         answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]
@@ -155,7 +155,7 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
 
 def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     question = task.question_of(number)
-    body = {"model": server.model, "max_tokens": task.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
+    body = {"model": server.model, "max_tokens": task.asked.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
     if are_broken(question.messages):
         if question.images or not task.prompts:
             why = "which a request with images, or to a server elsewhere, cannot spell; set data.control_tokens to drop"
@@ -169,8 +169,8 @@ def _drawn(task: OpenTask, number: int) -> dict[str, float] | None:
     """What the request says of how the answer is drawn; None where it is held-out rows', which are greedy."""
     if task.held_out:
         return None
-    seed = sample_seed(task.seed, task.question_of(number).origin, number % task.sampling.samples)
-    return {"temperature": task.sampling.temperature, "top_p": task.sampling.top_p, "seed": seed}
+    seed = sample_seed(task.asked.seed, task.question_of(number).origin, number % task.asked.samples)
+    return {"temperature": task.asked.temperature, "top_p": task.asked.top_p, "seed": seed}
 
 
 def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
@@ -337,7 +337,7 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     if len(failures) <= MOST_FAILED * answers:
         return None
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
-    question, sample = task.question_of(number), number % task.sampling.samples + 1
+    question, sample = task.question_of(number), number % task.asked.samples + 1
     name = f"row {number + 1}" if task.held_out else f"{question.origin} sample {sample}"
     described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "

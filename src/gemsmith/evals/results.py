@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -22,7 +21,7 @@ from gemsmith.tasks.messages import BREAK, text_of
 EXAMPLES, OF_A_KIND = 8, 2
 
 
-def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
+def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
     # Of questions that both models have answered and a scorer judged at least once. Without any, all count as wrong.
     pairs = list(zip(base.answers, tuned.answers, strict=True))
     whole = [pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in each) for each in pair)]
@@ -31,18 +30,7 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: in
     if task.held_out and isinstance(task.scorer, Classifier):
         labels = label_scores(task.scorer, task.questions, base.all(), tuned.all())
     return TaskResult(
-        task=task.entry.task,
-        **asdict(task.sampling),
-        seed=task.seed,
-        max_tokens=task.max_tokens,
-        prompt=task.prompt,
-        dataset=task.entry.dataset,
-        questions_sha256=task.sha256,
-        drawn_from=task.drawn_from,
-        limit_seed=None if task.drawn_from is None else limit_seed,
-        left_out=dict(task.left_out),
-        judged_by=task.judged_by,
-        sandbox=task.sandbox,
+        **dict(task.asked),
         base=model_result(task, base),
         tuned=model_result(task, tuned),
         difference=compare_paired([one for one, _ in shares], [other for _, other in shares]),
@@ -108,7 +96,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
     for number, pair in enumerate(zip(base.all(), tuned.all(), strict=True)):
         graded = list(zip(("base", "tuned"), pair, strict=True))
         question = task.question_of(number)
-        named = {"problem": question.origin, "sample": number % task.sampling.samples + 1}
+        named = {"problem": question.origin, "sample": number % task.asked.samples + 1}
         yield {
             "task": task.name,
             "row": number + 1,
