@@ -98,17 +98,13 @@ class _Asking:
     def missing(self) -> list[int]:
         return [number for number in range(len(self.keys)) if number not in self.replies]
 
-    @property
-    def label(self) -> str:
-        return self.model.role if self.task.held_out else f"{self.task.name}: {self.model.role}"
-
 
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
     Raises EngineError where its server keeps dying or MOST_FAILED do not come, ScorerError where as many are unjudged.
     """
-    digest, samples = model.digest(task.asked.max_tokens), task.asked.samples
+    digest, samples, label = model.digest(task.asked.max_tokens), task.asked.samples, task.label(model.role)
     keys = []
     for number in range(len(task.questions) * samples):
         question = task.question_of(number)
@@ -124,7 +120,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
                 asking.on_response(number, kept[key])
         if asking.replies:
             open_console().print(
-                f"eval: {asking.label}: {len(asking.replies)} of {len(keys)} answers are there from an earlier start"
+                f"eval: {label}: {len(asking.replies)} of {len(keys)} answers are there from an earlier start"
             )
         if len(asking.replies) < len(keys):
             _ask_missing(asking)
@@ -132,7 +128,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
         judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
         if many := _describe_many(asking, judged):
             raise ScorerError(
-                f"eval: {asking.label}: the scorer {task.asked.task} could not judge {many[0]}; the same command "
+                f"eval: {label}: the scorer {task.asked.task} could not judge {many[0]}; the same command "
                 "asks for no answer again"
             )
         answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]

@@ -186,11 +186,6 @@ def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
         yield f"{task.name}: {result.difference.summary} Do not use it for this task."
 
 
-def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
-    label = role if task.held_out else f"{task.name}: {role}"
-    open_console().print(describe_scores(model_result(task, answers), label))
-
-
 def describe_scores(found: ModelResult, label: str) -> str:
     """As in `eval: tuned: 75.0% right (…)`, or `eval: verilog: tuned: pass@1 64.1% [57.0%, 71.0%], pass@5 …`."""
     score = found.score

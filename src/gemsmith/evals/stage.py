@@ -22,7 +22,7 @@ from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, 
 from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
-from gemsmith.system.console import print_warnings
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json
 
 
@@ -71,8 +71,8 @@ def evaluate(
     for role in ("tuned", "base"):
         model = _model(run, servers, role, elsewhere.get(role))
         for task in tasks:
-            answers[role].append(answer_all(run, task, model, force=force))
-            results.print_scores(task, role, answers[role][-1])
+            answers[role].append(found := answer_all(run, task, model, force=force))
+            open_console().print(results.describe_scores(results.model_result(task, found), task.label(role)))
     scored = [
         ScoredTask(task=task, base=base, tuned=tuned, result=results.make_result(task, base, tuned))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)

@@ -52,6 +52,10 @@ class OpenTask:
         """Whether its questions are rows of data.eval, and not its own."""
         return self.asked.task not in SOURCES
 
+    def label(self, role: str) -> str:
+        """What a model's answers to it are called on the terminal: tuned, or verilog: tuned."""
+        return role if self.held_out else f"{self.name}: {role}"
+
     def question_of(self, number: int) -> Question:
         """What the answer of this index answers: question times samples, plus sample."""
         return self.questions[number // self.asked.samples]

@@ -204,9 +204,14 @@ def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:
     return Table(columns=(*keys, "machine", "fits", "bytes_per_chip", "limit_bytes", *ends), rows=rows).to_csv()
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Differences, ratios and curves on stdout."""
+def print_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> None:
+    """Differences, ratios and curves on stdout; of a published comparison first what it says of itself."""
     console = open_console(stderr=False, soft_wrap=False)
+    if redrawn is not None:
+        for table in _published_tables(redrawn):
+            console.print(table.to_rich())
+        for line in _catalog_lines(redrawn):
+            console.print(Text(line), soft_wrap=True)
     console.print(Text(words.summary_line(comparison)), soft_wrap=True)
     console.print(_difference_table(comparison, "{}").to_rich())
     for pair in comparison.pairs:
@@ -218,14 +223,6 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(Text(line), soft_wrap=True)
     for notice in comparison.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), notice), soft_wrap=True)
-
-
-def print_verdicts(redrawn: Reanalysis) -> None:
-    console = open_console(stderr=False, soft_wrap=False)
-    for table in _published_tables(redrawn):
-        console.print(table.to_rich())
-    for line in _catalog_lines(redrawn):
-        console.print(Text(line), soft_wrap=True)
 
 
 def curve_lines(pair: Pair) -> list[str]:
