@@ -81,13 +81,7 @@ def plan_lengths(
         "images": images,
     }
     serve, context = recipe.serve, input_tokens + output_tokens
-    settings = ServeSettings(
-        dtype=serve.dtype,
-        kv_cache_dtype=serve.kv_cache_dtype,
-        images=serve.images or images > 0,
-        container_image=serve.container_image,
-        arguments=serve.arguments,
-    )
+    settings = ServeSettings(**dict(serve) | {"images": serve.images or images > 0})
     try:
         layout = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:

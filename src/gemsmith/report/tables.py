@@ -23,7 +23,7 @@ from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRe
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
+from gemsmith.system.format import count, counts, decimal, duration, fraction, interval, percent, price, size, span, usd
 
 _Lines = Iterator[tuple[str, ...]]
 """What, its value, and where it is not plain, the style of that."""
@@ -169,8 +169,7 @@ def _eval_lines(scores: EvalRecord) -> _Lines:
         yield f"{name} score, 95 %", f"{fraction(score.score)} ({ends}, n = {count(score.n)})"
         for what, rows in (("without answer", score.failed), ("without verdict", score.ungraded)):
             if rows:
-                reasons = ", ".join(f"{count(number)} {reason}" for reason, number in rows.items())
-                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({reasons})", "bold red"
+                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({counts(rows)})", "bold red"
     for number, result in enumerate(scores.tasks):
         yield f"{result.task}, verdict" if number else "verdict", result.difference.summary
         for name, model in (("base", result.base), ("tuned", result.tuned)):
@@ -207,9 +206,14 @@ def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:
     return Table(columns=(*keys, "machine", "fits", "bytes_per_chip", "limit_bytes", *ends), rows=rows).to_csv()
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Differences, ratios and curves on stdout."""
+def print_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> None:
+    """Differences, ratios and curves on stdout; of a published comparison first what it says of itself."""
     console = open_console(stderr=False, soft_wrap=False)
+    if redrawn is not None:
+        for table in _published_tables(redrawn):
+            console.print(table.to_rich())
+        for line in _catalog_lines(redrawn):
+            console.print(Text(line), soft_wrap=True)
     console.print(Text(words.summary_line(comparison)), soft_wrap=True)
     console.print(_difference_table(comparison, "{}").to_rich())
     for pair in comparison.pairs:
@@ -221,14 +225,6 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(Text(line), soft_wrap=True)
     for notice in comparison.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), notice), soft_wrap=True)
-
-
-def print_verdicts(redrawn: Reanalysis) -> None:
-    console = open_console(stderr=False, soft_wrap=False)
-    for table in _published_tables(redrawn):
-        console.print(table.to_rich())
-    for line in _catalog_lines(redrawn):
-        console.print(Text(line), soft_wrap=True)
 
 
 def curve_lines(pair: Pair) -> list[str]:
