@@ -101,7 +101,7 @@ def plan(
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
-        file = catalog or lazy_import("hardware").own_catalog()
+        file = catalog or lazy_import("hardware.catalog").own_catalog()
         for found in lazy_import("plan.calibrate").calibrate(args.source, file):
             echo(found.say())
         echo(f"{file} written", err=True)
