@@ -67,7 +67,9 @@ def template_rule(setting: Setting) -> Row:
     name = "jinja" if is_given_in_full else setting.value
     if name is None or str(name).startswith(("gemma4", "tokenizer_default")):
         return setting.ignored("Gemma 4's; Gemsmith takes the checkpoint's own")
-    return setting.ignored("chat_template_jinja has it") if name == "jinja" else setting.differs(rules.OTHER_TEMPLATE)
+    if name == "jinja":
+        return setting.ignored("chat_template_jinja has it")
+    return setting.differs("another model's template; Gemsmith takes the checkpoint's own")
 
 
 @if_set
@@ -123,11 +125,4 @@ RULES: Mapping[str, Rule] = {
     "plugins": plugins_rule,
     "processor_type": images_rule,
     "freeze_mm_modules": encoders_rule,
-    **dict.fromkeys(
-        """
-        context_parallel_size dp_replicate_size dp_shard_size ray_num_workers sequence_parallel_degree
-        tensor_parallel_size world_size
-        """.split(),
-        rules.count_rule,
-    ),
 }

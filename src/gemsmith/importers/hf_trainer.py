@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gemsmith.importers import rules
-from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule, split_rule
+from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule
 from gemsmith.importers.models import base_rule, targets_rule
 from gemsmith.importers.table import Row, Rule, Setting, if_set, is_on, or_default, positive, read_defaults, read_rules
 
@@ -94,7 +94,6 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "bf16": rules.half_rule,
     "save_total_limit": rules.keep_rule,
     "average_tokens_across_devices": average_rule,
-    "num_processes": rules.count_rule,
 }
 
 RULES: Mapping[str, Rule] = {
@@ -115,7 +114,6 @@ RULES: Mapping[str, Rule] = {
     "dataset_name": hub_rule,
     "datasets[].path": path_rule,
     **{f"datasets[].{key}": DATASET_RULES[key] for key in ("split", "name", "data_files")},
-    "dataset_train_split": split_rule,
 }
 PEFT_RULES: Mapping[str, Rule] = read_rules("peft") | {
     "base_model_name_or_path": base_rule,

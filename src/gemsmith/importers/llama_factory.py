@@ -61,12 +61,6 @@ def no_remat_rule(setting: Setting) -> Row:
     return setting.mapped({"train.remat": "none" if off else "layer"}, "memory for time; the same numbers")
 
 
-def template_rule(setting: Setting) -> Row:
-    if setting.value is None or str(setting.value).lower().startswith("gemma4"):
-        return setting.ignored("Gemma 4's; Gemsmith takes the checkpoint's own")
-    return setting.differs(rules.OTHER_TEMPLATE)
-
-
 RULES: Mapping[str, Rule] = {
     **TRAINING_RULES,
     **read_rules("llama_factory"),
@@ -79,7 +73,6 @@ RULES: Mapping[str, Rule] = {
     "pure_bf16": rules.other_half_rule("adapters in bfloat16 too; Gemsmith's are float32"),
     "dataset": factory_dataset_rule,
     "eval_dataset": factory_eval_rule,
-    "template": template_rule,
     "cutoff_len": length_rule,
     "val_size": held_out_rule("dataset"),
     "packing": packing_rule,
@@ -87,5 +80,4 @@ RULES: Mapping[str, Rule] = {
     "freeze_vision_tower": encoders_rule,
     "freeze_multi_modal_projector": encoders_rule,
     "disable_gradient_checkpointing": no_remat_rule,
-    "ray_num_workers": rules.count_rule,
 }

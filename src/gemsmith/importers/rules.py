@@ -67,12 +67,6 @@ def count_devices(config: SourceConfig) -> int | None:
     return None
 
 
-@if_set
-def count_rule(setting: Setting) -> Row:
-    """The row of a key that says how many devices, or how many of them share a row."""
-    return setting.row("derived", "counted in train.global_batch_size; train.mesh lays out the machine")
-
-
 def several_devices(setting: Setting) -> Row:
     """The row of a key that only several devices need: without their number global_batch_size would be too few."""
     config, parent = setting.config, setting.key.partition(".")[0] + "."
@@ -294,8 +288,6 @@ def full_rule(setting: Setting) -> Row:
     """The row of a key by which every weight is trained."""
     return setting.mapped({"train.method": "full"}, "the text model's, in float32; what embeds images is frozen")
 
-
-OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"
 
 _EVAL_STRATEGY = ("eval_strategy", "evaluation_strategy")
 # What makes data.eval, in Axolotl's YAML and LLaMA-Factory's.
