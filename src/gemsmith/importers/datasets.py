@@ -173,18 +173,6 @@ def _asks_for_other_rows(config: SourceConfig) -> bool:
     return False
 
 
-def kind_rule(setting: Setting) -> Row:
-    kind = str(setting.value)
-    if setting.value is None or kind in ("chat_template", "messages"):
-        return setting.ignored("messages, rendered by the chat template, as Gemsmith does")
-    if (form := _FORMS.get(kind)) in ("sharegpt", "text"):
-        return setting.ignored(f"data.format is {form}")
-    what = "another form of row than chat_template; Gemsmith renders messages"
-    if kind.startswith("alpaca"):
-        what = "Alpaca's own text around instruction and output; Gemsmith renders them"
-    return setting.differs(f"{what} by Gemma's chat template")
-
-
 @if_set
 def files_rule(setting: Setting) -> Row:
     if _only_file(setting.config) is not None:
@@ -201,4 +189,4 @@ def _only_file(config: SourceConfig) -> str | None:
     return str(names[0]) if path in ("json", "parquet", "arrow") and len(names) == 1 else None
 
 
-DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {"type": kind_rule, "data_files": files_rule}
+DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {"data_files": files_rule}

@@ -62,14 +62,6 @@ def use_peft_rule(setting: Setting) -> Row:
     return rules.full_rule(setting)
 
 
-def template_rule(setting: Setting) -> Row:
-    if setting.value is None:
-        return setting.ignored("the checkpoint's own, as Gemsmith's default")
-    if str(setting.value).endswith((".jinja", ".jinja2", ".j2")):
-        return setting.mapped({"data.template": str(setting.value)})
-    return setting.differs("another model's template; set data.template to its file")
-
-
 def average_rule(setting: Setting) -> Row:
     """The row of the mean over devices: Gemsmith's is over all tokens of a step."""
     if setting.value is None or is_on(setting.value) or rules.count_devices(setting.config) == 1:
@@ -86,10 +78,8 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "per_device_train_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
     "num_train_epochs": or_default(rules.epochs_rule),
-    "lr_scheduler_type": or_default(rules.schedule_rule),
     "warmup_steps": or_default(rules.warmup_rule("lr_scheduler_type")),
     "warmup_ratio": rules.warmup_rule("lr_scheduler_type"),
-    "optim": rules.optimizer_rule,
     "max_grad_norm": rules.clip_rule,
     "bf16": rules.half_rule,
     "save_total_limit": rules.keep_rule,
@@ -103,7 +93,6 @@ RULES: Mapping[str, Rule] = {
     "max_seq_length": length_rule,
     "packing_strategy": packing_strategy_rule,
     "assistant_only_loss": assistant_rule,
-    "chat_template_path": template_rule,
     "use_peft": use_peft_rule,
     "model_name_or_path": base_rule,
     "dtype": dtype_rule,

@@ -143,7 +143,7 @@ def read_rules(section: str) -> dict[str, Rule]:
             for names, allowed in (keys if isinstance(keys, dict) else {keys: None}).items():
                 values = allowed if isinstance(allowed, list) else [] if allowed is None else [allowed]
                 rules |= dict.fromkeys(names.split(), rule_of(kind, why, values))
-    return rules
+    return rules | {key: by_value(cases) for key, cases in groups.get("by_value", {}).items()}
 
 
 @functools.cache
@@ -189,6 +189,19 @@ def rule_of(kind: str, why: str, allowed: Sequence[Any]) -> Rule:
             remedy = "Gemsmith does supervised fine-tuning only"
             raise RecipeError(f"{setting.config.file}: {setting.key} is {setting.value!r}: {why}; {remedy}")
         return setting.row(statuses[kind], why.format(value=setting.value))
+
+    return row_of
+
+
+def by_value(cases: Sequence[Mapping[str, Any]]) -> Rule:
+    """The rule for a key whose values have a row each: the first of the cases that fits."""
+
+    @or_default
+    def row_of(setting: Setting) -> Row:
+        case = next(case for case in cases if "is" not in case or _is_one_of(setting.value, case["is"]))
+        said = case.get("sets", {}).items()
+        sets = {key: text.format(value=setting.value) if isinstance(text, str) else text for key, text in said}
+        return setting.row(case["status"], case.get("why", ""), sets)
 
     return row_of
 
