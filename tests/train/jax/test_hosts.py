@@ -130,14 +130,11 @@ def lose(run, event, *, lost, hosts=2):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("event", "lost", "hosts"), [("SIGKILL", 0, 2), ("SIGSTOP", 0, 2), ("SIGSTOP", 1, 2), ("SIGKILL", 2, 4)]
-)
-def test_a_host_that_is_killed_or_suspended_ends_the_others_with_one_line(prepare, tmp_path, event, lost, hosts):
-    codes, said = lose(prepare(tmp_path / "run", **KEYS), event, lost=lost, hosts=hosts)
-    assert codes == {1} and len(said) == hosts - 1, said
-    told = f"error: training: host {lost} of {hosts} is lost: it was killed or suspended, has failed,"
-    assert all(line.startswith(told) for line in said), said
+@pytest.mark.parametrize(("event", "lost"), [("SIGKILL", 0), ("SIGSTOP", 0), ("SIGSTOP", 1)])
+def test_a_host_that_is_killed_or_suspended_ends_the_others_with_one_line(prepare, tmp_path, event, lost):
+    codes, said = lose(prepare(tmp_path / "run", **KEYS), event, lost=lost)
+    assert codes == {1} and len(said) == 1, said
+    assert said[0].startswith(f"error: training: host {lost} of 2 is lost: it was killed or suspended, has failed,")
 
 
 @pytest.mark.slow
@@ -150,17 +147,20 @@ def test_a_host_that_hangs_ends_the_other_with_one_line(prepare, tmp_path, event
 
 
 @pytest.mark.slow
-def test_where_a_host_was_lost_one_goes_on_alone_with_the_losses_of_both(prepare, tmp_path):
+@pytest.mark.parametrize(("hosts", "left"), [(2, 1), (4, 2)])
+def test_where_a_host_was_lost_fewer_go_on_with_the_losses_of_one(prepare, tmp_path, hosts, left):
     keys = KEYS | {"train": KEYS["train"] | {"save_steps": 1}}
     alone, run = (prepare(tmp_path / name, **keys) for name in ("alone", "run"))
-    codes, said = lose(run, "SIGKILL", lost=1)
-    assert codes == {1} and len(said) == 1 and said[0].startswith("error: training: host 1 of 2 is lost: it was"), said
-    for each in (run, alone):
-        process = start(each, devices=8)
+    codes, said = lose(run, "SIGKILL", lost=hosts - 1, hosts=hosts)
+    told = f"error: training: host {hosts - 1} of {hosts} is lost: it was"
+    assert codes == {1} and len(said) == hosts - 1 and all(line.startswith(told) for line in said), said
+    group = group_of(left)
+    again = [start(run, *((*group, n) if left > 1 else ()), devices=8 // left) for n in range(left)]
+    for process in (*again, start(alone, devices=8)):
         err = process.communicate(timeout=300)[1]
         assert process.returncode == 0, err
     one, two = (read_record(each, TrainRecord) for each in (alone, run))
-    assert two.resumed_at[0] >= 1 and one.resumed_at == ()
+    assert two.resumed_at[0] >= 1 and two.hosts == left and one.resumed_at == ()
     assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
 
 
