@@ -248,16 +248,19 @@ def read_dataset(
         how = "left out of them" if data.control_tokens == "drop" else "read as text"
         warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
-        name = "data" if isinstance(source, GeneratedData) else source
-        if left_out:
-            raise DataError(f"data.held_out: of {rows:,} rows of {name} none is {part} with {share:g}; give another")
-        raise DataError(f"{name}: holds no rows; give a dataset with at least one")
+        raise _no_rows("data" if isinstance(source, GeneratedData) else source, rows if left_out else 0, part, share)
     return Dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
         warnings=(*warnings, *(folder_notices(str(source), data) if data.format == FORMAT else ())),
     )
+
+
+def _no_rows(name: str, split: int, part: str | None, share: float) -> DataError:
+    if split:
+        return DataError(f"data.held_out: of {split:,} rows of {name} none is {part} with {share:g}; give another")
+    return DataError(f"{name}: holds no rows; give a dataset with at least one")
 
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
