@@ -213,20 +213,6 @@ def half_rule(setting: Setting) -> Row:
     return setting.mapped({"train.dtype": "float32"}, "no autocast: float32, unless the weights were loaded in another")
 
 
-def other_half_rule(why: str) -> Rule:
-    """The rule for a switch of a half precision that Gemsmith does not have."""
-
-    def row_of(setting: Setting) -> Row:
-        if not is_on(setting.value):
-            return setting.ignored("off")
-        return setting.differs(why, {} if is_quantized(setting.config) else {"train.dtype": "bfloat16"})
-
-    return row_of
-
-
-fp16_rule = other_half_rule("float16; Gemsmith has bfloat16 and float32")
-
-
 @if_set
 def start_adapter_rule(setting: Setting) -> Row:
     """The row of an adapter whose matrices training starts from."""
@@ -248,7 +234,6 @@ _HELD_OUT = ("val_set_size", "test_datasets[0].path", "val_size", "eval_dataset"
 SHARED_RULES: Mapping[str, Rule] = {
     **read_rules("shared"),
     "max_steps": max_steps_rule,
-    "fp16": fp16_rule,
     "gradient_checkpointing": remat_rule,
     "save_steps": save_steps_rule,
     "eval_steps": eval_steps_rule,
