@@ -9,9 +9,10 @@ import math
 import os
 import re
 from calendar import monthrange
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -169,9 +170,18 @@ def load_catalog(path: Path | str | None = None) -> Catalog:
 
     Raises RecipeError naming hardware.catalog for an unreadable file, an unknown key, a wrong type or a missing source.
     """
+    return _merged(files) if (files := own_files(path)) else _shipped()
+
+
+@cache
+def _shipped() -> Catalog:
+    return _merged(())
+
+
+def _merged(files: Iterable[Path]) -> Catalog:
     rows = read_rows(SHIPPED)
     origin: dict[tuple[str, str], Path] = {}
-    for file in own_files(path):
+    for file in files:
         for section, own in read_rows(file).items():
             for name, row in own.items():
                 # A changed number must not pass under the shipped row's source; prices and measurements have theirs.

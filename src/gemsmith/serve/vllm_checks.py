@@ -122,8 +122,7 @@ def refuse_vision(config: PeftConfig) -> None:
     It takes that part with --enable-tower-connector-lora, which has not been tried here
     (https://github.com/vllm-project/vllm/pull/42662).
     """
-    targets = str(config.values.get("target_modules"))
-    if any(name in targets for name in ("vision_tower", "embed_vision")):
+    if any(name in str(config.target_modules) for name in ("vision_tower", "embed_vision")):
         raise RecipeError(
             "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
             "that part out; set merged"

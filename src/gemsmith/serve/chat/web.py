@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import images_of, text_of
 
 # Before Gradio is imported, which reads it then.
