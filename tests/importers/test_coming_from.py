@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.arch import find_variant
-from gemsmith.importers import axolotl, hf_trainer, table
+from gemsmith.importers import table
+from gemsmith.importers.projects import AXOLOTL, PEFT, TRL
 from gemsmith.recipe.load import default_values
 from support.cases import each
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md").read_text(encoding="utf-8")
-RULES = {"trl": hf_trainer.RULES, "axolotl": axolotl.RULES, "peft": hf_trainer.PEFT_RULES}
+RULES = {"trl": TRL.rules, "axolotl": AXOLOTL.rules, "peft": PEFT.rules}
 DEFAULTS: dict[str, Mapping[str, Any]] = {
-    "trl": hf_trainer.SFT_DEFAULTS | hf_trainer.LORA_DEFAULTS,
-    "axolotl": axolotl.DEFAULTS,
-    "peft": hf_trainer.PEFT_DEFAULTS,
+    "trl": {**TRL.defaults, **table.read_defaults("trl_lora")},
+    "axolotl": AXOLOTL.defaults,
+    "peft": PEFT.defaults,
 }
 # A value of each key whose default, or absence, sets nothing in the recipe.
 VALUES: dict[str, Any] = {

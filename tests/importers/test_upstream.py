@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gemsmith.importers import hf_trainer as trainer
 from gemsmith.importers.convert import find_rule
-from gemsmith.importers.table import unknown
+from gemsmith.importers.projects import PEFT, TRAINER, TRL
+from gemsmith.importers.table import read_defaults, unknown
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def trl() -> Any:
 def test_every_key_of_pefts_lora_config_has_a_rule():
     config = fields_of(pytest.importorskip("peft").LoraConfig)
     assert len(config) > 30
-    assert [key for key in config if find_rule(key, trainer.PEFT_RULES) is unknown] == []
-    assert {key: config[key] for key in trainer.PEFT_DEFAULTS} == trainer.PEFT_DEFAULTS
+    assert [key for key in config if find_rule(key, PEFT.rules) is unknown] == []
+    assert {key: config[key] for key in PEFT.defaults} == PEFT.defaults
 
 
 def test_every_key_of_trls_configs_has_a_rule(trl):
@@ -41,7 +41,7 @@ def test_every_key_of_trls_configs_has_a_rule(trl):
         "dataset_kwargs",
     }
     assert len(keys) > 120
-    assert [key for key in sorted(keys) if find_rule(key, trainer.RULES) is unknown] == []
+    assert [key for key in sorted(keys) if find_rule(key, TRL.rules) is unknown] == []
 
 
 def test_defaults_are_those_of_trl_and_transformers(trl):
@@ -51,9 +51,9 @@ def test_defaults_are_those_of_trl_and_transformers(trl):
     )
     # None there, and made true unless fp16 is asked for.
     assert sft.pop("bf16") is None
-    defaults = dict(trainer.SFT_DEFAULTS)
+    defaults = dict(TRL.defaults)
     assert defaults.pop("bf16") is True
     assert {key: sft[key] for key in defaults} == defaults
-    assert {key: arguments[key] for key in trainer.DEFAULTS} == trainer.DEFAULTS
-    lora = trainer.MODEL_DEFAULTS | trainer.LORA_DEFAULTS
+    assert {key: arguments[key] for key in TRAINER.defaults} == TRAINER.defaults
+    lora = read_defaults("trl_model") | read_defaults("trl_lora")
     assert {key: model[key] for key in lora} == lora

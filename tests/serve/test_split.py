@@ -5,7 +5,7 @@ import pytest
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalog
-from gemsmith.serve.parallelism import UTILISATION, choose_layout, memory_reason, tensor_parallel_reason
+from gemsmith.serve.command import UTILISATION, choose_layout, memory_reason, tensor_parallel_reason
 from gemsmith.serve.settings import ServeSettings
 
 MACHINES = load_catalog().machines

@@ -23,13 +23,6 @@ from gemsmith.system.yaml import read_yaml
 
 SHIPPED = Path(__file__).with_name("catalog.yaml")
 KINDS = ("tpu", "gpu", "cpu")
-MEASURED = ("measured_low", "measured_high", "measured_source", "measured_date")
-"""What a machine's row says of trainings that were measured on it: all of these, or none."""
-SERVED = (
-    *("served_decode_low", "served_decode_high", "served_prefill_low", "served_prefill_high"),
-    *("served_source", "served_date"),
-)
-"""The same of load tests."""
 RowT = TypeVar("RowT")
 NamedT = TypeVar("NamedT", "Chip", "Machine")
 # Parsing is most of the time that a catalog costs, and LibYAML is ten times faster; not every PyYAML is built with
@@ -152,6 +145,12 @@ class Machine:
         changed |= {"chips": slices * self.chips, "hosts": slices * self.hosts, "slices": slices}
         prices = tuple(price.times(slices) for price in self.prices)
         return replace(self, **changed, name=f"{slices}x{self.name}", prices=prices)
+
+
+MEASURED, SERVED = (
+    tuple(item.name for item in fields(Machine) if item.name.startswith(begin)) for begin in ("measured_", "served_")
+)
+"""What a machine's row says of trainings that were measured on it, and of load tests: all of either, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)

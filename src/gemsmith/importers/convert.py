@@ -15,12 +15,11 @@ from rich.text import Text
 
 from gemsmith.arch import find_variant, variant_of_hub_id
 from gemsmith.errors import InputError, RecipeError, some
-from gemsmith.importers import axolotl, llama_factory
-from gemsmith.importers import hf_trainer as trainer
+from gemsmith.importers import projects
 from gemsmith.importers.datasets import PLACEHOLDER
 from gemsmith.importers.models import find_base
 from gemsmith.importers.reader import Settings, read_settings
-from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, is_on, key_table, unknown
+from gemsmith.importers.table import Row, Rule, Setting, SourceConfig, is_on, key_table, read_defaults, unknown
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe, dump_recipe
 from gemsmith.recipe.schema import Recipe, ResolvedValue, Train
@@ -94,8 +93,8 @@ def _readings(
     steps: int | None,
     overridden: frozenset[str],
 ) -> list[tuple[SourceConfig, Mapping[str, Rule]]]:
-    projects = [_project(file, values) for file, values in files.items()]
-    adapters = sum(name == trainer.PEFT_PROJECT for name, _, _ in projects)
+    found = [_project(file, values) for file, values in files.items()]
+    adapters = found.count(projects.PEFT)
     given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     backend = given.get("train.backend")
     variant = None  # that target modules are matched against
@@ -104,38 +103,38 @@ def _readings(
         variant = find_variant(given["model"])
     elif "checkpoint" in given:
         variant = find_base(given["checkpoint"], "--set checkpoint").variant
-    elif found := next(((name, where) for where, name in names if name is not None), None):
-        variant = find_base(*found).variant
+    elif base := next(((name, where) for where, name in names if name is not None), None):
+        variant = find_base(*base).variant
     readings = []
-    for (file, values), (name, rules, defaults) in zip(files.items(), projects, strict=True):
-        elsewhere = adapters > (name == trainer.PEFT_PROJECT)
-        left_out = trainer.LORA_DEFAULTS if elsewhere else {}
+    for (file, values), project in zip(files.items(), found, strict=True):
+        elsewhere = adapters > (project == projects.PEFT)
+        left_out = read_defaults("trl_lora") if elsewhere else {}
         config = SourceConfig(
             file=file,
-            project=name,
+            project=project.name,
             given=values,
             devices=devices,
             steps=steps,
             overridden=overridden,
-            defaults={key: value for key, value in defaults.items() if key not in left_out},
+            defaults={key: value for key, value in project.defaults.items() if key not in left_out},
             variant=variant,
             adapter_elsewhere=elsewhere,
             backend=backend if backend in BACKENDS else Train.model_fields["backend"].default,
         )
-        readings.append((config, rules))
+        readings.append((config, project.rules))
     return readings
 
 
-def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapping[str, Any]]:
-    """Whose settings a file holds, with its rules and defaults. Raises RecipeError for those of no known project."""
+def _project(file: str, values: Settings) -> projects.Project:
+    """Whose settings a file holds. Raises RecipeError for those of no known project."""
     keys, told_by = {re.split(r"[.\[]", key)[0] for key in values}, key_table()["told_by"]
     if "peft_type" in keys or {"r", "lora_alpha", "target_modules"} <= keys:
-        return trainer.PEFT_PROJECT, trainer.PEFT_RULES, trainer.PEFT_DEFAULTS
+        return projects.PEFT
     if "base_model" in keys:
-        return axolotl.PROJECT, axolotl.RULES, axolotl.DEFAULTS
+        return projects.AXOLOTL
     if keys & set(told_by["llama_factory"].split()):
-        return llama_factory.PROJECT, llama_factory.RULES, llama_factory.DEFAULTS
-    known = [key for key in keys if find_rule(key, trainer.RULES) is not unknown]
+        return projects.LLAMA_FACTORY
+    known = [key for key in keys if find_rule(key, projects.TRL.rules) is not unknown]
     other = next((what for key, what in told_by["no_recipe"].items() if key in keys), None)
     if other or 2 * len(known) < len(keys):
         few = ", ".join(sorted(keys)[:4])
@@ -143,11 +142,11 @@ def _project(file: str, values: Settings) -> tuple[str, Mapping[str, Rule], Mapp
         remedy = "give an adapter_config.json, training arguments, or an Axolotl or LLaMA-Factory YAML"
         raise RecipeError(f"{file}: {why}; {remedy}")
     if not keys & set(told_by["trl"].split()):
-        return trainer.PROJECT, trainer.RULES, trainer.DEFAULTS
-    defaults = dict(trainer.SFT_DEFAULTS)
+        return projects.TRAINER
+    defaults = dict(projects.TRL.defaults)
     if "model_name_or_path" in keys:
-        defaults |= trainer.MODEL_DEFAULTS | (trainer.LORA_DEFAULTS if is_on(values.get("use_peft")) else {})
-    return trainer.SFT_PROJECT, trainer.RULES, defaults
+        defaults |= read_defaults("trl_model") | (read_defaults("trl_lora") if is_on(values.get("use_peft")) else {})
+    return projects.TRL._replace(defaults=defaults)
 
 
 def find_rule(key: str, rules: Mapping[str, Rule]) -> Rule:

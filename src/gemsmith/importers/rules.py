@@ -192,30 +192,6 @@ def remat_rule(setting: Setting) -> Row:
     return setting.mapped({"train.remat": "layer" if on else "none"}, "memory for time; the same numbers")
 
 
-def four_bits_rule(kind: str, nested: str) -> Rule:
-    """The rule for a base of bitsandbytes' 4 bits; `kind` is the key of nf4 or fp4, `nested` that of double quant."""
-
-    def row_of(setting: Setting) -> Row:
-        sets = {"train.dtype": "nf4"}
-        if not is_on(setting.value):
-            return setting.ignored("not quantized")
-        if str(setting.config.value(kind) or "nf4").lower() != "nf4":
-            return setting.differs("fp4; Gemsmith's 4 bits are nf4", sets)
-        if setting.config.is_on(nested):
-            double = "also rounds the scales, which here train.double_quant does, with train.backend trl"
-            return setting.differs(f"nf4, but {nested} {double}", sets)
-        return setting.mapped(sets, "nf4")
-
-    return row_of
-
-
-def eight_bits_rule(setting: Setting) -> Row:
-    if not is_on(setting.value):
-        return setting.ignored("not quantized")
-    why = "the weights are rounded alike, but LLM.int8 rounds what is multiplied with them too"
-    return setting.differs(why, {"train.dtype": "int8"})
-
-
 def is_quantized(config: SourceConfig) -> bool:
     """Whether the base is held in 4 or 8 bits, so that another key decides train.dtype."""
     return any(config.is_on(key) for key in ("load_in_4bit", "load_in_8bit", "quantization_bit"))
@@ -235,20 +211,6 @@ def half_rule(setting: Setting) -> Row:
     if loaded in ("bfloat16", "torch.bfloat16", "auto"):
         return setting.ignored("the weights' dtype decides")
     return setting.mapped({"train.dtype": "float32"}, "no autocast: float32, unless the weights were loaded in another")
-
-
-def other_half_rule(why: str) -> Rule:
-    """The rule for a switch of a half precision that Gemsmith does not have."""
-
-    def row_of(setting: Setting) -> Row:
-        if not is_on(setting.value):
-            return setting.ignored("off")
-        return setting.differs(why, {} if is_quantized(setting.config) else {"train.dtype": "bfloat16"})
-
-    return row_of
-
-
-fp16_rule = other_half_rule("float16; Gemsmith has bfloat16 and float32")
 
 
 @if_set
@@ -272,7 +234,6 @@ _HELD_OUT = ("val_set_size", "test_datasets[0].path", "val_size", "eval_dataset"
 SHARED_RULES: Mapping[str, Rule] = {
     **read_rules("shared"),
     "max_steps": max_steps_rule,
-    "fp16": fp16_rule,
     "gradient_checkpointing": remat_rule,
     "save_steps": save_steps_rule,
     "eval_steps": eval_steps_rule,

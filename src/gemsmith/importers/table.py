@@ -194,13 +194,19 @@ def rule_of(kind: str, why: str, allowed: Sequence[Any]) -> Rule:
 
 
 def by_value(cases: Sequence[Mapping[str, Any]]) -> Rule:
-    """The rule for a key whose values have a row each: the first of the cases that fits."""
+    """The rule for a key whose values have a row each: the first of the cases that fits its value and other keys'."""
 
     @or_default
     def row_of(setting: Setting) -> Row:
-        case = next(case for case in cases if "is" not in case or _is_one_of(setting.value, case["is"]))
+        value, config = setting.value, setting.config
+
+        def fits(case: Mapping[str, Any]) -> bool:
+            others = [(config.value(key), allowed) for key, allowed in case.get("when", {}).items()]
+            return all(_is_one_of(*one) for one in [(value, case.get("is", [value])), *others])
+
+        case = next(filter(fits, cases))
         said = case.get("sets", {}).items()
-        sets = {key: text.format(value=setting.value) if isinstance(text, str) else text for key, text in said}
+        sets = {key: text.format(value=value) if isinstance(text, str) else text for key, text in said}
         return setting.row(case["status"], case.get("why", ""), sets)
 
     return row_of

@@ -20,7 +20,7 @@ from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
 from gemsmith.runs.records import Range, ServerFacts
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
+from gemsmith.serve.command import UTILISATION, Layout, choose_layout
 from gemsmith.serve.settings import settings_of
 from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES

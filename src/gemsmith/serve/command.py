@@ -9,24 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.text import Text
-
 from gemsmith.arch import Variant, read_variant
 from gemsmith.checkpoints import read_config
 from gemsmith.checkpoints.folder import name_variant
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model.serving import serving_memory
+from gemsmith.hardware.model.limits import allowed_tp
+from gemsmith.hardware.model.serving import ServingMemory, serving_memory
 from gemsmith.serve import vllm_checks, vllm_issues
 from gemsmith.serve.container import Deployment, DeploymentChoice, Mount, as_command, choose_option, refuse_open_server
-from gemsmith.serve.parallelism import (
-    BATCHED,
-    UTILISATION,
-    Layout,
-    choose_layout,
-    memory_reason,
-    tensor_parallel_reason,
-)
 from gemsmith.serve.settings import (
     KEY_VARIABLE,
     ServeSettings,
@@ -36,7 +27,6 @@ from gemsmith.serve.settings import (
     clean_environment,
     server_environment,
 )
-from gemsmith.system.console import open_console
 
 GPU_IMAGE = "vllm/vllm-openai:v0.32.0"  # the version whose build for CPUs Gemsmith's tests serve with
 RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}
@@ -44,6 +34,9 @@ RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-al
 PORT = 8000
 PROMPT_AND_OUTPUT = 16_384 + 1_024
 """Tokens, where nothing says what will be asked: a prompt of 16,384 needs more than 16,384 with its output."""
+UTILISATION = 0.90  # the share of a device's memory that vLLM may take
+BATCHED = (8192, 4096)
+"""Tokens of a forward pass to try: vLLM's default on large GPUs, and half, which leaves more to keys and values."""
 _FP8_BY_QWIX = {"quantization": {"qwix": {
     # Quantized while it is loaded: the whole in bfloat16 would have to fit first.
     "use_abstract_model": True,
@@ -82,6 +75,15 @@ class Weights:
         return "bucket" if self.source.startswith("gs://") else "folder" if self.is_folder else "hub"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    tp: int
+    copies: int  # servers' workers that have all the weights, each on `tp` devices
+    weight_dtype: str
+    batched_tokens: int
+    memory: ServingMemory
+
+
 def published_config(variant: Variant) -> dict[str, Any]:
     """As much of the published checkpoints' config.json as decides how they are served."""
     unified = "Unified" if variant.model_type == "gemma4_unified" else ""
@@ -114,9 +116,9 @@ def server_command(
     source, variant = settings.hub_id or str(folder.absolute()), name_variant(read_variant(config))
     weights = Weights(source=source, is_folder=settings.hub_id is None, variant=variant, config=config)
     deployment = deploy(settings.machine, weights, settings, name=name, program=program, keyed=bool(api_headers()))
-    for choice in deployment.choices:
-        if choice.what == vllm_checks.WARNING:
-            open_console().print(Text.assemble((f"{vllm_checks.WARNING}: ", "yellow"), choice.why))
+    from gemsmith.system.console import print_warnings  # here: planning needs no terminal
+
+    print_warnings("serve", (choice.why for choice in deployment.choices if choice.what == vllm_checks.WARNING))
     if settings.in_docker:
         return as_command(deployment, container=container), clean_environment()
     return as_command(deployment), clean_environment() | dict(deployment.environment)
@@ -338,3 +340,72 @@ def _see_from_container(
     if kind == "tpu":
         mounts += [_SHARED_MEMORY, _XLA_CACHE]
     return model, settings.model_copy(update=inside), tuple(mounts)
+
+
+def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
+    """The best layout that fits, bfloat16 before fp8. Raises MachineError where none does."""
+    kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
+    limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    tried = []
+    for tp, dtype, batched in _candidates(machine, variant, settings):
+        memory = serving_memory(
+            variant,
+            tp=tp,
+            max_model_len=length,
+            weight_dtype=dtype,
+            kv_dtype=kv_dtype,
+            batched_tokens=batched,
+            # No switch is known to leave the encoder out on a TPU.
+            images=settings.images or machine.chip.kind == "tpu",
+        )
+        copies = machine.devices // tp
+        layout = Layout(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
+        if memory.total <= limit:
+            return layout
+        tried.append(layout)
+    if not tried:
+        raise MachineError(
+            f"--machine {machine.name}: its {machine.devices} devices cannot share the {variant.heads} heads of "
+            f"{variant.name}"
+        )
+    least = min(tried, key=lambda layout: layout.memory.total)
+    raise MachineError(
+        f"--machine {machine.name}: {variant.name} needs {least.memory.total / 1e9:.1f} GB a device with "
+        f"{least.weight_dtype} weights and serve.max_model_len {length} (estimated), {limit / 1e9:.1f} may be used; "
+        "lower serve.max_model_len, or name a larger machine"
+    )
+
+
+def tensor_parallel_reason(machine: Machine, variant: Variant, layout: Layout) -> str:
+    heads = f"{variant.kv_heads} kv heads and {variant.global_kv_heads} global ones of {variant.name}"
+    kv = {variant.kv_heads, variant.global_kv_heads}
+    if all(number % layout.tp == 0 for number in kv):
+        return f"divides the {heads}"
+    held = " and ".join(f"{layout.tp // number} hold each of {number}" for number in sorted(kv) if number % layout.tp)
+    less = "one program has all chips" if machine.chip.kind == "tpu" else "fewer lack memory"
+    return f"of the {heads}: {held}; {less}"
+
+
+def memory_reason(machine: Machine, layout: Layout) -> str:
+    memory, limit = layout.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    return (
+        f"GB a device, estimated: {layout.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
+        f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
+        "vLLM may use"
+    )
+
+
+def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
+    """Tensor parallel, dtype of weights and tokens of a forward pass; what is best comes first."""
+    shared = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
+    if machine.chip.kind == "tpu":
+        sizes = shared[:1]  # one program over all chips of a slice
+    else:
+        # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
+        kv = (variant.kv_heads, variant.global_kv_heads)
+        splitting = [tp for tp in shared if all(heads % tp == 0 for heads in kv)]
+        sizes = splitting + sorted(set(shared) - set(splitting))
+    for dtype in ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8"):
+        for tp in sizes:
+            for batched in BATCHED:
+                yield tp, dtype, batched
