@@ -49,7 +49,7 @@ def stop_at(monkeypatch, method, step):
     monkeypatch.setattr(TrainSession, method, stopping)
 
 
-@pytest.mark.parametrize("backend", ["tunix", "trl"])
+@pytest.mark.parametrize("backend", [pytest.param("tunix", marks=pytest.mark.slow), "trl"])
 def test_the_best_step_is_kept_and_the_end_is_the_same_after_kills(
     prepare, tmp_path, losses, monkeypatch, capsys, same_numbers, backend
 ):

@@ -29,7 +29,7 @@ def stop_before(monkeypatch, step):
     monkeypatch.setattr(TrainSession, "plan", stopping)
 
 
-@pytest.mark.parametrize("backend", ["tunix", "trl"])
+@pytest.mark.parametrize("backend", [pytest.param("tunix", marks=pytest.mark.slow), "trl"])
 def test_a_finished_run_goes_on_and_ends_alike_after_a_kill(
     prepare, tmp_path, gemsmith, monkeypatch, same_numbers, backend
 ):

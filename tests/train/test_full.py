@@ -172,7 +172,7 @@ def test_every_gradient_is_transformers_and_so_are_the_weights_after_updates(bas
     assert max(errors.values()) < 1e-5, max(errors.items(), key=lambda item: item[1])
 
 
-@pytest.mark.parametrize("backend", ["tunix", "trl"])
+@pytest.mark.parametrize("backend", [pytest.param("tunix", marks=pytest.mark.slow), "trl"])
 def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(prepare, tmp_path, snapshot, backend):
     keys = {"method": "full", "backend": backend, "max_steps": 4, "save_steps": 1, "save_total_limit": 9}
     runs = [prepare(tmp_path / name, train=keys, lora=DEFAULTS) for name in ("whole", "stopped")]
