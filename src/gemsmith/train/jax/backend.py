@@ -168,8 +168,9 @@ class TunixBackend:
 
     @cached_property
     def trainer(self) -> TunixTrainer:
-        optimizer = make_optimizer(self._run.recipe.optimizer)
-        return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
+        trainer = TunixTrainer(self.model, make_optimizer(self._run.recipe.optimizer))
+        nnx.update(trainer.optimizer, shard_opt_state(nnx.state(trainer.optimizer), self.model))
+        return trainer
 
     def prepare(self, session: TrainSession) -> None:
         self._session = session
