@@ -243,7 +243,6 @@ def load_samples(run: Run, checkpoint: Checkpoint, *, parts: int, most: int, mul
     packed = prompt_rows(prompts, min(run.recipe.data.max_length, -(-length // multiple) * multiple))
     return SamplePrompts(
         batches=Batches(
-            steps=-(-len(prompts) // size),
             global_batch_size=size,
             total_rows=len(prompts),
             rows=replace(packed, images=tuple(images) if any(images) else ()),

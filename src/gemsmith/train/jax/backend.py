@@ -34,12 +34,14 @@ from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_program, use_compile_cache
 from gemsmith.train.jax.distributed import (
+    LONGEST_STEP_S,
     check_accelerator,
     check_hosts,
     find_accelerators,
     is_main_process,
     joined_hosts,
     local_rows,
+    note_progress,
     place,
     raise_on_all_hosts,
     shard_batch,
@@ -205,6 +207,8 @@ class TunixBackend:
             for held_out in filter(None, (self._held_out, self._prompts)):
                 if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
                     return
+            raise_on_all_hosts(None)  # all have compiled
+            note_progress(longest_s=None if self._run.recipe.train.method == "full" else LONGEST_STEP_S)
             self._evaluate(session.done)
             session.start_clock()
             self.trainer.run(
@@ -275,6 +279,7 @@ class TunixBackend:
         return None if taken is None else (step, self._images.arrays(step, *taken))
 
     def _update(self, example: tuple[int, Arrays]) -> tuple[Any, Any]:
+        note_progress()
         step, arrays = example
         plan = self._session.plan(step)
         numbers = {
@@ -311,7 +316,12 @@ class TunixBackend:
         begun_s, goes_on = time.monotonic(), step == self._batches.steps or jax.process_count() > 1
         if not session.due(step):
             return
-        given = (self.trained, self._step.frozen, lambda: not goes_on and session.stopping.is_set())
+
+        def told() -> bool:  # before each batch
+            note_progress()
+            return not goes_on and session.stopping.is_set()
+
+        given = (self.trained, self._step.frozen, told)
         sums = self._held_out.evaluate(*given)
         answers = self._prompts.answer(*given) if sums and self._prompts else ()
         if sums and answers is not None:
