@@ -49,9 +49,10 @@ def test_patches_positions_and_counts_are_those_of_the_processor_bit_for_bit(siz
 
     theirs = Gemma4ImageProcessorPil(max_soft_tokens=budget).preprocess([image_of(*size)], return_tensors="np")
     ours = make_patches(image_of(*size), PatchConfig(budget=budget))
-    values, positions = ours.padded(9 * budget)
-    assert values.dtype == np.float32 and np.array_equal(values, theirs["pixel_values"][0])
-    assert positions.dtype == np.int32 and np.array_equal(positions, theirs["image_position_ids"][0])
+    count, values, positions = len(ours.values), theirs["pixel_values"][0], theirs["image_position_ids"][0]
+    assert ours.values.dtype == np.float32 and np.array_equal(ours.values, values[:count])
+    assert ours.positions.dtype == np.int32 and np.array_equal(ours.positions, positions[:count])
+    assert not values[count:].any() and (positions[count:] == -1).all(), "the rest is padding"
     assert ours.soft_tokens == int(theirs["num_soft_tokens_per_image"][0])
 
 
@@ -80,11 +81,10 @@ def test_merged_patches_are_those_of_the_unified_processor_bit_for_bit(size):
     columns, rows = size[0] // 16, size[1] // 16
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     grid = torch.stack([x, y], dim=-1).reshape(-1, 2)
-    merged = (part[0] for part in theirs["patches_merge"](patches[None], grid[None], rows * columns // 9))
-    ours, padded = make_patches(image_of(*size), patching), theirs["pad_along_first_dim"](*merged, 70)
+    values, positions = (part[0] for part in theirs["patches_merge"](patches[None], grid[None], rows * columns // 9))
+    ours = make_patches(image_of(*size), patching)
     assert ours.soft_tokens == len(ours.values) == rows * columns // 9
-    values, positions = ours.padded(70)
-    assert np.array_equal(values, padded[0].numpy()) and np.array_equal(positions, padded[1].numpy())
+    assert np.array_equal(ours.values, values.numpy()) and np.array_equal(ours.positions, positions.numpy())
 
 
 def described(merged: bool) -> dict:

@@ -89,8 +89,19 @@ def ask(server: Server, model: str, messages: list[dict[str, Any]], **more: Any)
 def reference_logits(model: Any, ids: list[int], images: tuple[bytes, ...]) -> Any:
     import torch
 
-    patches = [make_patches(make_rgb(image), PATCHING).padded(70 * 9) for image in images]
-    values, positions = (torch.tensor(np.stack(each)) for each in zip(*patches, strict=True))
+    patches = [make_patches(make_rgb(image), PATCHING) for image in images]
+    rooms = [((0, 70 * 9 - len(each.values)), (0, 0)) for each in patches]
+    values, positions = (
+        torch.tensor(
+            np.stack(
+                [
+                    np.pad(getattr(each, name), room, constant_values=padding)
+                    for each, room in zip(patches, rooms, strict=True)
+                ]
+            )
+        )
+        for name, padding in (("values", 0), ("positions", -1))
+    )
     tokens = torch.tensor([ids])
     with torch.no_grad():
         return model(

@@ -61,13 +61,6 @@ class Patches:
     """int32 of shape (P, 2)."""
     soft_tokens: int
 
-    def padded(self, patches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Values and positions with padding, up to so many patches."""
-        more = patches - len(self.values)
-        assert more >= 0, f"{len(self.values)} patches do not go into {patches}"
-        values, positions = np.pad(self.values, ((0, more), (0, 0))), self.positions
-        return values, np.pad(positions, ((0, more), (0, 0)), constant_values=-1)
-
 
 def read_patching(config: Mapping[str, Any], budget: int) -> PatchConfig:
     """How the model of a config.json cuts images up."""

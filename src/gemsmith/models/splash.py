@@ -46,12 +46,6 @@ def _make(
     return _over_blocks(body, "heads_forward", head_dim, interpret, (x,), (weight, angles), shape)
 
 
-def _forward(
-    head_dim: int, eps: float, interpret: bool, x: jax.Array, weight: jax.Array, angles: Rope | None
-) -> tuple[jax.Array, Any]:
-    return _make(head_dim, eps, interpret, x, weight, angles), (x, weight, angles)
-
-
 def _backward(head_dim: int, eps: float, interpret: bool, saved: Any, gradient: jax.Array) -> tuple[Any, ...]:
     x, weight, angles = saved
     body = partial(_backward_block, head_dim, eps)
@@ -59,7 +53,7 @@ def _backward(head_dim: int, eps: float, interpret: bool, saved: Any, gradient: 
     return of_x, None, None
 
 
-_make.defvjp(_forward, _backward)
+_make.defvjp(lambda *given: (_make(*given), given[3:]), _backward)
 
 
 def _forward_block(head_dim: int, eps: float, x: Any, weight: Any, angles: Any, out: Any) -> None:

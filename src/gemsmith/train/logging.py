@@ -116,9 +116,8 @@ class Events(Scalars):
 
             suffix = f".{self._done:09}"  # a file is named by its second: what goes on within one may not overwrite it
             self._writer = SummaryWriter(str(self._folder), purge_step=self._done + 1, filename_suffix=suffix)
-        if (
-            not self._writer.file_writer.event_writer._worker.is_alive()
-        ):  # a write failed: nobody would take the next ten
+        if not self._writer.file_writer.event_writer._worker.is_alive():
+            # A write failed: nobody would take the next ten.
             raise MachineError(f"{self._folder}: cannot be written any more; is its disk full?")
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)

@@ -52,9 +52,9 @@ def trainer(whole):
     """A trainer that has not begun, whose arrays lie where those of a step are restored to."""
     checkpoint = open_checkpoint(whole.recipe.checkpoint)
     model = adapted_model(whole.recipe, checkpoint, make_mesh(whole.recipe, checkpoint.variant))
-    return TunixTrainer(
-        model, make_optimizer(whole.recipe.optimizer), place=lambda moments: shard_opt_state(moments, model)
-    )
+    trainer = TunixTrainer(model, make_optimizer(whole.recipe.optimizer))
+    nnx.update(trainer.optimizer, shard_opt_state(nnx.state(trainer.optimizer), model))
+    return trainer
 
 
 def flips(folder: Path, count: int):

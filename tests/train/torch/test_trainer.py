@@ -34,7 +34,7 @@ def slices(recipe, *, rank, size, done=0):
         feed=None, patches=np.zeros(2, np.int64),
     )  # fmt: skip
     trainer._own_rows = partial(TrlTrainer._own_rows, trainer)
-    return list(TrlTrainer.micro_batches(trainer))
+    return list(TrlTrainer.get_train_dataloader(trainer))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -143,11 +143,9 @@ class TunixBackend:
         self._held_out = HeldOut(rows, self._images_of(rows), mesh) if rows else None
         parts, micro = axis_size(mesh, BATCH), micro_batches_on(run.recipe, checkpoint.variant, mesh)
         most, multiple = batches.global_batch_size // (parts * micro), LANES * axis_size(mesh, "sequence")
-        self._samples = load_samples(run, checkpoint, parts=parts, most=most, multiple=multiple)
-        self._prompts: HeldOut | None = None
-        if self._samples:
-            prompts = self._samples.batches
-            self._prompts = HeldOut(prompts, self._images_of(prompts), mesh, "next_tokens")
+        samples = load_samples(run, checkpoint, parts=parts, most=most, multiple=multiple)
+        prompts = samples.batches if samples else None
+        self._prompts = HeldOut(prompts, self._images_of(prompts), mesh, samples) if prompts else None
         self._compiled: dict[BucketShape | None, Compiled] = {}
         # A GPU's dispatch of the next step lasts until that is nearly over, so the main thread sees none end.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="step-end")
@@ -170,8 +168,9 @@ class TunixBackend:
 
     @cached_property
     def trainer(self) -> TunixTrainer:
-        optimizer = make_optimizer(self._run.recipe.optimizer)
-        return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
+        trainer = TunixTrainer(self.model, make_optimizer(self._run.recipe.optimizer))
+        nnx.update(trainer.optimizer, shard_opt_state(nnx.state(trainer.optimizer), self.model))
+        return trainer
 
     def prepare(self, session: TrainSession) -> None:
         self._session = session
@@ -324,7 +323,7 @@ class TunixBackend:
 
         given = (self.trained, self._step.frozen, told)
         sums = self._held_out.evaluate(*given)
-        answers = self._prompts.answer(self._samples, *given) if sums and self._samples and self._prompts else ()
+        answers = self._prompts.answer(*given) if sums and self._prompts else ()
         if sums and answers is not None:
             session.evaluated(step, **sums, answers=answers, begun_s=begun_s)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from typing import Literal
 
 import jax
 import numpy as np
@@ -20,16 +19,12 @@ from gemsmith.train.resume import Stop
 
 
 class HeldOut:
-    """The rows of data.eval in batches, or their prompts, and for each size of their images a Step's `program`."""
+    """The rows of data.eval in batches, or prompts of those, and for each size of their images a compiled program."""
 
     def __init__(
-        self,
-        batches: Batches,
-        images: ImageLayout | None,
-        mesh: Mesh,
-        program: Literal["evaluate", "next_tokens"] = "evaluate",
+        self, batches: Batches, images: ImageLayout | None, mesh: Mesh, samples: SamplePrompts | None = None
     ) -> None:
-        self._batches, self._images, self._program = batches, images, program
+        self._batches, self._images, self._samples = batches, images, samples
         sizes = {"rows": batches.global_batch_size, "length": batches.rows.tokens.shape[1]}
         self._shapes = {
             self._bucket(number): row_shapes(mesh, **sizes, images=images.shape(number) if images else None)
@@ -41,7 +36,8 @@ class HeldOut:
     def compile(self, step: Step, stop: Stop, train: Train) -> bool:
         """Whether all programs are there, before `stop` was set."""
         for bucket, shapes in self._shapes.items():
-            compiled = compile_program(getattr(step, self._program), (step.trained, step.frozen, shapes), stop, train)
+            program = step.next_tokens if self._samples else step.evaluate
+            compiled = compile_program(program, (step.trained, step.frozen, shapes), stop, train)
             if compiled is None:
                 return False
             self.compiled[bucket] = compiled
@@ -61,10 +57,9 @@ class HeldOut:
                 total = {name: value + sums[name].item() for name, value in total.items()}
         return total
 
-    def answer(
-        self, samples: SamplePrompts, trained: nnx.State, frozen: nnx.State, told: Callable[[], bool]
-    ) -> Answers | None:
-        """The answers to all prompts; the batches must be those of `samples`. None and raises as `evaluate`."""
+    def answer(self, trained: nnx.State, frozen: nnx.State, told: Callable[[], bool]) -> Answers | None:
+        """The answers to all prompts. None and raises as `evaluate`."""
+        assert self._samples is not None, "these are no prompts"
 
         def next_tokens(
             number: int, inputs: dict[str, jax.Array], tokens: np.ndarray, mask: np.ndarray
@@ -77,7 +72,7 @@ class HeldOut:
             return np.asarray(jax.device_get(self.compiled[bucket].update(trained, frozen, rows)))
 
         with closing(self._inputs()) as batches:
-            return samples.answer(batches, next_tokens)
+            return self._samples.answer(batches, next_tokens)
 
     def _inputs(self) -> Generator[tuple[int, dict[str, jax.Array]]]:
         """The number of each batch, from 1, and its arrays on the devices."""

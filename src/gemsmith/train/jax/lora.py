@@ -26,7 +26,7 @@ from gemsmith.models.sharding import WEIGHTS, axis_size
 from gemsmith.models.vision import FeatureProjector, TowerLayer, plane_rope
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.inputs import first_pair
-from gemsmith.train.jax.upstream import LoraProviderWithDropout, drop_rngs
+from gemsmith.train.jax.upstream import LoraProviderWithDropout
 
 Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
 """Arguments with which a module can be traced."""
@@ -146,7 +146,9 @@ def _trace_injection(graphdef: Any, one: Any, provider: LoraProviderWithDropout,
         module = nnx.merge(graphdef, dequantize_state(weights))
         inputs, options = probe(module)
         module = qwix.apply_lora_to_model(module, provider, *inputs, **options, rngs=nnx.Rngs(0))
-        drop_rngs(module)
+        for _, part in nnx.iter_modules(module):  # dropout here has keys of its own
+            if hasattr(part, "qwix_rngs"):
+                part.qwix_rngs = None
         adapted_def, state = nnx.split(module)
         found.append(adapted_def)
         return state

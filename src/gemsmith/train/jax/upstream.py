@@ -26,10 +26,6 @@ def fused_lora_matmul(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) ->
     return both @ jnp.concatenate([w, b], axis=0)  # (..., in + R) @ (in + R, out)
 
 
-def _forward(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return fused_lora_matmul(x, u, w, b), (x, u, w, b)
-
-
 def _backward(saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     """The gradients of the two matmuls: fused, that of [x, u] would be split again. XLA drops W's own where unused."""
     x, u, w, b = saved
@@ -40,7 +36,7 @@ def _outer(x: jax.Array, gradient: jax.Array) -> jax.Array:
     return jnp.einsum("...i,...o->io", x, gradient)  # (in, out)
 
 
-fused_lora_matmul.defvjp(_forward, _backward)
+fused_lora_matmul.defvjp(lambda *saved: (fused_lora_matmul(*saved), saved), _backward)
 
 
 def count_tpu_hosts() -> int:
@@ -114,13 +110,6 @@ def _drop_out(x: jax.Array, keys: jax.Array, rate: float) -> jax.Array:
     return jnp.where(kept, x / (1 - rate), 0)
 
 
-def drop_rngs(model: nnx.Module) -> None:
-    """Takes the random state away that injection gives every module: dropout here has keys of its own."""
-    for _, module in nnx.iter_modules(model):
-        if hasattr(module, "qwix_rngs"):
-            module.qwix_rngs = None
-
-
 def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Array]) -> None:
     """Turns dropout on in the adapted modules at these paths, each with the keys of the rows, (B,)."""
     for path, of_rows in keys.items():
@@ -130,16 +119,9 @@ def set_dropout(model: nnx.Module, keys: Mapping[tuple[str | int, ...], jax.Arra
 class TunixTrainer(PeftTrainer):
     """Tunix's loop with our compiled step, data by the step's number, and checkpoints that check first."""
 
-    def __init__(
-        self,
-        model: nnx.Module,
-        transformation: optax.GradientTransformation,
-        *,
-        place: Callable[[nnx.State], nnx.State],
-    ) -> None:
+    def __init__(self, model: nnx.Module, transformation: optax.GradientTransformation) -> None:
         config = TrainingConfig(eval_every_n_steps=1, checkpoint_root_directory=None, max_steps=None)
         super().__init__(model, transformation, config)
-        nnx.update(self.optimizer, place(nnx.state(self.optimizer)))
         self._pending: list[Any] = []
 
     def start_at(self, step: int) -> None:

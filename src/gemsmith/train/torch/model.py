@@ -202,8 +202,7 @@ def load_base(
         for table in (part for part in text.modules() if hasattr(part, "embed_scale")):
             table.forward = MethodType(embedded, table)
     model.config.use_cache = False
-    model.adapts_images = False
-    model.takes_images = vision
+    model.adapts_images, model.takes_images = False, vision
     model.forward = MethodType(_sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})

@@ -89,9 +89,6 @@ class TrlTrainer(SFTTrainer):
         for weight in self.trained:
             weight.data = weight.data.float()  # TRL casts adapters of a quantized base to bfloat16
 
-    def get_train_dataloader(self) -> Any:
-        return self.micro_batches()
-
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
@@ -138,7 +135,7 @@ class TrlTrainer(SFTTrainer):
 
             return prompts.answer(_read(prompts.batches, feed, self.group), next_tokens)
 
-    def micro_batches(self) -> Iterator[dict[str, Any]]:
+    def get_train_dataloader(self) -> Any:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
         micro = self.recipe.train.gradient_accumulation_steps
         for step in range(self.done + 1, self.batches.steps + 1):
