@@ -89,12 +89,7 @@ def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
 def _model(run: Run, servers: Servers, role: str, elsewhere: RemoteServer | None) -> Model:
     if elsewhere is not None:
         made_by = [elsewhere.digest, run.recipe.data.image_tokens]
-        return Model(
-            role=role,
-            digest=lambda max_tokens: sha256_json([*made_by, max_tokens]),
-            start=lambda: elsewhere,
-            stop=lambda: None,
-        )
+        return Model(role=role, digest=lambda most: sha256_json([*made_by, most]), start=lambda: elsewhere)
     if role == "tuned":
         start, folder, sha256 = servers.tuned, run.merged, sha256_file(run.record_file("export"))
     else:
