@@ -76,7 +76,7 @@ test-faults: env
 	$(BIN)/python -m pytest -m faults -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-faults-long: env
-	VLLM_STARTS=25 $(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
+	LONG_RUN_STEPS=5000 VLLM_STARTS=25 $(BIN)/python -m pytest -m faults_long -n 2 --dist worksteal --faults-record=$(FAULTS_RECORD)
 
 test-install: env
 	$(BIN)/python -m pytest -m install

@@ -17,12 +17,12 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import AnyServer, RemoteServer
-from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
+from gemsmith.serve.server import ask as ask_server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
 from gemsmith.system.format import counts
-from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
+from gemsmith.tasks.base import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 from gemsmith.tasks.messages import are_broken
 
 _SHOWN = 300

@@ -16,7 +16,7 @@ from gemsmith.images.check import count_resized_again
 from gemsmith.runs.eval_records import EvalRecord, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
 from gemsmith.system.format import counts
-from gemsmith.tasks import Classifier, Question
+from gemsmith.tasks.base import Classifier, Question
 from gemsmith.tasks.messages import BREAK, text_of
 
 EXAMPLES, OF_A_KIND = 8, 2

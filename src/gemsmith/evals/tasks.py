@@ -25,8 +25,17 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks import SOURCES, MultipleChoiceScorer, Question, Scorer, find_scorer, find_source, is_prompt_file
-from gemsmith.tasks.base import GREEDY, PLACE, Judges, QuestionSet, SupportsValidation
+from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
+from gemsmith.tasks.base import (
+    GREEDY,
+    PLACE,
+    Judges,
+    MultipleChoiceScorer,
+    Question,
+    QuestionSet,
+    Scorer,
+    SupportsValidation,
+)
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 Item = TypeVar("Item")

@@ -13,6 +13,7 @@ from rich.text import Text
 from gemsmith.analysis import summary
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.published import Reanalysis
+from gemsmith.plan.mesh import USABLE_SHARE
 from gemsmith.plan.stage import SweptPlan
 from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
@@ -188,7 +189,8 @@ def sweep_table(keys: Sequence[str], found: Sequence[SweptPlan]) -> Table:
         cost = "–" if each.usd_per_million is None else span(*map(price, each.usd_per_million))
         rows.append((*each.values, machine.name, "yes" if machine.fits else "no", limit, step, rates, cost))
     columns = (*keys, "machine", "fits", "GiB a chip", "s a step", "tokens/s", "USD/M tokens")
-    return Table(title="Full rows, estimated", columns=columns, rows=rows, right=columns[-4:], whole=columns)
+    title = f"Full rows, estimated; {100 * USABLE_SHARE:.0f} % of a chip's memory can be used"
+    return Table(title=title, columns=columns, rows=rows, right=columns[-4:], whole=columns)
 
 
 def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:

@@ -18,13 +18,20 @@ from gemsmith.train.jax import distributed as hosts
 from gemsmith.train.stage import train
 
 HOST = """
-import os, signal, sys
+import ctypes, os, signal, sys, time
 from gemsmith import cli
 from gemsmith.data.batches import Batches
-batch, stop_at = Batches.batch, int(sys.argv.pop())
+from gemsmith.train.jax import backend, distributed
+batch, stop_at, event = Batches.batch, int(sys.argv.pop()), os.environ["EVENT"]
+if event in ("sleep", "PyDLL"):
+    backend.LONGEST_STEP_S, distributed._LOOK_S = 8, 0.5
 def stopped(self, step, rows=None):
-    if step == stop_at:
-        os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
+    if step == stop_at and event == "sleep":
+        time.sleep(600)
+    elif step == stop_at and event == "PyDLL":
+        ctypes.PyDLL(None).sleep(600)  # no other thread of Python gets to run
+    elif step == stop_at:
+        os.kill(os.getpid(), getattr(signal, event))
     print("READ", step, *(rows or ["all"]))
     return batch(self, step, rows)
 Batches.batch = stopped
@@ -38,10 +45,10 @@ KEYS = {
 }
 
 
-def start(run, *options, devices, stop_at=0, signal="SIGTERM"):
-    """`gemsmith train`; before step `stop_at` it gets the signal."""
+def start(run, *options, devices, stop_at=0, event="SIGTERM"):
+    """`gemsmith train`; before step `stop_at` it gets the signal, or hangs."""
     environment = os.environ | {
-        "SIGNAL": signal,
+        "EVENT": event,
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
@@ -51,17 +58,17 @@ def start(run, *options, devices, stop_at=0, signal="SIGTERM"):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def group_of_two():
+def group_of(processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return "--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", 2, "--process-id"
+        return "--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", processes, "--process-id"
 
 
 @pytest.mark.slow
 def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
     """Of two hosts, the second is told to stop; both do, after the same step."""
     alone, together = (prepare(tmp_path / name, **KEYS) for name in ("alone", "together"))
-    group = group_of_two()
+    group = group_of(2)
     whole = start(alone, devices=8)
     begun = [start(together, *group, host, devices=4, stop_at=2 * host) for host in (0, 1)]
     stopped = [process.communicate(timeout=300) for process in begun]
@@ -92,7 +99,7 @@ def test_two_hosts_answer_like_one(prepare, tmp_path):
         "train": KEYS["train"] | {"max_steps": 1, "eval_steps": 1, "sample_answers": 3},
     }
     alone, together = (prepare(tmp_path / name, **keys) for name in ("alone", "together"))
-    group = group_of_two()
+    group = group_of(2)
     started = [start(alone, devices=8), *(start(together, *group, n, devices=4) for n in (0, 1))]
     told = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], told
@@ -101,39 +108,59 @@ def test_two_hosts_answer_like_one(prepare, tmp_path):
     assert one == two and len(one) == 3
 
 
-def lose(run, signal, *, lost):
-    """What the other of two hosts ends with, and says beside what it does."""
-    group = group_of_two()
-    both = [start(run, *group, host, devices=4, stop_at=4 * (host == lost), signal=signal) for host in (0, 1)]
+HANGS = ("sleep", "PyDLL")
+
+
+def lose(run, event, *, lost, hosts=2):
+    """What the others of so many hosts end with, and say beside what they do."""
+    group, devices = group_of(hosts), 8 // hosts
+    all_ = [start(run, *group, host, devices=devices, stop_at=4 * (host == lost), event=event) for host in range(hosts)]
+    others = [process for process in all_ if process is not all_[lost]]
     try:
-        _, err = both[1 - lost].communicate(timeout=300)
+        ended = [process.communicate(timeout=300)[1] for process in others]
+        if event in HANGS:  # it does not stay either
+            ended.append(all_[lost].communicate(timeout=90)[1])
     finally:
-        for process in both:
+        for process in all_:
             process.kill()
-        both[lost].communicate()
-    return both[1 - lost].returncode, [line for line in err.splitlines() if not line.startswith("train")]
+        all_[lost].communicate()
+    return {process.returncode for process in others}, [
+        line for err in ended for line in err.splitlines() if not line.startswith("train")
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signal", "lost"), [("SIGKILL", 0), ("SIGSTOP", 0), ("SIGSTOP", 1)])
-def test_a_host_that_is_killed_or_suspended_ends_the_other_with_one_line(prepare, tmp_path, signal, lost):
-    code, said = lose(prepare(tmp_path / "run", **KEYS), signal, lost=lost)
-    assert code == 1 and len(said) == 1, said
+@pytest.mark.parametrize(("event", "lost"), [("SIGKILL", 0), ("SIGSTOP", 0), ("SIGSTOP", 1)])
+def test_a_host_that_is_killed_or_suspended_ends_the_others_with_one_line(prepare, tmp_path, event, lost):
+    codes, said = lose(prepare(tmp_path / "run", **KEYS), event, lost=lost)
+    assert codes == {1} and len(said) == 1, said
     assert said[0].startswith(f"error: training: host {lost} of 2 is lost: it was killed or suspended, has failed,")
 
 
 @pytest.mark.slow
-def test_where_a_host_was_lost_one_goes_on_alone_with_the_losses_of_both(prepare, tmp_path):
+@pytest.mark.parametrize(("event", "lost"), [("sleep", 1), ("PyDLL", 0), ("PyDLL", 1)])
+def test_a_host_that_hangs_ends_the_other_with_one_line(prepare, tmp_path, event, lost):
+    codes, said = lose(prepare(tmp_path / "run", **KEYS), event, lost=lost)
+    assert codes == {1} and len(said) == 2, said
+    told = f"error: training: host {lost} of 2 {{}}, without a step for 0.133 minutes; all hosts end, and continue"
+    assert said[0].startswith((told.format("hangs"), f"error: training: host {lost} of 2 is lost:")), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hosts", "left"), [(2, 1), (4, 2)])
+def test_where_a_host_was_lost_fewer_go_on_with_the_losses_of_one(prepare, tmp_path, hosts, left):
     keys = KEYS | {"train": KEYS["train"] | {"save_steps": 1}}
     alone, run = (prepare(tmp_path / name, **keys) for name in ("alone", "run"))
-    code, said = lose(run, "SIGKILL", lost=1)
-    assert code == 1 and len(said) == 1 and said[0].startswith("error: training: host 1 of 2 is lost: it was"), said
-    for each in (run, alone):
-        process = start(each, devices=8)
+    codes, said = lose(run, "SIGKILL", lost=hosts - 1, hosts=hosts)
+    told = f"error: training: host {hosts - 1} of {hosts} is lost: it was"
+    assert codes == {1} and len(said) == hosts - 1 and all(line.startswith(told) for line in said), said
+    group = group_of(left)
+    again = [start(run, *((*group, n) if left > 1 else ()), devices=8 // left) for n in range(left)]
+    for process in (*again, start(alone, devices=8)):
         err = process.communicate(timeout=300)[1]
         assert process.returncode == 0, err
     one, two = (read_record(each, TrainRecord) for each in (alone, run))
-    assert two.resumed_at[0] >= 1 and one.resumed_at == ()
+    assert two.resumed_at[0] >= 1 and two.hosts == left and one.resumed_at == ()
     assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
 
 
@@ -197,6 +224,7 @@ def test_hosts_of_a_tpu_slice_find_each_other_and_part(monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **options: begun.append((given, options)))
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: begun.append("parted"))
     monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: os.dup(2))
+    monkeypatch.setattr(hosts, "_end_with_a_host_that_hangs", lambda _: None)
     for count in (1, 4):
         monkeypatch.setattr(hosts, "count_tpu_hosts", lambda count=count: count)
         with hosts.joined_hosts():
@@ -221,6 +249,7 @@ def test_a_host_that_fails_does_not_wait_for_the_others_and_one_that_is_told_to_
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: seen.append("parts"))
     monkeypatch.setattr(hosts, "count_tpu_hosts", lambda: 2)
     monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: None)
+    monkeypatch.setattr(hosts, "_end_with_a_host_that_hangs", lambda _: None)
     monkeypatch.setattr(hosts.time, "sleep", lambda _: seen.append("waits"))
     monkeypatch.setattr(hosts.atexit, "register", lambda _, code: seen.append(code))
     lost = then[0] == "waits"

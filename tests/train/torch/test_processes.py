@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from gemsmith.data.batches import load_batches
-from gemsmith.errors import Terminated
+from gemsmith.errors import EngineError, Terminated
 from gemsmith.export.adapters import read_run_adapter, read_run_weights
 from gemsmith.recipe.schema import Lora
 from gemsmith.train.stage import train
+from gemsmith.train.torch import distributed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,6 +61,37 @@ def test_two_processes_train_stop_and_go_on_like_one(prepare, tmp_path, capfd):
         for side in ("a", "b"):  # between processes sums are taken in another order
             assert np.abs(getattr(found[name], side) - getattr(expected[name], side)).max() <= 1e-6, (name, side)
     assert len(list(together.tensorboard.iterdir())) == 2  # one for each start of the first process
+
+
+# One of the processes of a training, which is killed before the third step where it is the last.
+KILLED = """
+import os, signal, sys
+from gemsmith.data.batches import Batches
+from gemsmith.train.torch import worker
+batch = Batches.batch
+def killed(self, step, *rows):
+    if step == 3 and os.environ["RANK"] == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch(self, step, *rows)
+Batches.batch = killed
+sys.exit(worker.main())
+"""
+
+
+@pytest.mark.slow
+def test_of_four_processes_one_is_killed_and_two_go_on_with_the_losses_of_one(prepare, tmp_path, monkeypatch):
+    keys = TRAIN | {"gradient_accumulation_steps": 1, "save_steps": 1}
+    alone, run = (prepare(tmp_path / name, data=DATA, train=keys, **KEYS) for name in ("alone", "run"))
+    one = train(alone)
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "wanted_processes", lambda *_: 4)  # as where there are so many GPUs
+        patch.setattr(distributed, "_WORKER", (sys.executable, "-W", "ignore", "-c", KILLED))
+        with pytest.raises(EngineError, match="process 3 of 4 was ended by SIGKILL, as where"):
+            train(run)
+    monkeypatch.setattr(distributed, "wanted_processes", lambda *_: 2)
+    two = train(run)
+    assert two.mesh["fsdp"] == 2 and two.resumed_at[0] >= 1
+    assert [step.loss for step in two.steps] == pytest.approx([step.loss for step in one.steps], rel=1e-6)
 
 
 @pytest.mark.slow

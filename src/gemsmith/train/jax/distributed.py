@@ -13,16 +13,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
-from gemsmith.errors import EngineError, InputError, MachineError, RunError, Terminated, first_line
+from gemsmith.errors import EngineError, GemsmithError, MachineError, RunError, Terminated, first_line
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import handling, leave
@@ -35,6 +38,10 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 _PATIENCE_S = 300
 # After which a host that says nothing, killed or suspended, ends the others; JAX's own is 100.
 _SILENT_S = 30
+# The longest that a host comes no further, while it loads and compiles, and in a step of LoRA; how often it looks.
+_LONGEST_SILENCE_S = 3600.0
+LONGEST_STEP_S = 600.0
+_LOOK_S = 5.0
 # What a collective says whose other end is gone.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 # Where all hosts fail, the first stays as long as the others need to say why: JAX ends them with it.
@@ -52,17 +59,21 @@ def joined_hosts() -> Iterator[None]:
 
     They are those of JAX_COORDINATOR_ADDRESS (host:port of the first), JAX_NUM_PROCESSES and JAX_PROCESS_ID (from 0),
     and on a TPU slice of several hosts those of the slice. Raises MachineError for variables that name no group of
-    hosts, or one that does not come together. Where one is lost, JAX ends the others, and one line says so.
+    hosts, or one that does not come together. Where one is lost, JAX ends the others, and one line says so; where one
+    hangs, each ends itself.
     """
     if not _join():
         yield
         return
-    terminal = _have_lost_hosts_said()
+    terminal, parted = _have_lost_hosts_said(), threading.Event()
+    threading.Thread(target=_end_with_a_host_that_hangs, args=(parted,), daemon=True, name="hosts").start()
     try:
         yield
         # All are here; at its end JAX would wait for the first, which may have other stages, and abort after a while.
         multihost_utils.sync_global_devices("trained")
+        parted.set()
     except Terminated:  # on all hosts
+        parted.set()
         jax.distributed.shutdown()
         raise
     except BaseException as error:
@@ -108,6 +119,35 @@ def _have_lost_hosts_said() -> int:
     child.stdin.close()
     ctypes.CDLL(None).signal(signal.SIGABRT, _EXIT)
     return terminal
+
+
+_progress = SimpleNamespace(count=0, longest_s=_LONGEST_SILENCE_S)
+
+
+def note_progress(*, longest_s: float | None = None) -> None:
+    """Notes that this host has come further, as all do in the same order; from here on it must every `longest_s`."""
+    _progress.count, _progress.longest_s = _progress.count + 1, longest_s or _progress.longest_s
+
+
+def _end_with_a_host_that_hangs(parted: threading.Event) -> None:
+    """Until the hosts have parted: where this one comes no further for too long, says who hangs, and ends it."""
+    store, seen, looks = global_state.client, -1, 0
+    assert store is not None, "they have joined"
+    while not parted.wait(_LOOK_S):
+        # Looks are counted, not seconds: this process may have been suspended itself.
+        seen, looks = _progress.count, looks + 1 if seen == _progress.count else 0
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first host is gone, of which JAX tells
+            store.key_value_set(f"gemsmith/progress/{jax.process_index()}", str(seen), allow_overwrite=True)
+            if looks * _LOOK_S > _progress.longest_s:
+                counts = {key.rpartition("/")[2]: int(n) for key, n in store.key_value_dir_get("gemsmith/progress")}
+                least, most = min(counts.values()), max(counts.values())
+                behind = " and ".join(host for host, count in counts.items() if count == least < most)
+                who = f"host {behind} of {len(counts)} hangs" if behind else "the hosts hang"
+                told = f"error: training: {who}, without a step for {_progress.longest_s / 60:.3g} minutes; all hosts "
+                os.write(
+                    2, f"{told}end, and continue from the last saved step with the same command on each\n".encode()
+                )
+                os._exit(1)
 
 
 def _leave(code: int) -> None:
@@ -159,7 +199,7 @@ def check_hosts(run: Run) -> None:
         )
 
 
-def raise_on_all_hosts(fault: InputError | None, *, saved: str = "") -> None:
+def raise_on_all_hosts(fault: GemsmithError | None, *, saved: str = "") -> None:
     """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
     faults = np.array([fault is not None])
     if jax.process_count() > 1:

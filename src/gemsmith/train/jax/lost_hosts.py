@@ -3,14 +3,17 @@
 A script of its own (`python lost_hosts.py HOSTS`), which outlives the process. Standard library only.
 """
 
+import os
 import re
 import signal
 import sys
+from threading import Timer
 
 _FIRST = re.compile(
     rb"[EF]\d{4} .*(coordination_service\w*\.cc|client\.h):\d+\]"
     rb"|ERROR:absl:\[process=\d+\] Failed to run \d+ Handler Commit"  # a save that waits for the lost one
 )
+_PATIENCE_S = 5
 _ABORTS = "Terminating process because the JAX distributed service"
 _SILENT = re.compile(r"Task (\d+) heartbeat timeout|stopped sending heartbeats\):\s*(\d+)")
 
@@ -18,13 +21,18 @@ _SILENT = re.compile(r"Task (\d+) heartbeat timeout|stopped sending heartbeats\)
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # One that hangs in C may hold Python's lock, without which it does not end.
+    end = Timer(_PATIENCE_S, os.kill, (os.getppid(), signal.SIGKILL))
     held: list[bytes] = []
     for line in sys.stdin.buffer:
         if held or _FIRST.match(line):
             held.append(line)
+            if _ABORTS.encode() in line and not end.is_alive():
+                end.start()
         else:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
+    end.cancel()
     text = b"".join(held).decode(errors="replace")
     if _ABORTS in text:
         found = _SILENT.search(text)
