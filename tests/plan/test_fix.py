@@ -17,7 +17,6 @@ def fix(recipe, machine, model="gemma4-31b"):
     variant = find_variant(model)
     return find_fix(
         recipe,
-        variant,
         find_machine(CATALOG, machine),
         lambda dtype: step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant),
     )

@@ -72,7 +72,7 @@ class Model:
     role: str
     digest: Callable[[int], str]
     start: Callable[[], AnyServer]
-    stop: Callable[[], None]
+    stop: Callable[[], None] = lambda: None
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,9 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
         raise InputError(f"--lm-eval-tasks {folder}: is not a folder; give one with the tasks' YAML files")
     python, version = find_lm_eval()
     servers.check_verified()
-    base = open_checkpoint(run.recipe.checkpoint).folder
     # Tuned first, as in the stage eval, so that servers change once.
-    tuned_scores, rows = _evaluate(run, "tuned", run.merged, servers.tuned, python, tasks, folder)
-    base_scores, _ = _evaluate(run, "base", base, servers.base, python, tasks, folder)
+    tuned_scores, rows = _evaluate(run, servers, "tuned", python, tasks, folder)
+    base_scores, _ = _evaluate(run, servers, "base", python, tasks, folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
     sources = {f"task file {file.relative_to(folder)}": sha256_file(file) for file in files if folder}
     record = LmEvalRecord(
@@ -117,16 +116,13 @@ def print_lm_eval(record: LmEvalRecord) -> None:
 
 
 def _evaluate(
-    run: Run,
-    model: str,
-    checkpoint: Path,
-    start: Callable[[], Server],
-    python: Path,
-    tasks: Sequence[str],
-    folder: Path | None,
+    run: Run, servers: Servers, model: str, python: Path, tasks: Sequence[str], folder: Path | None
 ) -> tuple[dict[str, dict[str, LmEvalScore]], dict[str, int]]:
-    """The scores of a model, and the rows of each task."""
-    server = start()
+    """The scores of a model, base or tuned, and the rows of each task."""
+    if model == "tuned":
+        server, checkpoint = servers.tuned(), run.merged
+    else:
+        server, checkpoint = servers.base(), open_checkpoint(run.recipe.checkpoint).folder
     with atomic_replace_dir(run.logs / f"lm_eval_{model}") as work:
         # The checkpoint's tokenizer with the chat template that the run uses, whichever file that is from.
         (work / "tokenizer").mkdir()

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -21,7 +22,17 @@ from gemsmith.tasks.messages import BREAK, text_of
 EXAMPLES, OF_A_KIND = 8, 2
 
 
-def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
+@dataclass(frozen=True, kw_only=True)
+class ScoredTask:
+    """A task with both models' answers and what the record says of them."""
+
+    task: OpenTask
+    base: Answers
+    tuned: Answers
+    result: TaskResult
+
+
+def score_task(task: OpenTask, base: Answers, tuned: Answers) -> ScoredTask:
     # Of questions that both models have answered and a scorer judged at least once. Without any, all count as wrong.
     pairs = list(zip(base.answers, tuned.answers, strict=True))
     whole = [pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in each) for each in pair)]
@@ -29,13 +40,14 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
     labels = None
     if task.held_out and isinstance(task.scorer, Classifier):
         labels = label_scores(task.scorer, task.questions, base.all(), tuned.all())
-    return TaskResult(
+    result = TaskResult(
         **dict(task.asked),
         base=model_result(task, base),
         tuned=model_result(task, tuned),
         difference=compare_paired([one for one, _ in shares], [other for _, other in shares]),
         labels=labels,
     )
+    return ScoredTask(task=task, base=base, tuned=tuned, result=result)
 
 
 def model_result(task: OpenTask, answers: Answers) -> ModelResult:
@@ -91,9 +103,10 @@ def problem_score(question: Question, answers: Sequence[GradedAnswer]) -> Proble
     )
 
 
-def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dict[str, Any]]:
+def generate_rows(scored: ScoredTask) -> Iterator[dict[str, Any]]:
     """For each answer to each question what was asked and expected and what both models wrote."""
-    for number, pair in enumerate(zip(base.all(), tuned.all(), strict=True)):
+    task = scored.task
+    for number, pair in enumerate(zip(scored.base.all(), scored.tuned.all(), strict=True)):
         graded = list(zip(("base", "tuned"), pair, strict=True))
         question = task.question_of(number)
         named = {"problem": question.origin, "sample": number % task.asked.samples + 1}
@@ -112,10 +125,10 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
         }
 
 
-def make_examples(task: OpenTask, base: Answers, tuned: Answers) -> tuple[dict[str, Any], ...]:
+def make_examples(scored: ScoredTask) -> tuple[dict[str, Any], ...]:
     """The chosen rows with their images, small enough for a page."""
-    rows = choose_examples(list(generate_rows(task, base, tuned)))
-    return tuple({**row, "thumbnails": list(thumbnails(task.question_of(row["row"] - 1)))} for row in rows)
+    rows = choose_examples(list(generate_rows(scored)))
+    return tuple({**row, "thumbnails": list(thumbnails(scored.task.question_of(row["row"] - 1)))} for row in rows)
 
 
 def choose_examples(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -134,26 +147,28 @@ def choose_examples(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     return [*chosen, *[row for row in rows if row not in chosen][: EXAMPLES - len(chosen)]]
 
 
-def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]:
-    """What must be known of a model's answers before its score."""
-    flat = answers.all()
-    what = "rows" if task.held_out else f"requests of {task.name}"
-    if failed := Counter(answer.failed for answer in flat if answer.failed):
-        text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
-        yield f"{text} ({counts(failed)}); they count as not right."
-    if ungraded := Counter(answer.ungraded for answer in flat if answer.ungraded):
-        text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
-        yield f"{text} ({counts(ungraded)}); they count as not right."
-    if empty := sum(not answer.text and not answer.failed for answer in flat):
-        text = f"{empty} of {len(flat)} answers of the {role} model are empty"
-        yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
-    if total := sum(answers.retries.values()):
-        text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
-        yield f"{text} ({counts(answers.retries)}); each answer counts once."
+def answer_notices(scored: ScoredTask) -> Iterator[str]:
+    """What must be known of the models' answers before their scores."""
+    what = "rows" if scored.task.held_out else f"requests of {scored.task.name}"
+    models = (("base", scored.base, scored.result.base), ("tuned", scored.tuned, scored.result.tuned))
+    for role, answers, found in models:
+        if failed := found.score.failed:
+            text = f"The {role} model's server gave no answer to {sum(failed.values())} of {found.answers} {what}"
+            yield f"{text} ({counts(failed)}); they count as not right."
+        if ungraded := found.score.ungraded:
+            text = f"The scorer could not judge {sum(ungraded.values())} of {found.answers} answers of the {role} model"
+            yield f"{text} ({counts(ungraded)}); they count as not right."
+        if empty := sum(not answer.text and not answer.failed for answer in answers.all()):
+            text = f"{empty} of {found.answers} answers of the {role} model are empty"
+            yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
+        if total := sum(found.retries.values()):
+            text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
+            yield f"{text} ({counts(found.retries)}); each answer counts once."
 
 
-def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
+def result_notices(scored: ScoredTask) -> Iterator[str]:
     """What must be known of a task before its scores: what was left out, and that they tell nothing."""
+    task, result = scored.task, scored.result
     if result.drawn_from:
         asked = len(task.questions) + len(result.left_out)
         drawn = f"{asked:,} of {result.drawn_from:,} {'rows' if task.held_out else 'questions'}"
@@ -178,12 +193,13 @@ def image_notices(task: OpenTask) -> Iterator[str]:
         )
 
 
-def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
+def critical_warnings(scored: ScoredTask) -> Iterator[str]:
     """That generated code ran unguarded, or that a task is answered worse than by the base."""
-    if result.sandbox is False:
-        yield f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it."
-    if result.difference.significant and result.difference.mean < 0:
-        yield f"{task.name}: {result.difference.summary} Do not use it for this task."
+    name, difference = scored.task.name, scored.result.difference
+    if scored.result.sandbox is False:
+        yield f"{name}: generated code ran without a sandbox, with the rights of whoever started it."
+    if difference.significant and difference.mean < 0:
+        yield f"{name}: {difference.summary} Do not use it for this task."
 
 
 def describe_scores(found: ModelResult, label: str) -> str:

@@ -3,7 +3,6 @@
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from gemsmith.checkpoints import open_checkpoint
@@ -15,7 +14,7 @@ from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
 from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
-from gemsmith.runs.eval_records import Elsewhere, EvalRecord, TaskResult
+from gemsmith.runs.eval_records import Elsewhere, EvalRecord
 from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
@@ -24,16 +23,6 @@ from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredTask:
-    """A task with both models' answers and what the record says of them."""
-
-    task: OpenTask
-    base: Answers
-    tuned: Answers
-    result: TaskResult
 
 
 def evaluate(
@@ -73,14 +62,11 @@ def evaluate(
         for task in tasks:
             answers[role].append(found := answer_all(run, task, model, force=force))
             open_console().print(results.describe_scores(results.model_result(task, found), task.label(role)))
-    scored = [
-        ScoredTask(task=task, base=base, tuned=tuned, result=results.make_result(task, base, tuned))
-        for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
-    ]
+    scored = list(map(results.score_task, tasks, answers["base"], answers["tuned"]))
     record = _make_record(run, servers, elsewhere, clock, scored, dataset, overlap)
     with atomic_write(run.logs / "eval_rows.jsonl") as file:
         for each in scored:
-            for row in results.generate_rows(each.task, each.base, each.tuned):
+            for row in results.generate_rows(each):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     keep_answers(run, force=force)
     write_record(run, record)
@@ -103,12 +89,7 @@ def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
 def _model(run: Run, servers: Servers, role: str, elsewhere: RemoteServer | None) -> Model:
     if elsewhere is not None:
         made_by = [elsewhere.digest, run.recipe.data.image_tokens]
-        return Model(
-            role=role,
-            digest=lambda max_tokens: sha256_json([*made_by, max_tokens]),
-            start=lambda: elsewhere,
-            stop=lambda: None,
-        )
+        return Model(role=role, digest=lambda most: sha256_json([*made_by, most]), start=lambda: elsewhere)
     if role == "tuned":
         start, folder, sha256 = servers.tuned, run.merged, sha256_file(run.record_file("export"))
     else:
@@ -138,7 +119,7 @@ def _make_record(
     servers: Servers,
     elsewhere: Mapping[str, RemoteServer],
     clock: Clock,
-    scored: Sequence[ScoredTask],
+    scored: Sequence[results.ScoredTask],
     dataset: Dataset | None,
     overlap: Overlap | None,
 ) -> EvalRecord:
@@ -156,11 +137,10 @@ def _make_record(
     for role, server in elsewhere.items():
         warnings.append(f"The {role} model is {server.model} at {server.url}: Gemsmith has not checked its weights.")
     for each in scored:
-        warnings += results.answer_notices(each.task, "base", each.base)
-        warnings += results.answer_notices(each.task, "tuned", each.tuned)
+        warnings += results.answer_notices(each)
     warnings += results.image_notices(rows[0].task) if rows else ()
     for each in scored:
-        warnings += results.result_notices(each.task, each.result)
+        warnings += results.result_notices(each)
     warnings += overlap_notices(overlap) if rows else ()
     return EvalRecord(
         provenance=provenance,
@@ -171,8 +151,8 @@ def _make_record(
         ignored_columns=dict(dataset.ignored_columns) if dataset else {},
         base=first.result.base.score,
         tuned=first.result.tuned.score,
-        examples=results.make_examples(first.task, first.base, first.tuned),
+        examples=results.make_examples(first),
         held_out_also_trained=overlap.counts.same_prompt if overlap else None,
         tasks=tuple(each.result for each in scored),
-        critical_warnings=tuple(line for each in scored for line in results.critical_warnings(each.task, each.result)),
+        critical_warnings=tuple(line for each in scored for line in results.critical_warnings(each)),
     )

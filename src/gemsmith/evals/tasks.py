@@ -17,7 +17,7 @@ from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refu
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
-from gemsmith.errors import DataError, MachineError, RecipeError
+from gemsmith.errors import DataError, MachineError, RecipeError, some
 from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.eval_records import AskedTask
@@ -38,7 +38,6 @@ from gemsmith.tasks.base import (
 )
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
-_NAMED = 3
 Item = TypeVar("Item")
 
 
@@ -156,10 +155,9 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
     if left := list(judges.ungraded):
-        named = ", ".join(left[:_NAMED]) + (", …" if left[_NAMED:] else "")
         open_console().print(
             f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {judges.tool} cannot judge "
-            f"any answer to them: {named}"
+            f"any answer to them: {some(left, 3)}"
         )
     if not asked:
         first, why = next(iter(judges.ungraded.items()))

@@ -148,8 +148,7 @@ def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = Non
         return ImageCount(None)
     patches = recipe.data.image_tokens * variant.vision.patches_per_token
     if data is not None:
-        most = data.most_images or math.ceil(data.most_patches / patches)
-        count, how = (most if data.images else 0), "counted by the data stage"
+        count, how = data.most_images, "counted by the data stage"
         in_prompt = -(-data.images // max(1, data.rows))
     else:
         in_prompt, how = _in_prompt(recipe)

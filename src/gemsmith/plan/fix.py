@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import StepCost, on_chips
@@ -32,7 +31,7 @@ class Fix:
     choice: Choice
 
 
-def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], StepCost]) -> Fix | None:
+def find_fix(recipe: Recipe, machine: Machine, work_in: Callable[[str], StepCost]) -> Fix | None:
     """The first change that fits, or None where none does; `work_in(dtype)` is the work with the base in that dtype."""
     backend = BACKENDS[recipe.train.backend]
     if machine.chip.kind not in backend.chips:
@@ -46,7 +45,7 @@ def find_fix(recipe: Recipe, variant: Variant, machine: Machine, work_in: Callab
             if _choose(fewest, work_in, machine).hbm_bytes_per_chip > usable_bytes:
                 continue  # too large with everything that saves memory, so not worth trying with less
             for changed in _changes(recipe, dtype, rows):
-                if fix := _try(recipe, changed, variant, machine, work_in):
+                if fix := _try(recipe, changed, machine, work_in):
                     return fix
     return None
 
@@ -65,16 +64,14 @@ def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
         )
 
 
-def _try(
-    recipe: Recipe, changed: Recipe, variant: Variant, machine: Machine, work_in: Callable[[str], StepCost]
-) -> Fix | None:
+def _try(recipe: Recipe, changed: Recipe, machine: Machine, work_in: Callable[[str], StepCost]) -> Fix | None:
     """The fix, where the changed recipe is one that can be trained, fits the machine and is not the one it was."""
     choice = _choose(changed, work_in, machine)
     if choice.problems:
         return None
     try:
         check_recipe(changed)
-        check_training(changed, variant)
+        check_training(changed, work_in(changed.train.dtype).variant)
     except RecipeError:
         return None
     if choice.mesh.tp > 1 and changed.train.mesh == "auto":  # which training does not choose by itself

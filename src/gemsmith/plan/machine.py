@@ -8,7 +8,6 @@ from heapq import nlargest
 from itertools import accumulate
 from typing import Any
 
-from gemsmith.arch import Variant
 from gemsmith.hardware.catalog import Machine, doubts_of
 from gemsmith.hardware.model import StepCost, memory_of, on_chips
 from gemsmith.hardware.model.memory import memory_breakdown
@@ -34,7 +33,6 @@ class Asked:
     """What is planned, whatever the machine."""
 
     recipe: Recipe
-    variant: Variant
     work_in: Callable[[str], StepCost]
     """One step with the base in a dtype."""
     steps: int
@@ -62,7 +60,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
         choice = with_compiled(choice, compiled, machine)
     fits = not choice.problems
     cost = _cost(asked, choice, machine, recipe)
-    fix = None if fits else find_fix(recipe, asked.variant, machine, asked.work_in)
+    fix = None if fits else find_fix(recipe, machine, asked.work_in)
     held, chip = memory_breakdown(replace(work, remat=choice.remat), choice.memory), machine.chip
     price = on_demand(machine)
     process = {PROCESS: choice.hbm_bytes_per_chip - sum(held.values())} if chip.kind == "cpu" else {}

@@ -113,7 +113,6 @@ def plan_run(
 
     asked = Asked(
         recipe=recipe,
-        variant=variant,
         work_in=work_in,
         steps=steps or PRICED_STEPS,
         evaluations=count_evaluations(recipe, data, steps or PRICED_STEPS),

@@ -47,7 +47,7 @@ def test_convolutions_count_the_products_that_they_need(left, right, out, attrib
             f"%l = {left} parameter(0)\n%r = {right} parameter(1)\nROOT %c = {out} convolution(%l, %r), {attributes}"
         )
     ).entry
-    assert matmul_flops(home.root, home) == 2 * pairs * 2048 * 1024 * 512
+    assert matmul_flops(home.root) == 2 * pairs * 2048 * 1024 * 512
 
 
 def test_a_dot_counts_its_contraction(module):
@@ -57,4 +57,4 @@ def test_a_dot_counts_its_contraction(module):
             f"{lines}\nROOT %c = bf16[8,32]{{1,0}} dot(%l, %r), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}"
         )
     ).entry
-    assert matmul_flops(home.root, home) == 2 * 8 * 64 * 32
+    assert matmul_flops(home.root) == 2 * 8 * 64 * 32

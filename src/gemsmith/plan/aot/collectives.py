@@ -144,30 +144,25 @@ class EngineClock:
         return waited
 
 
-def traffic_of(each: Instruction, home: Computation, module: Module) -> int:
+def traffic_of(each: Instruction, module: Module) -> int:
     """Bytes read and written in the chip's own memory; arrays in on-chip memory and on the host cost none."""
     if each.opcode == "fusion":
         body = module.computations[each.called[0]]
         moved = 0
-        for place, name in enumerate(each.operands):
-            given = home.instructions[name].arrays
-            if len(given) == 1 and given[0].space == HBM:
-                moved += min(given[0].bytes, _used(body.parameters[place], body, module))
-        results = [body.root] * len(body.root.arrays)
-        if body.root.opcode == "tuple":
-            results = [body.instructions[name] for name in body.root.operands]
+        for place, source in enumerate(each.inputs):
+            if len(source.arrays) == 1 and source.arrays[0].space == HBM:
+                moved += min(source.arrays[0].bytes, _used(body.parameters[place], body, module))
+        results = body.root.inputs if body.root.opcode == "tuple" else [body.root] * len(body.root.arrays)
         for result, array in zip(results, each.arrays, strict=True):
-            moved += _written(result, array, body=body, module=module)
+            moved += _written(result, array, module)
         return moved
-    arrays = {name: home.instructions[name].arrays for name in each.operands}
     written = sum(map(_in_hbm, each.arrays))
     if each.opcode in _SLICES:
-        source = home.instructions[each.operands[0]].arrays[0]
-        return written + (min(source.bytes, each.arrays[0].bytes) if source.space == HBM else 0)
+        return written + min(_in_hbm(each.inputs[0].arrays[0]), each.arrays[0].bytes)
     if each.opcode in _UPDATES:
-        update = home.instructions[each.operands[_UPDATES[each.opcode]]].arrays[0]
+        update = each.inputs[_UPDATES[each.opcode]].arrays[0]
         return _in_hbm(update) + (update.bytes if each.arrays[0].space == HBM else 0)
-    return written + sum(_in_hbm(array) for name in each.operands for array in arrays[name])
+    return written + sum(_in_hbm(array) for source in each.inputs for array in source.arrays)
 
 
 def _in_hbm(array: Array) -> int:
@@ -197,17 +192,16 @@ def _used(value: Instruction, body: Computation, module: Module) -> int:
     return total
 
 
-def _written(result: Instruction, array: Array, *, body: Computation, module: Module) -> int:
+def _written(result: Instruction, array: Array, module: Module) -> int:
     """Bytes of one result that are new: an update's, where a buffer is changed in place, none of a passed parameter."""
     if array.space != HBM:
         return 0
     while result.opcode in _ALIASES:
-        result = body.instructions[result.operands[0]]
+        result = result.inputs[0]
     if result.opcode == "parameter" or result.opcode in _UNREAD:
         return 0
     if result.opcode in _UPDATES:
-        return body.instructions[result.operands[_UPDATES[result.opcode]]].arrays[0].bytes
+        return result.inputs[_UPDATES[result.opcode]].arrays[0].bytes
     if result.opcode == "fusion" and len(result.arrays) == 1:
-        inner = module.computations[result.called[0]]
-        return _written(inner.root, array, body=inner, module=module)
+        return _written(module.computations[result.called[0]].root, array, module)
     return array.bytes

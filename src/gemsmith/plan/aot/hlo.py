@@ -72,6 +72,13 @@ class Instruction:
     """The text between the parentheses: a constant's value, a parameter's number."""
     attributes: str
     root: bool
+    peers: Mapping[str, "Instruction"] = field(repr=False, compare=False)
+    """Its computation's, by name."""
+
+    @cached_property
+    def inputs(self) -> tuple["Instruction", ...]:
+        """What its operands name."""
+        return tuple(self.peers[name] for name in self.operands)
 
     @cached_property
     def called(self) -> tuple[str, ...]:
@@ -142,14 +149,10 @@ class Module:
             found.extend(self._inside[name])
         return tuple(found)
 
-    def flops(self, instruction: Instruction, home: Computation) -> float:
+    def flops(self, instruction: Instruction) -> float:
         """Those of the matmuls that it is or holds."""
-        if instruction.opcode in MATMULS:
-            return matmul_flops(instruction, home)
-        if instruction.opcode != "fusion":
-            return 0.0
-        bodies = [self.computations[name] for name in instruction.called]
-        return sum(self.flops(each, body) for body in bodies for each in body.instructions.values())
+        parts = self.inside(instruction) if instruction.opcode == "fusion" else (instruction,)
+        return sum((matmul_flops(each) for each in parts if each.opcode in MATMULS), 0.0)
 
 
 def bits_of(dtype: str) -> int:
@@ -174,7 +177,7 @@ def parse(text: str) -> Module:
         elif header is None:
             header = _HEADER.match(line)
         elif _NAME.match(line):
-            instruction = _instruction(line)
+            instruction = _instruction(line, body)
             body[instruction.name] = instruction
     partitions = int(_first(r"num_partitions=(\d+)", text[:100_000]) or 1)
     return Module(computations=computations, partitions=partitions)
@@ -194,7 +197,7 @@ def _lines(text: str) -> Iterator[str]:
         yield held
 
 
-def _instruction(line: str) -> Instruction:
+def _instruction(line: str, peers: Mapping[str, Instruction]) -> Instruction:
     name = _NAME.match(line)
     assert name
     end = _closing(line, name.end()) + 1 if line[name.end()] == "(" else line.index(" ", name.end())
@@ -217,6 +220,7 @@ def _instruction(line: str) -> Instruction:
         argument=argument,
         attributes=line[close + 1 :],
         root=bool(name[1]),
+        peers=peers,
     )
 
 
@@ -229,9 +233,9 @@ def _closing(line: str, begin: int) -> int:
     raise AssertionError(f"no closing parenthesis: {line[:80]}")
 
 
-def matmul_flops(instruction: Instruction, home: Computation) -> float:
+def matmul_flops(instruction: Instruction) -> float:
     """2 x the multiplications that the result needs; positions that a window takes from its padding are not counted."""
-    left, right = (home.instructions[name].arrays[0].shape for name in instruction.operands[:2])
+    left, right = (each.arrays[0].shape for each in instruction.inputs[:2])
     out = instruction.arrays[0].shape
     if instruction.opcode == "dot":
         axes = [int(axis) for axis in instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}").split(",") if axis]
@@ -263,83 +267,77 @@ def _valid_pairs(sizes: tuple[int, int, int], window: Mapping[str, str]) -> int:
     return pairs
 
 
-def trip_count(loop: Instruction, home: Computation, module: Module) -> int | None:
+def trip_count(loop: Instruction, module: Module) -> int | None:
     """How often a while loop runs; None where its text does not say."""
     known = loop.attribute(r'known_trip_count[^}]*?"?n"?\D+(\d+)')
     if known:
         return int(known)
     condition = module.computations[loop.attribute(r"condition=%([^\s,]+)")]
     body = module.computations[loop.attribute(r"body=%([^\s,]+)")]
-    direction, counter, limit = _comparison(condition, module) or ("", "", "")
-    if direction not in ("LT", "LE"):
+    compared = _comparison(condition, module)
+    if compared is None or compared[0] not in ("LT", "LE"):
         return None
-    start_of = home.instructions[loop.operands[0]]
-    start, end = _carried(counter, condition, start_of, home), _carried(limit, condition, start_of, home)
+    direction, counter, limit = compared
+    start, end = (_carried(each, loop.inputs[0]) for each in (counter, limit))
     if start is None or end is None:
         return None
-    step = _step(counter, condition, body, module)
+    step = _step(counter, body, module)
     return max(0, ceil((end - start + (direction == "LE")) / step)) if step else None
 
 
-def _comparison(condition: Computation, module: Module) -> tuple[str, str, str] | None:
+def _comparison(condition: Computation, module: Module) -> tuple[str, Instruction, Instruction] | None:
     root = condition.root
     if root.opcode == "compare":
-        return root.attribute(r"direction=(\w+)"), root.operands[0], root.operands[1]
+        return root.attribute(r"direction=(\w+)"), root.inputs[0], root.inputs[1]
     if root.opcode != "fusion":
         return None
     body = module.computations[root.called[0]]
     if body.root.opcode != "compare":
         return None
-    places = {each.name: root.operands[number] for number, each in body.parameters.items()}
-    left, right = (places.get(name, "") for name in body.root.operands)
+    places = {each.name: root.inputs[number] for number, each in body.parameters.items()}
+    left, right = map(places.get, body.root.operands)
     return (body.root.attribute(r"direction=(\w+)"), left, right) if left and right else None
 
 
-def _carried(name: str, condition: Computation, start: Instruction, home: Computation) -> int | None:
-    """The number that a name of the condition begins with: a constant, or what the loop's tuple carries there."""
-    instruction = condition.instructions[name]
-    if instruction.opcode == "get-tuple-element" and start.opcode == "tuple":
-        return _number(home.instructions[start.operands[int(instruction.attribute(r"index=(\d+)"))]], home)
-    return _number(instruction, condition)
+def _carried(compared: Instruction, start: Instruction) -> int | None:
+    """The number that a side of the condition begins with: a constant, or what the loop's tuple carries there."""
+    if compared.opcode == "get-tuple-element" and start.opcode == "tuple":
+        return _number(start.inputs[int(compared.attribute(r"index=(\d+)"))])
+    return _number(compared)
 
 
-def _number(instruction: Instruction, home: Computation) -> int | None:
+def _number(instruction: Instruction) -> int | None:
     while instruction.opcode in _COPIES:
-        instruction = home.instructions[instruction.operands[0]]
+        instruction = instruction.inputs[0]
     is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.argument)
     return int(instruction.argument) if is_number else None
 
 
-def _step(counter: str, condition: Computation, body: Computation, module: Module) -> int | None:
+def _step(counter: Instruction, body: Computation, module: Module) -> int | None:
     """What one turn adds to the counter; None where the body does not say."""
-    index = condition.instructions[counter].attribute(r"index=(\d+)")
+    index = counter.attribute(r"index=(\d+)")
     if body.root.opcode != "tuple" or not index:
         return None
-    added, home = body.instructions[body.root.operands[int(index)]], body
+    added = body.root.inputs[int(index)]
     while added.opcode in (*_COPIES, "fusion"):
-        if added.opcode == "fusion":
-            home = module.computations[added.called[0]]
-            added = home.root
-        else:
-            added = home.instructions[added.operands[0]]
+        added = module.computations[added.called[0]].root if added.opcode == "fusion" else added.inputs[0]
     if added.opcode != "add":
         return None
-    numbers = (_number(home.instructions[name], home) for name in added.operands)
-    return next((number for number in numbers if number is not None), None)
+    return next((number for number in map(_number, added.inputs) if number is not None), None)
 
 
-def kernel_flops(call: Instruction, home: Computation) -> float | None:
+def kernel_flops(call: Instruction) -> float | None:
     """FLOPs of one call by the kernel's own estimate, or what is known of splash, grouped matmuls, ours; else None."""
     estimate = call.config.get("custom_call_config", {}).get("cost_estimate", {})
     if int(estimate.get("flops", 0)) > 0:
         return float(estimate["flops"])
-    used = [array for name in call.operands for array in home.instructions[name].arrays]
+    used = [array for each in call.inputs for array in each.arrays]
     if not any(array.dtype[0] in "bfc" for array in (*used, *call.arrays)):
         return 0.0  # only integers: a table for another kernel
     if call.name.startswith("heads_"):
         return 0.0  # gemsmith.models.splash: bound by its bytes
     if call.name.startswith("splash_"):
-        return _splash(call, home)
+        return _splash(call)
     if call.name.startswith(("gmm", "tgmm")):
         # Each of m rows meets one group's matrix, so 2 m k n whatever the groups.
         left, right = [array.shape for array in used if array.dtype[0] in "bf"][:2]
@@ -348,7 +346,7 @@ def kernel_flops(call: Instruction, home: Computation) -> float | None:
     return None
 
 
-def _splash(call: Instruction, home: Computation) -> float:
+def _splash(call: Instruction) -> float:
     """Score blocks that run x products x 2 x block area x head_dim.
 
     The mask's table is (heads or 1, rows of blocks, width): width is the most blocks that any row visits. Row i of a
@@ -357,7 +355,7 @@ def _splash(call: Instruction, home: Computation) -> float:
     """
     kind = _first(r"^splash_m[hq]a_(fwd|dq|dkv)", call.name)
     assert kind, f"splash kernel {call.name}"
-    arrays = [home.instructions[name].arrays[0] for name in call.operands]
+    arrays = [each.arrays[0] for each in call.inputs]
     table = next(array for array in arrays if array.dtype.startswith("s") and len(array.shape) == 3)
     query, key = [array for array in arrays if array.dtype[0] in "bf" and len(array.shape) >= 2][:2]
     *rows, length, width = query.shape

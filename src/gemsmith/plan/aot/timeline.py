@@ -137,16 +137,16 @@ class _Walker:
         if each.opcode in ("while", "conditional", "call"):
             self.clock.spend(self._inner(each))
         elif each.opcode.endswith("-done"):
-            start = self.home.instructions[each.operands[0]]
+            start = each.inputs[0]
             while start.opcode in ("get-tuple-element", "bitcast", "opt-barrier", "async-update"):
-                start = self.home.instructions[start.operands[0]]
+                start = start.inputs[0]
             self._finish_all(start)
         elif each.opcode in _FREE or target in _FREE_TARGETS:
             return
         elif each.opcode == "fusion" and (moved := [one for one in self.module.inside(each) if _collective(one)]):
             self._with_collective(each, moved)
         elif _collective(each):
-            self._collective(each, each, self.home, waits=not each.opcode.endswith("-start"))
+            self._collective(each, each, waits=not each.opcode.endswith("-start"))
         elif each.opcode.endswith("-start"):
             self._asynchronous(each)
         else:
@@ -158,7 +158,7 @@ class _Walker:
         names = each.called
         if each.opcode == "while":
             names = (each.attribute(r"body=%([^\s,]+)"),)
-            if (known := hlo.trip_count(each, self.home, self.module)) is None:
+            if (known := hlo.trip_count(each, self.module)) is None:
                 self.unpriced.append(f"trip count of {each.name}")
             else:
                 turns = known
@@ -173,14 +173,14 @@ class _Walker:
         return turns * seconds
 
     def _compute(self, each: Instruction, passes_on: Container[str] = ()) -> None:
-        read = traffic_of(each, self.home, self.module)
+        read = traffic_of(each, self.module)
         memory_s = read / self.chip.hbm_bytes_per_s
-        flops = self.module.flops(each, self.home)
+        flops = self.module.flops(each)
         kind, seconds = "vector", memory_s
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
         elif "tpu_custom_call" in each.attributes:
-            known = hlo.kernel_flops(each, self.home)
+            known = hlo.kernel_flops(each)
             if known is None:
                 self.unpriced.append(f"kernel {each.name}")
             kind, flops = "kernel", known or 0.0
@@ -193,7 +193,7 @@ class _Walker:
     def _asynchronous(self, each: Instruction) -> None:
         """A copy or slice between memories that runs beside the core."""
         if inside := next((one for one in self.module.inside(each) if _collective(one)), None):
-            self._collective(each, inside, self.module.computations[each.called[0]], waits=False)
+            self._collective(each, inside, waits=False)
             return
         engine = "copy"
         if each.called:
@@ -201,7 +201,7 @@ class _Walker:
         else:  # between memories: what it moves through HBM, or to the host
             outer = [array for array in each.arrays if array.dtype not in ("u32", "s32") or array.shape]
             moved = min(array.bytes for array in outer)
-            source = self.home.instructions[each.operands[0]].arrays
+            source = each.inputs[0].arrays
             spaces = [*(array.space for array in outer if array.bytes == moved), *(array.space for array in source)]
             if HOST in spaces:
                 engine = "host"
@@ -214,12 +214,12 @@ class _Walker:
     def _called_bytes(self, each: Instruction) -> int:
         """Traffic of a computation that runs on another unit of the chip, such as a scatter on the sparse cores."""
         bodies = [self.module.computations[name] for name in each.called]
-        parts = [(part, body) for body in bodies for part in body.instructions.values() if part.opcode not in _FREE]
+        parts = [part for body in bodies for part in body.instructions.values() if part.opcode not in _FREE]
         return sum(
             self._called_bytes(part)
             if part.opcode.endswith("-start") and part.called
-            else traffic_of(part, body, self.module)
-            for part, body in parts
+            else traffic_of(part, self.module)
+            for part in parts
             if not part.opcode.endswith("-done")
         )
 
@@ -230,38 +230,22 @@ class _Walker:
         if "AsyncCollectiveDone" in targets:
             self._finish_all(first)
         elif "AsyncCollectiveStart" in targets:
-            self._collective(first, first, self._home_of(first, each), waits=False, passed_on=True)
+            self._collective(first, first, waits=False, passed_on=True)
         elif keys <= self.clock.pending.keys() | self.clock.outside:
             self._compute(each, passes_on=keys)
         else:
             # An all-reduce of which each chip keeps its slice: the chips exchange only that.
             scatters = bool(each.called) and each.called[0].startswith("all-reduce-scatter")
             for one in moved:
-                self._collective(each, one, self._home_of(one, each), waits=True, scatters=scatters)
-            if self.module.flops(each, self.home):
+                self._collective(each, one, waits=True, scatters=scatters)
+            if self.module.flops(each):
                 self._compute(each)
 
-    def _home_of(self, one: Instruction, outer: Instruction) -> Computation:
-        names = list(outer.called)
-        for name in names:
-            body = self.module.computations[name]
-            if body.instructions.get(one.name) is one:
-                return body
-            names.extend(inner for part in body.instructions.values() for inner in part.called)
-        raise AssertionError(f"{one.name} is not inside {outer.name}")
-
     def _collective(
-        self,
-        shown: Instruction,
-        each: Instruction,
-        home: Computation,
-        *,
-        waits: bool,
-        scatters: bool = False,
-        passed_on: bool = False,
+        self, shown: Instruction, each: Instruction, *, waits: bool, scatters: bool = False, passed_on: bool = False
     ) -> None:
         kind = "reduce-scatter" if scatters else each.opcode.removesuffix("-start")
-        arrays = [array for name in each.operands for array in home.instructions[name].arrays]
+        arrays = [array for source in each.inputs for array in source.arrays]
         seconds, moved = self._link_seconds(kind, each, arrays)
         engine = "collective"
         if kind == "collective-permute":
