@@ -41,14 +41,14 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
     """Rows of one to many Verilog tasks each, about as many as fit: the lengths of real instruction data, which made
     rows do not have.
     """
-    from gemsmith.data.dataset import read_documents
+    from gemsmith.data.dataset import read_dataset
     from gemsmith.recipe.schema import GeneratedData
     from gemsmith.tasks.messages import text_of
 
     random = np.random.default_rng(0)
     tasks = [
         [text_of(message) for message in row.messages]
-        for row in read_documents(GeneratedData(task="verilog", rows=4096), seed=0)
+        for row in read_dataset(GeneratedData(task="verilog", rows=4096), seed=0).documents
     ]
     with file.open("w") as stream:
         for parts in np.clip(random.lognormal(1.0, 0.8, count), 1, length // 160).astype(int):
@@ -59,7 +59,7 @@ def write_rows(file: Path, count: int, *, length: int = LENGTH) -> None:
 
 
 def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
-    from gemsmith.data.dataset import read_documents
+    from gemsmith.data.dataset import read_dataset
     from gemsmith.data.stage import prepare_data
     from gemsmith.recipe.load import build_recipe
     from gemsmith.runs.run import open_run
@@ -76,7 +76,7 @@ def prepare_ours(checkpoint: Path, rows: Path, folder: Path) -> dict[str, Any]:
     record = prepare_data(run)
     seconds = time.perf_counter() - begin_s
     read_s = time.perf_counter()
-    read_documents(str(rows))
+    read_dataset(str(rows))
     reading_s = time.perf_counter() - read_s
     return {
         "seconds": seconds,

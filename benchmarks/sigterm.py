@@ -113,7 +113,7 @@ MOMENTS = (
     Moment("train", "any, resuming", 3, resumes=True),
     Moment("train", "the base loads", 2, f"{TUNIX}.backend:load_model", 0.5),
     Moment("train", "Orbax restores", 4, f"{TUNIX}.checkpoints:_restore", 0.2, resumes=True),
-    Moment("train", "the step compiles", 2, f"{TUNIX}.backend:compile_step", 1.0),
+    Moment("train", "the step compiles", 2, f"{TUNIX}.backend:compile_program", 1.0),
     Moment("train", "a step runs", 2, f"{TRAIN}.loop:TrainSession.finish", 0.05, 2),
     Moment("train", "a step is saved", 2, f"{TUNIX}.checkpoints:add_checksum", 0.1),
     Moment("train", "the record is written", 2, f"{TRAIN}.loop:write_record", 0.02),

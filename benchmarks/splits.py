@@ -105,9 +105,9 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
 
 def names_of(variant: Any, path: tuple[Any, ...]) -> list[str]:
     """Names, as of ("layers", 3, "mlp", "up_proj", "kernel_lora_a"): model.language_model.layers.3.mlp.up_proj.A."""
-    from gemsmith.models import hf_names_of
+    from gemsmith.models import by_path
 
-    return [name.removesuffix("weight") + path[-1][-1].upper() for name in hf_names_of(variant, (*path[:-1], "kernel"))]
+    return [f"{tensor.module}.{path[-1][-1].upper()}" for tensor in by_path(variant)[(*path[:-1], "kernel")]]
 
 
 def by_name(variant: Any, flat: Any) -> Matrices:

@@ -108,7 +108,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
 
     from gemsmith.checkpoints import open_checkpoint
     from gemsmith.train.jax.backend import adapted_model
-    from gemsmith.train.jax.compile import Compiled, compile_step
+    from gemsmith.train.jax.compile import Compiled, compile_program
     from gemsmith.train.jax.mesh import make_mesh, micro_batches_on
     from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step
     from gemsmith.train.resume import Stop
@@ -124,7 +124,9 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
 
     def update(rows: dict[str, np.ndarray], number: int) -> float:
         nonlocal compiled, trained, moments
-        compiled = compiled or compile_step(step, shapes, Stop(), recipe.train)
+        compiled = compiled or compile_program(
+            step.update, (step.trained, step.moments, step.frozen, shapes), Stop(), recipe.train
+        )
         assert compiled is not None, "nothing stops it"
         values: dict[str, Any] = rows | {"learning_rate": RATE, "step": number + 1, "skip_above": np.inf, "stop": 0}
         inputs = {

@@ -108,7 +108,7 @@ def stage_table() -> str:
     for name, stage in STAGES.items():
         keys = ", ".join(f"`{key}`" for key in _read_by(name)) or "none"
         upstream = ", ".join(f"`{other}.json`" for other in stage.upstream) or "none"
-        lines.append(f"| {name} | {keys} | {upstream} | `{stage.function[0]}` |")
+        lines.append(f"| {name} | {keys} | {upstream} | `{stage.function.partition(':')[0]}` |")
     return "\n".join(lines)
 
 

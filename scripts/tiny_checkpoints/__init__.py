@@ -152,7 +152,7 @@ def vision_config(vision: Vision) -> dict[str, Any]:
     if isinstance(vision, PatchProjection):
         return {
             "model_type": "gemma4_unified_vision",
-            **{key: getattr(vision, field) for key, field in vision_keys.SHARED_COUNTS.items()},
+            **{key: getattr(vision, field) for key, (field, _) in vision_keys.SHARED_COUNTS.items()},
             "mm_embed_dim": vision.embed_dim,
             "mm_posemb_size": vision.positions,
             "output_proj_dims": vision.embed_dim,
@@ -161,7 +161,7 @@ def vision_config(vision: Vision) -> dict[str, Any]:
     return {
         "model_type": "gemma4_vision",
         **{key: allowed[0] for key, allowed in vision_keys.FIXED.items()},
-        **{key: getattr(vision, field) for key, field in vision_keys.TOWER_COUNTS.items()},
+        **{key: getattr(vision, field) for key, (field, _) in vision_keys.TOWER_COUNTS.items()},
         "num_key_value_heads": vision.heads,
         "rms_norm_eps": vision.rms_eps,
         "rope_parameters": {"rope_theta": vision.rope_theta, "rope_type": "default"},

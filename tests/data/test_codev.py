@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.data.prepare.codev import make_row, prepare_codev, prepare_verilog_eval
 from gemsmith.errors import DataError
 from gemsmith.tasks.messages import text_of
@@ -91,7 +91,7 @@ def test_what_was_dropped_is_counted_and_the_rest_can_be_trained_on(
     record = prepare_codev(source(row(FENCED), row("no"), row("no"), row(FENCED), row(FENCED)), out, rows=4)
     assert (record.rows_read, record.rows_written, record.dropped) == (4, 2, {"no Verilog": 2})
     assert (record.ignored_columns, record.contaminated) == ({"system": 4}, None)
-    assert [text_of(each.messages[-1]) for each in read_documents(str(out))] == [CODE, CODE]
+    assert [text_of(each.messages[-1]) for each in read_dataset(str(out)).documents] == [CODE, CODE]
 
 
 def test_parquet_gives_the_same_rows(source: Callable[..., Path], tmp_path: Path) -> None:

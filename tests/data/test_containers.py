@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 
 from gemsmith.data import reader
-from gemsmith.data.dataset import read_dataset, read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.errors import DataError
 from gemsmith.tasks.messages import text_message, text_of
 
@@ -18,7 +18,7 @@ ROWS = [{"prompt": "add", "response": "wire"}, {"prompt": 'a, "b"\nc', "response
 
 def refused(source: object) -> str:
     with pytest.raises(DataError) as error:
-        read_documents(str(source))
+        read_dataset(str(source))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -48,16 +48,16 @@ def test_the_same_rows_are_in_every_container(kind, packing, tmp_path):
     if packing == ".zst":
         content = pyarrow.compress(content, "zstd", asbytes=True)
     file.write_bytes(content)
-    documents = read_documents(str(file))
+    documents = read_dataset(str(file)).documents
     assert texts(documents) == [[*row.values()] for row in ROWS]
     numbers = {"jsonl": "line 2", "ndjson": "line 2", "json": "row 2", "csv": "line 3", "tsv": "line 3"}
     assert documents[1].origin == f"{file.name} {numbers[kind]}"
-    assert texts(read_documents(str(tmp_path))) == texts(documents)
+    assert texts(read_dataset(str(tmp_path)).documents) == texts(documents)
 
 
 def test_a_json_file_of_lines_is_read_as_lines(tmp_path):
     (tmp_path / "rows.json").write_text("\ufeff" + "\n".join(map(json.dumps, ROWS)))
-    assert [row.origin for row in read_documents(str(tmp_path / "rows.json"))] == [
+    assert [row.origin for row in read_dataset(str(tmp_path / "rows.json")).documents] == [
         "rows.json line 1",
         "rows.json line 2",
     ]
@@ -65,12 +65,12 @@ def test_a_json_file_of_lines_is_read_as_lines(tmp_path):
 
 def test_a_json_file_with_a_byte_order_mark_and_space_before_its_array_is_read(tmp_path):
     (tmp_path / "rows.json").write_text("\ufeff\n " + json.dumps(ROWS))
-    assert len(read_documents(str(tmp_path / "rows.json"))) == 2
+    assert len(read_dataset(str(tmp_path / "rows.json")).documents) == 2
 
 
 def test_csv_between_semicolons_is_read_and_quoted_ones_are_text(tmp_path):
     (tmp_path / "rows.csv").write_text('prompt;response\n"add; then, stop";wire\n')
-    assert texts(read_documents(str(tmp_path / "rows.csv"))) == [["add; then, stop", "wire"]]
+    assert texts(read_dataset(str(tmp_path / "rows.csv")).documents) == [["add; then, stop", "wire"]]
 
 
 def test_columns_of_csv_that_no_form_has_are_counted(tmp_path):
@@ -136,11 +136,11 @@ def test_a_folder_of_one_kind_twice_is_refused(tmp_path):
 def test_a_json_file_beside_rows_is_about_them(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
     (tmp_path / "dataset_infos.json").write_text("{}")
-    assert len(read_documents(str(tmp_path))) == 1
+    assert len(read_dataset(str(tmp_path)).documents) == 1
 
 
 def test_reading_csv_leaves_the_limit_of_other_readers_alone(tmp_path):
     limit = csv.field_size_limit()
     (tmp_path / "rows.csv").write_bytes(written("rows.csv"))
-    assert len(read_documents(str(tmp_path / "rows.csv"))) == 2
+    assert len(read_dataset(str(tmp_path / "rows.csv")).documents) == 2
     assert csv.field_size_limit() == limit

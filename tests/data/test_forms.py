@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.dataset import read_dataset, read_documents, read_prompts
+from gemsmith.data.dataset import read_dataset, read_prompts
 from gemsmith.data.forms import COLUMNS, FORMS, guess_columns
 from gemsmith.data.parts import IMAGE_COLUMNS
 from gemsmith.data.tokenize import open_renderer, render_documents
@@ -64,7 +64,7 @@ def test_a_table_gives_what_lines_give(form, tmp_path):
 
 def test_an_input_follows_its_instruction_on_a_line_of_its_own(write_rows):
     rows = [ROWS["alpaca"] | {"input": given, "system": ""} for given in ("1 and 2", "", None)]
-    documents = read_documents(str(write_rows(*rows)))
+    documents = read_dataset(str(write_rows(*rows))).documents
     assert [row.messages[0] for row in documents] == [text_message("user", "add\n1 and 2"), ADD, ADD]
     assert documents[0].name(1) == "output"
 
@@ -72,24 +72,27 @@ def test_an_input_follows_its_instruction_on_a_line_of_its_own(write_rows):
 def test_sharegpts_speakers_are_roles_and_turns_with_roles_stay(write_rows):
     said = [{"from": "system", "value": "be brief"}, SAID[0] | {"weight": None}, SAID[1]]
     rows = [{"conversations": said}, {"conversations": [USER, ASSISTANT]}]
-    assert [row.messages for row in read_documents(str(write_rows(*rows)))] == [(SYSTEM, ADD, WIRE), (ADD, WIRE)]
+    assert [row.messages for row in read_dataset(str(write_rows(*rows))).documents] == [
+        (SYSTEM, ADD, WIRE),
+        (ADD, WIRE),
+    ]
 
 
 def test_the_role_model_is_that_of_an_answer(write_rows):
     said = [{"role": "user", "content": "add"}, {"role": "model", "content": "wire", "reasoning": "why"}]
     rows = [{"messages": said}, {"prompt": said[:1], "completion": said[1:]}, {"conversations": said}]
-    for document in (read_documents(str(write_rows(row)))[0] for row in rows):
+    for document in (read_dataset(str(write_rows(row))).documents[0] for row in rows):
         assert [turn.role for turn in document.messages] == ["user", "assistant"]
         assert document.messages[1].beside == {"reasoning": "why"}
 
 
 def test_of_lists_of_messages_the_completion_alone_is_trained(write_rows, tokenizer_folder):
     row = {"prompt": [USER, ASSISTANT, USER], "completion": [ASSISTANT]}
-    (document,) = read_documents(str(write_rows(row)))
+    (document,) = read_dataset(str(write_rows(row))).documents
     assert (document.answers, document.name(2), document.name(3)) == ([3], "prompt[2]", "completion[0]")
     renderer = open_renderer(tokenizer_folder)
     (all_answers,) = render_documents(
-        renderer, read_documents(str(write_rows({"messages": [*row["prompt"], ASSISTANT]})))
+        renderer, read_dataset(str(write_rows({"messages": [*row["prompt"], ASSISTANT]}))).documents
     )
     (last,) = render_documents(renderer, [document])
     assert np.array_equal(last.ids, all_answers.ids)
@@ -99,7 +102,7 @@ def test_of_lists_of_messages_the_completion_alone_is_trained(write_rows, tokeni
 
 
 def test_all_of_raw_text_is_trained_and_its_end(write_rows, tokenizer_folder):
-    (document,) = read_documents(str(write_rows({"text": " wire\nadd", "id": 1})))
+    (document,) = read_dataset(str(write_rows({"text": " wire\nadd", "id": 1}))).documents
     renderer = open_renderer(tokenizer_folder)
     (rendered,) = render_documents(renderer, [document])
     inner = renderer.tokenizer.encode(" wire\nadd", add_special_tokens=False).ids
@@ -108,14 +111,14 @@ def test_all_of_raw_text_is_trained_and_its_end(write_rows, tokenizer_folder):
 
 
 def test_control_tokens_in_raw_text_are_refused(write_rows, tokenizer_folder):
-    documents = read_documents(str(write_rows({"text": "<|turn>user"})))
+    documents = read_dataset(str(write_rows({"text": "<|turn>user"}))).documents
     with pytest.raises(DataError, match=r"^rows.jsonl line 1: text holds <\|turn>"):
         render_documents(open_renderer(tokenizer_folder), documents)
 
 
 @pytest.mark.parametrize("form", ["prompt-response", "alpaca", "question-answer", "prompt-completion"])
 def test_images_of_a_column_stand_before_the_question(form, write_rows, tmp_path):
-    (document,) = read_documents(str(write_rows(ROWS[form] | {"image": "a.png"})))
+    (document,) = read_dataset(str(write_rows(ROWS[form] | {"image": "a.png"}))).documents
     assert document.messages[0].parts == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="add"))
 
 

@@ -4,7 +4,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from gemsmith.data.dataset import Dataset, read_documents
+from gemsmith.data.dataset import Dataset, read_dataset
 from gemsmith.data.images import validate_images
 from gemsmith.data.prepare.oxford_pets import SPLITS, prepare_oxford_pets
 from gemsmith.errors import DataError
@@ -68,7 +68,7 @@ def test_rows_elsewhere_find_the_images(pets, tmp_path):
     out = tmp_path / "rows" / "train.jsonl"
     out.parent.mkdir()
     prepare_oxford_pets(pets, out, split="trainval")
-    documents = read_documents(str(out))
+    documents = read_dataset(str(out)).documents
     seen = validate_images(Dataset(documents=documents), PatchConfig(budget=70), bad="drop", key="data.train")
     assert [text_of(document.messages[-1]) for document in seen.documents] == [
         "abyssinian",

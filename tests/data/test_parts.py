@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.data.dataset import Document, read_documents, read_held_out
+from gemsmith.data.dataset import Document, read_dataset, read_held_out
 from gemsmith.data.parts import ImageSource, read_image
 from gemsmith.errors import DataError
 from gemsmith.recipe.load import build_recipe
@@ -28,7 +28,7 @@ def question_parts(document: Document) -> tuple:
 
 def test_images_stand_where_their_parts_stand(write_rows, tmp_path):
     row = user({"type": "image", "path": "a.png"}, text("or"), {"type": "image", "url": "file:///b/c%20d.png"})
-    [document] = read_documents(str(write_rows(row)))
+    [document] = read_dataset(str(write_rows(row))).documents
     a, b = ImagePart(path=str(tmp_path / "a.png")), ImagePart(path="/b/c d.png")
     assert question_parts(document) == (a, TextPart(text="or"), b)
 
@@ -38,12 +38,14 @@ def test_relative_paths_count_from_the_folder_of_the_rows(write_rows, tmp_path, 
     file = write_rows(user({"type": "image", "path": "x/a.png"}), name="deep/rows.jsonl")
     monkeypatch.chdir(tmp_path)
     for source in ("deep/rows.jsonl", "deep", str(file)):
-        [document] = read_documents(source)
+        [document] = read_dataset(source).documents
         assert question_parts(document) == (ImagePart(path=str(tmp_path / "deep" / "x" / "a.png")),)
 
 
 def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
-    [document] = read_documents(str(write_rows({"prompt": "a", "response": "b", "images": ["~$a.png", "~/b.png"]})))
+    [document] = read_dataset(
+        str(write_rows({"prompt": "a", "response": "b", "images": ["~$a.png", "~/b.png"]}))
+    ).documents
     assert [part.path for part in images_of(document.messages)] == [
         str(tmp_path / "~$a.png"),
         str(Path.home() / "b.png"),
@@ -52,13 +54,13 @@ def test_a_path_may_begin_with_the_sign_of_a_home(write_rows, tmp_path):
 
 @pytest.mark.parametrize("column", [{"image": "a.png"}, {"images": ["a.png"]}])
 def test_the_images_of_a_prompt_come_before_its_text(column, write_rows, tmp_path):
-    [document] = read_documents(str(write_rows({"prompt": "what?", "response": "a"} | column)))
+    [document] = read_dataset(str(write_rows({"prompt": "what?", "response": "a"} | column))).documents
     assert question_parts(document) == (ImagePart(path=str(tmp_path / "a.png")), TextPart(text="what?"))
 
 
 def test_bare_parts_take_the_columns_images_in_order(write_rows):
     row = user({"type": "image"}, text("and"), {"type": "image", "text": None}) | {"images": ["/a", "/b"]}
-    [document] = read_documents(str(write_rows(row)))
+    [document] = read_dataset(str(write_rows(row))).documents
     assert question_parts(document) == (ImagePart(path="/a"), TextPart(text="and"), ImagePart(path="/b"))
 
 
@@ -66,19 +68,19 @@ IN_TEXT = {"prompt": "<image>\nand <image>?", "response": "a"}
 
 
 def test_placeholders_in_a_text_take_the_columns_images_in_order_and_are_text_where_there_are_none(write_rows):
-    [document] = read_documents(str(write_rows(IN_TEXT | {"images": ["/a", "/b"]})))
+    [document] = read_dataset(str(write_rows(IN_TEXT | {"images": ["/a", "/b"]}))).documents
     images = ImagePart(path="/a"), ImagePart(path="/b")
     assert question_parts(document) == (images[0], TextPart(text="\nand "), images[1], TextPart(text="?"))
     said = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "a"}]
-    [document] = read_documents(str(write_rows({"conversations": said, "image": "/a"})))
+    [document] = read_dataset(str(write_rows({"conversations": said, "image": "/a"}))).documents
     assert question_parts(document) == (images[0], TextPart(text="\nWhat?"))
-    [document] = read_documents(str(write_rows(IN_TEXT)))
+    [document] = read_dataset(str(write_rows(IN_TEXT))).documents
     assert question_parts(document) == (TextPart(text=IN_TEXT["prompt"]),)
 
 
 def test_openais_image_parts_are_read(write_rows):
     url = {"url": f"data:image/png;base64,{base64.b64encode(BYTES).decode()}", "detail": "low"}
-    [document] = read_documents(str(write_rows(user({"type": "image_url", "image_url": url}, text("what?")))))
+    [document] = read_dataset(str(write_rows(user({"type": "image_url", "image_url": url}, text("what?"))))).documents
     assert question_parts(document) == (ImagePart(data=BYTES), TextPart(text="what?"))
 
 
@@ -110,7 +112,10 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
     saved = datasets.Dataset.from_dict(rows | {"image": [{"bytes": BYTES, "path": None}]}, features=features)
     saved.save_to_disk(str(tmp_path / "saved"))
     pyarrow.parquet.write_table(pyarrow.table(rows | {"images": [[BYTES, BYTES]]}), tmp_path / "rows.parquet")
-    [one], [two] = read_documents(str(tmp_path / "saved")), read_documents(str(tmp_path / "rows.parquet"))
+    [one], [two] = (
+        read_dataset(str(tmp_path / "saved")).documents,
+        read_dataset(str(tmp_path / "rows.parquet")).documents,
+    )
     assert question_parts(one) == (ImagePart(data=BYTES), TextPart(text="what?"))
     assert question_parts(two) == (ImagePart(data=BYTES),) * 2 + (TextPart(text="what?"),)
 
@@ -153,7 +158,7 @@ def test_a_datasets_image_column_and_parquet_with_bytes_are_read(tmp_path):
 )
 def test_a_image_that_cannot_be_read_from_its_row_is_refused_with_the_line(row, message, write_rows):
     with pytest.raises(DataError) as error:
-        read_documents(str(write_rows(row)))
+        read_dataset(str(write_rows(row)))
     assert str(error.value).startswith("rows.jsonl line 1: ") and message in str(error.value)
 
 
@@ -173,5 +178,5 @@ def test_the_rows_of_a_table_are_the_same_in_json(tmp_path):
     table = pyarrow.Table.from_pylist([values])
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_text(json.dumps(values))
-    one, two = (read_documents(str(Path(tmp_path / name))) for name in ("rows.parquet", "rows.jsonl"))
+    one, two = (read_dataset(str(Path(tmp_path / name))).documents for name in ("rows.parquet", "rows.jsonl"))
     assert question_parts(one[0]) == question_parts(two[0]) == (ImagePart(path="/a"), TextPart(text="b"))

@@ -293,6 +293,6 @@ def test_templates_render_as_in_transformers(file, generation_prompt, tokenizer_
 
 def test_pieces_of_a_document_join_to_the_full_render(renderer, document):
     chat_loop = document(*TALK)
-    [(pieces, _, _)] = split_document(renderer.template, chat_loop)
+    [(pieces, _)] = split_document(renderer.template, chat_loop)
     assert "".join(piece.text for piece in pieces) == renderer.template.render(plain_messages(chat_loop.messages))
     assert [piece.trained for piece in pieces] == [False, True, False, True, False]

@@ -2,7 +2,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gemsmith.data.dataset import Columns, describe_columns, read_dataset, read_documents, source_sha256
+from gemsmith.data.dataset import Columns, describe_columns, read_dataset, source_sha256
 from gemsmith.errors import DataError
 from gemsmith.recipe.schema import Data, GeneratedData
 from gemsmith.tasks.messages import text_message
@@ -15,14 +15,14 @@ AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
 
 def refused(source: object, **options: object) -> str:
     with pytest.raises(DataError) as error:
-        read_documents(source if isinstance(source, GeneratedData) else str(source), **options)
+        read_dataset(source if isinstance(source, GeneratedData) else str(source), **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 @pytest.mark.parametrize("row", [PAIR, CHAT], ids=["pair", "chat"])
 def test_both_forms_of_jsonl_give_the_same_messages_and_say_their_line(row, write_rows):
-    documents = read_documents(str(write_rows(row, row)))
+    documents = read_dataset(str(write_rows(row, row))).documents
     assert [document.messages for document in documents] == [AS_MESSAGES] * 2
     assert [document.origin for document in documents] == ["rows.jsonl line 1", "rows.jsonl line 2"]
 
@@ -30,18 +30,18 @@ def test_both_forms_of_jsonl_give_the_same_messages_and_say_their_line(row, writ
 def test_content_in_text_parts_is_joined(write_rows):
     parts = [{"type": "text", "text": "ad"}, {"type": "text", "text": "d"}]
     row = {"messages": [{"role": "user", "content": parts}, CHAT["messages"][1]]}
-    assert read_documents(str(write_rows(row)))[0].messages == AS_MESSAGES
+    assert read_dataset(str(write_rows(row))).documents[0].messages == AS_MESSAGES
 
 
 def test_content_of_no_parts_is_an_empty_text(write_rows):
     row = {"messages": [{"role": "system", "content": []}, *CHAT["messages"]]}
-    assert read_documents(str(write_rows(row)))[0].messages[0] == text_message("system", "")
+    assert read_dataset(str(write_rows(row))).documents[0].messages[0] == text_message("system", "")
 
 
 @pytest.mark.parametrize("row", [PAIR, CHAT], ids=["pair", "chat"])
 def test_parquet_gives_the_same_messages(row, tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row]), tmp_path / "rows.parquet")
-    documents = read_documents(str(tmp_path / "rows.parquet"))
+    documents = read_dataset(str(tmp_path / "rows.parquet")).documents
     assert [document.messages for document in documents] == [AS_MESSAGES] * 2
     assert documents[1].origin == "rows.parquet row 2"
 
@@ -51,10 +51,10 @@ def test_an_empty_field_of_a_chat_api_is_as_if_absent_and_a_filled_one_is_refuse
     def row(more):
         return {"messages": [CHAT["messages"][0], CHAT["messages"][1] | more]}
 
-    assert read_documents(str(write_rows(row(field))))[0].messages == AS_MESSAGES
+    assert read_dataset(str(write_rows(row(field)))).documents[0].messages == AS_MESSAGES
     [name] = field
     with pytest.raises(DataError, match=rf"messages\[1\] has an unknown field {name}; allowed: role, content"):
-        read_documents(str(write_rows(row({name: ["x"]}))))
+        read_dataset(str(write_rows(row({name: ["x"]}))))
 
 
 def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
@@ -63,12 +63,12 @@ def test_a_null_field_that_a_table_filled_in_is_as_if_absent(tmp_path):
         {"messages": pyarrow.list_(pyarrow.struct(dict.fromkeys(("role", "content", "name"), pyarrow.string())))}
     )
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": turns}], schema), tmp_path / "rows.parquet")
-    assert read_documents(str(tmp_path / "rows.parquet"))[0].messages == AS_MESSAGES
+    assert read_dataset(str(tmp_path / "rows.parquet")).documents[0].messages == AS_MESSAGES
 
 
 def test_rows_are_made_from_the_seed():
     made = GeneratedData(task="verilog", rows=3)
-    first, again, other = (read_documents(made, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (read_dataset(made, seed=seed).documents for seed in (1, 1, 2))
     assert first == again != other
     assert first[2].origin == "verilog train row 3"
 
@@ -189,7 +189,7 @@ def test_columns_of_the_other_form_that_a_table_filled_with_null_are_no_columns(
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
 def test_a_column_that_would_change_the_row_but_says_nothing_is_ignored(nothing, write_rows):
-    assert read_documents(str(write_rows(CHAT | {"tools": nothing})))[0].messages == AS_MESSAGES
+    assert read_dataset(str(write_rows(CHAT | {"tools": nothing}))).documents[0].messages == AS_MESSAGES
 
 
 def test_a_misspelt_column_in_a_later_row_is_refused_by_its_name(write_rows):

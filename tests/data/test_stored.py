@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from gemsmith.data import reader as stored
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.data.reader import find_files
 from gemsmith.errors import DataError
 from gemsmith.tasks.messages import text_message, text_of
@@ -22,7 +22,7 @@ AS_MESSAGES = (text_message("user", "add"), text_message("assistant", "wire"))
 
 def refused(source: object) -> str:
     with pytest.raises(DataError) as error:
-        read_documents(str(source))
+        read_dataset(str(source))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -30,25 +30,28 @@ def refused(source: object) -> str:
 def test_blank_lines_are_no_rows_and_keep_their_numbers(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(f"\n{json.dumps(PAIR)}\n\n{json.dumps(PAIR)}")
-    assert [document.origin for document in read_documents(str(file))] == ["rows.jsonl line 2", "rows.jsonl line 4"]
+    assert [document.origin for document in read_dataset(str(file)).documents] == [
+        "rows.jsonl line 2",
+        "rows.jsonl line 4",
+    ]
 
 
 def test_a_byte_order_mark_at_the_start_is_no_error(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + json.dumps(PAIR).encode())
-    assert read_documents(str(file))[0].messages == AS_MESSAGES
+    assert read_dataset(str(file)).documents[0].messages == AS_MESSAGES
 
 
 def test_a_folder_is_read_file_by_file_in_the_order_of_names(tmp_path):
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(PAIR | {"prompt": name}))
-    assert [text_of(document.messages[0]) for document in read_documents(str(tmp_path))] == ["a", "b"]
+    assert [text_of(document.messages[0]) for document in read_dataset(str(tmp_path)).documents] == ["a", "b"]
 
 
 def test_a_dataset_saved_by_hugging_face_datasets_is_read(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([CHAT] * 5).save_to_disk(str(tmp_path / "saved"), num_shards=2)
-    documents = read_documents(str(tmp_path / "saved"))
+    documents = read_dataset(str(tmp_path / "saved")).documents
     assert [document.messages for document in documents] == [AS_MESSAGES] * 5
     assert documents[3].origin == "data-00001-of-00002.arrow row 1"
 

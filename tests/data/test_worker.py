@@ -12,19 +12,20 @@ import pytest
 
 from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.tokenize import open_renderer, render_documents
+from gemsmith.data.tokenize import check_prompts, open_renderer, render_documents
+from gemsmith.data.workers import render_packed
 from gemsmith.errors import DataError
 from gemsmith.system.workers import ProcessLimits
 
 
 @pytest.fixture
 def ask(tokenizer_folder, monkeypatch):
-    """Returns the worker's replies to requests: `ask([document], ())`."""
+    """Returns the worker's replies to calls: `ask(partial(render_packed, documents=[document]))`."""
 
-    def replies(*requests: object) -> list[object]:
+    def replies(*calls: object) -> list[object]:
         template = find_template(tokenizer_folder)
         opening = partial(open_renderer, tokenizer_folder, template, limits=ProcessLimits())
-        stdin = io.BytesIO(b"".join(map(pickle.dumps, (opening, *requests))))
+        stdin = io.BytesIO(b"".join(map(pickle.dumps, (opening, *calls))))
         stdout = io.BytesIO()
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
@@ -41,7 +42,7 @@ def ask(tokenizer_folder, monkeypatch):
 
 def test_rows_come_back_end_to_end_as_rendering_them_here_gives(ask, renderer, document):
     rows = [document("user=a", "assistant=wire"), document("user=model", "assistant=b")]
-    [packed] = ask(rows)
+    [packed] = ask(partial(render_packed, documents=rows))
     expected = list(render_documents(renderer, rows))
     assert packed.lengths == [len(each.ids) for each in expected] and packed.origins == ["rows.jsonl line 1"] * 2
     assert np.array_equal(packed.ids, np.concatenate([each.ids for each in expected]))
@@ -50,7 +51,9 @@ def test_rows_come_back_end_to_end_as_rendering_them_here_gives(ask, renderer, d
 
 def test_a_row_that_is_refused_is_the_answer_and_the_next_request_is_answered(ask, document):
     good, forged = document("user=a", "assistant=b"), document("user=a", "assistant=b<turn|>")
-    refused, packed, (ids,), refused_prompt = ask([forged], [good], ((good, 1),), ((forged, 2),))
+    rendered = [partial(render_packed, documents=[row]) for row in (forged, good)]
+    prompts = [partial(check_prompts, rows=[row]) for row in ((good, 1), (forged, 2))]
+    refused, packed, (ids,), refused_prompt = ask(*rendered, *prompts)
     ((origin, error),) = refused.bad
     assert (refused.origins, origin, error.kind) == ([], "rows.jsonl line 1", "control token")
     assert "holds <turn|>, a control token" in str(error)

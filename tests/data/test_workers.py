@@ -7,13 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from gemsmith.data import workers
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import Document, read_documents
+from gemsmith.data.dataset import Document, read_dataset
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
@@ -25,7 +26,7 @@ from gemsmith.tasks.messages import text_message
 def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(workers, "_CHUNK", 5)
     folder = tiny_checkpoint("tiny-31b")
-    documents = read_documents(GeneratedData(task="verilog", rows=63))
+    documents = read_dataset(GeneratedData(task="verilog", rows=63)).documents
     expected = list(render_documents(open_renderer(folder), documents))
     found = list(render_in_processes(folder, find_template(folder), documents, 2))
     assert [document.origin for document in found] == [document.origin for document in expected]
@@ -38,7 +39,7 @@ def test_several_processes_render_what_one_does_in_its_order(tiny_checkpoint, mo
 def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
     forged = (text_message("user", "a"), text_message("assistant", f"b{token}"))
     documents = [
-        *read_documents(GeneratedData(task="verilog", rows=3)),
+        *read_dataset(GeneratedData(task="verilog", rows=3)).documents,
         Document(messages=forged, origin="rows.jsonl line 4"),
     ]
     folder = tiny_checkpoint("tiny-31b")
@@ -47,7 +48,7 @@ def test_a_row_that_cannot_be_used_is_named(token, tiny_checkpoint):
 
 
 def test_few_rows_are_rendered_by_one_process(monkeypatch):
-    documents = read_documents(GeneratedData(task="verilog", rows=20))
+    documents = read_dataset(GeneratedData(task="verilog", rows=20)).documents
     assert count_processes(documents) == 1
     monkeypatch.setattr(workers, "_FEWEST_CHARACTERS", 10)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
@@ -70,9 +71,8 @@ def talks(document):
 
 def render_with(folder, text, documents, processes=1, **limits):
     (folder / "chat_template.jinja").write_text(text)
-    return list(
-        render_in_processes(folder, find_template(folder), documents, processes, limits=ProcessLimits(**limits))
-    )
+    with mock.patch.object(workers, "LIMITS", ProcessLimits(**limits)):
+        return list(render_in_processes(folder, find_template(folder), documents, processes))
 
 
 def for_the_bad_row(folder, body):
@@ -97,15 +97,18 @@ def test_a_single_step_without_end_is_ended_by_the_kernel(tokenizer_folder, talk
         render_with(tokenizer_folder, for_the_bad_row(tokenizer_folder, TWINS), talks, cpu_s=0.5)
 
 
-def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(tokenizer_folder, talks):
+def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_name(
+    tokenizer_folder, talks, monkeypatch
+):
     endless = for_the_bad_row(
         tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     )
     (tokenizer_folder / "chat_template.jinja").write_text(endless)
-    found, limits = find_template(tokenizer_folder), ProcessLimits(cpu_s=1)
-    check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)], limits=limits)
+    found = find_template(tokenizer_folder)
+    monkeypatch.setattr(workers, "LIMITS", ProcessLimits(cpu_s=1))
+    check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)])
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
-        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks], limits=limits)
+        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks])
 
 
 def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(tokenizer_folder, talks):

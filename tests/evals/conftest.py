@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.recipe.schema import GeneratedData
 from gemsmith.tasks.messages import text_of
 from support.hostile_server import Hostile, hostile_server
@@ -17,7 +17,7 @@ def in_one_process(prompts_read_here: None) -> None:
 
 def held_out(rows: int) -> dict[str, str]:
     """Prompt -> answer of the rows that exported_run holds out."""
-    documents = read_documents(GeneratedData(task="verilog", rows=rows, split="held-out"), seed=0)
+    documents = read_dataset(GeneratedData(task="verilog", rows=rows, split="held-out"), seed=0).documents
     return {text_of(document.messages[0]): text_of(document.messages[-1]) for document in documents}
 
 

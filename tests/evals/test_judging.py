@@ -9,7 +9,7 @@ import pytest
 from gemsmith.errors import MachineError, ScorerError
 from gemsmith.evals.generate import judge, judging
 from gemsmith.serve.client.chat import Failure
-from gemsmith.tasks import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
 
 
 class Judged:

@@ -5,7 +5,8 @@ import pytest
 
 from gemsmith.evals.generate import GradedAnswer
 from gemsmith.evals.labels import MOST_CONFUSED, MOST_OF_ONE_KIND, UNKNOWN, label_scores, macro_f1
-from gemsmith.tasks import Question, find_scorer
+from gemsmith.tasks import find_scorer
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import ImagePart, Message, TextPart, text_message
 from support.images import image_bytes
 

@@ -22,7 +22,7 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.run import Run, stage_keys
 from gemsmith.serve.stage import Servers
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import text_of
 from support.images import image_bytes
 

@@ -25,7 +25,7 @@ from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, read_record, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.stage import Servers
-from gemsmith.tasks import Question, Verdict
+from gemsmith.tasks.base import Question, Verdict
 from gemsmith.tasks.messages import text_of
 from support.hostile_server import chat
 

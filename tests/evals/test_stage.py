@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.data.dedup import hash_turns, write_answers
 from gemsmith.evals.stage import evaluate
 from gemsmith.runs.eval_records import EvalRecord
@@ -44,7 +44,7 @@ def test_a_score_that_rose_needs_no_notice(fake_vllm: Callable[..., Path], expor
     fake_vllm(answers=held_out(8))
     run = exported_run({"eval": EVAL, "data": {"eval": {"task": "verilog", "rows": 8, "split": "held-out"}}})
     run.data.mkdir()
-    write_answers(run.data, map(hash_turns, read_documents(run.recipe.data.train, seed=0)))
+    write_answers(run.data, map(hash_turns, read_dataset(run.recipe.data.train, seed=0).documents))
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert (record.tasks[0].difference.better, record.held_out_also_trained) == (8, 0)
@@ -73,7 +73,7 @@ def test_scored_rows_that_are_trained_on_are_counted_whatever_the_data_stage_was
     fake_vllm(answers={})
     run = exported_run({"eval": EVAL | {"limit": 3, "limit_seed": 1}})
     run.data.mkdir()
-    write_answers(run.data, map(hash_turns, read_documents(run.recipe.data.eval, seed=0)[1:]))
+    write_answers(run.data, map(hash_turns, read_dataset(run.recipe.data.eval, seed=0).documents[1:]))
     with Servers(run) as servers:
         record = evaluate(run, servers)
     assert record.held_out_also_trained == 2

@@ -236,7 +236,8 @@ def test_an_adapter_whose_start_changed_the_base_is_refused(adapter_of, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"), [("r", 5, "says r = 5"), ("r", "4", "must be numbers"), ("peft_type", "IA3", "LORA")]
+    ("key", "value", "message"),
+    [("r", 5, "says r = 5"), ("r", "4", "must be a whole number"), ("peft_type", "IA3", "LORA")],
 )
 def test_a_config_that_contradicts_the_tensors_is_refused(adapter_of, tmp_path, key, value, message):
     write_peft_adapter(adapter_of("tiny-12b"), tmp_path, "base")

@@ -78,11 +78,11 @@ def test_extra_modules_are_listed(base, adapter, tmp_path):
     ("values", "message"),
     [
         ({"r": 8}, r"says r = 8, the tensors of .* do not have it \(A \[4, "),
-        ({"lora_alpha": 0}, "both must be numbers above 0"),
-        ({"lora_alpha": float("nan")}, "both must be numbers above 0"),
+        ({"lora_alpha": 0}, "it must be a number above 0"),
+        ({"lora_alpha": float("nan")}, "it must be a number above 0"),
         ({"rank_pattern": {"q_proj": 2}}, "says r = 2"),
         ({"rank_pattern": {"(": 2}}, "is no regular expression"),
-        ({"alpha_pattern": {"q_proj": -1}}, "must map names of modules to numbers above 0"),
+        ({"alpha_pattern": {"q_proj": -1}}, "must be a map of .* names to numbers above 0"),
         ({"target_modules": "("}, "is no regular expression"),
     ],
 )

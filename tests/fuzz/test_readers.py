@@ -26,7 +26,7 @@ from gemsmith.checkpoints.folder import name_variant, patching_of, read_config
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.checkpoints.safetensors import digest, fingerprint, read_header, write_tensors
 from gemsmith.checkpoints.steps import ORBAX, add_checksum, checkpoint_steps, read_step_metadata
-from gemsmith.data.dataset import read_documents
+from gemsmith.data.dataset import read_dataset
 from gemsmith.errors import USERS_ERRNOS, GemsmithError, problems_of
 from gemsmith.export.adapters import restore_trained
 from gemsmith.images.check import ImageInfo, patchify, validate_image
@@ -126,7 +126,7 @@ def rows(folder: Path, given_: tuple[bytes, str, str, str]) -> None:
     data, suffix, on_bad_row, control = given_
     written(folder, "i.png", image_bytes())
     file = str(written(folder, f"rows.{suffix}", data))
-    read_documents(file, data=Data(train=file, on_bad_row=on_bad_row, control_tokens=control))
+    read_dataset(file, data=Data(train=file, on_bad_row=on_bad_row, control_tokens=control))
 
 
 def _tables() -> Iterator[tuple[str, bytes]]:
@@ -155,7 +155,7 @@ def tables(folder: Path, table: tuple[str, bytes]) -> None:
     file = written(folder, name, data)
     if name.endswith(".arrow"):
         file = written(folder, "state.json", json.dumps({"_data_files": [{"filename": name}]}).encode()).parent
-    read_documents(str(file))
+    read_dataset(str(file))
 
 
 @of(st.builds(dict, state=json_of({"_data_files": [{"filename": "a.arrow"}]}), splits=json_of({"splits": ["train"]})))
@@ -165,8 +165,8 @@ def saved_dataset(folder: Path, files: dict[str, bytes]) -> None:
     written(folder, "train/i.png", image_bytes())
     written(folder, "dataset_dict.json", files["splits"])
     with pytest.raises(GemsmithError, match=r"is not a JSON object|name one of them"):
-        read_documents(str(folder))
-    read_documents(str(folder / "train"))
+        read_dataset(str(folder))
+    read_dataset(str(folder / "train"))
 
 
 CONFIGS = [

@@ -4,8 +4,8 @@ import re
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.hardware import find_machine, load_catalog, own_catalog
-from gemsmith.hardware.catalog import KINDS, own_files
+from gemsmith.hardware import find_machine, load_catalog
+from gemsmith.hardware.catalog import KINDS, own_catalog, own_files
 from support.cases import each
 
 GIB = 2**30

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import find_machine, load_catalog
-from gemsmith.hardware.lookup import machines_with, match_machine
+from gemsmith.hardware.catalog import machines_with, match_machine
 from support.cases import each
 
 MEANT = {

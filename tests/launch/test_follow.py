@@ -3,9 +3,9 @@ import io
 import pytest
 
 from gemsmith.errors import EngineError, InputError
-from gemsmith.launch.commands import follow_command
+from gemsmith.launch.commands import follow_command, leftover_resources
 from gemsmith.launch.provider import read_launch, write_launch
-from gemsmith.launch.submit import clean, leftover_resources, show, stop
+from gemsmith.launch.submit import clean, show, stop
 from gemsmith.system.console import open_console
 
 

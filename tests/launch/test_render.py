@@ -20,12 +20,12 @@ def template(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", ["yes", "43200", "", "a b", 'true "quoted"', "a: b", "# w", "null", "Job", 1, True])
 def test_what_is_written_is_read_back_as_it_was(template, value):
-    template("list:\n- {{ value }}\nkey: {{ value | because('why: # so') }}\n")
-    text = render_template("mine.yaml", REQUEST, heading=["a: b"], value=value)
+    template("# {{ 'a: b' | comment }}\nlist:\n- {{ value }}\nkey: {{ value | because('why: # so') }}\n")
+    text = render_template("mine.yaml", REQUEST, value=value)
     assert yaml.safe_load(text) == {"list": [value], "key": value}
     template("printf %s {{ value }}\nprintf %s {{ value | because('why') }}\n")
     done = subprocess.run(
-        ["bash", "-c", render_template("mine.sh", REQUEST, heading=(), value=value)],
+        ["bash", "-c", render_template("mine.sh", REQUEST, value=value)],
         capture_output=True,
         text=True,
         check=True,
@@ -44,18 +44,18 @@ def test_a_script_quotes_its_arguments_and_stops_at_a_failure():
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\x85", "\u2028", "\u2029"])
-def test_no_reason_or_heading_ends_its_comment(template, end, tmp_path):
+def test_no_reason_or_comment_ends_its_line(template, end, tmp_path):
     said = f"a table{end}touch hacked{end}hacked: yes"
-    values = {"cpu": WithReason("20", said), "word": f"a{end}b"}
-    template("cpu: {{ cpu }}\nword: {{ word }}\n")
-    assert yaml.safe_load(render_template("mine.yaml", REQUEST, heading=[said], **values)) == {
+    values = {"cpu": WithReason("20", said), "word": f"a{end}b", "said": said}
+    template("# {{ said | comment }}\ncpu: {{ cpu }}\nword: {{ word }}\n")
+    assert yaml.safe_load(render_template("mine.yaml", REQUEST, **values)) == {
         "cpu": "20",
         "word": f"a{end}b",
     }
-    template("CPU={{ cpu }}\nWORD={{ word }}\n")
+    template("# {{ said | comment }}\nCPU={{ cpu }}\nWORD={{ word }}\n")
     scripts = [
         render_commands([(said, ("true",))], heading=[said]),
-        render_template("mine.sh", REQUEST, heading=[said], **values),
+        render_template("mine.sh", REQUEST, **values),
     ]
     for script in scripts:
         (tmp_path / "submit.sh").write_text(script, newline="")

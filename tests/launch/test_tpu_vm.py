@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.launch.commands import preflight, resources
+from gemsmith.launch.commands import leftover_resources, preflight, resources
 from gemsmith.launch.providers import tpu_vm
-from gemsmith.launch.submit import leftover_resources
 from gemsmith.launch.upload import LOCKS, WHEEL
 
 

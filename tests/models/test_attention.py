@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from gemsmith.models import attention as module
-from gemsmith.models.attention import attention
+from gemsmith.models.attention import DenseAttention
 from gemsmith.recipe.backends import ATTENDED, QUERY_BLOCKS
 
 LENGTH = 37
+
+
+def attention(query, key, value, **how):
+    return DenseAttention(angles=None, **how).attend(query, key, value).reshape(query.shape)
 
 
 def make_inputs(dtype=np.float32):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gemsmith.models.attention import attention
-from gemsmith.models.splash import _mask, make_kernel, splash_attention
+from gemsmith.models.attention import DenseAttention
+from gemsmith.models.splash import SplashAttention, _mask, make_kernel
 
 LENGTH = 256
 
@@ -40,12 +40,14 @@ def test_the_kernel_attends_as_dense_blocks_do_forward_and_back(heads, kv_heads,
     arrays, slope, positions, segments = make_case(heads, kv_heads)
 
     def dense(*arrays):
-        return attention(*arrays, positions=positions, segments=segments, window=window)
+        how = DenseAttention(angles=None, positions=positions, segments=segments, window=window)
+        return how.attend(*arrays).reshape(slope.shape)
 
     def splash(*arrays):
         heads_first = (jnp.swapaxes(x, 1, 2) for x in arrays)
         kernel = make_kernel(LENGTH, heads=heads, window=window, interpret=True)
-        return jnp.swapaxes(splash_attention(kernel, *heads_first, segments=segments), 1, 2)
+        how = SplashAttention(angles=None, segments=segments, kernel=kernel)
+        return how.attend(*heads_first).reshape(slope.shape)
 
     (expected, pull_expected), (actual, pull_actual) = (jax.vjp(jax.jit(how), *arrays) for how in (dense, splash))
     real = (segments > 0)[:, :, None, None]

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.models import hf_names_of, load_model
+from gemsmith.models import by_path, load_model
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 TINY = ("tiny-e2b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("31b", "26b-a4b", "12b")))
@@ -119,7 +119,7 @@ def test_every_gradient_of_the_loss_agrees(models):
 
     actual = {}
     for path, leaf in nnx.to_flat_state(gradient(model)):
-        names = hf_names_of(model.variant, path)
+        names = [tensor.name for tensor in by_path(model.variant)[path]]
         actual |= zip(names, np.asarray(leaf[...]) if path[0] == "layers" else [np.asarray(leaf[...])], strict=True)
     # layer_scalar is a buffer in transformers, so it has no gradient there.
     assert set(expected) == {name for name in actual if "layer_scalar" not in name}

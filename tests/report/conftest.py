@@ -4,11 +4,10 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 
 from gemsmith.analysis import summary as findings
@@ -57,23 +56,6 @@ VERSIONS = {
     },
     "bench": {"python": "3.11.2", "vllm": "0.32.0"},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def templates_compiled_once() -> Iterator[None]:
-    """All tests draw the same pages, whose templates take Jinja a third of a second to compile."""
-    compile_template, compiled = jinja2.Environment.compile, {}
-
-    def compile_once(environment: jinja2.Environment, source: str, name: str | None = None, *rest: Any) -> Any:
-        if name is None:  # a chat template
-            return compile_template(environment, source, name, *rest)
-        if (source, name) not in compiled:
-            compiled[source, name] = compile_template(environment, source, name, *rest)
-        return compiled[source, name]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jinja2.Environment, "compile", compile_once)
-        yield
 
 
 def unlabeled_cells(html: str) -> tuple[int, list[str]]:

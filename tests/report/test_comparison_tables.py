@@ -7,7 +7,7 @@ from gemsmith.analysis.compare import compare_sides
 from gemsmith.analysis.published import read_published, reanalyze
 from gemsmith.analysis.summary import read_sides
 from gemsmith.report.comparison_page import groups
-from gemsmith.report.tables import csv_of, markdown_of, print_comparison, print_verdicts
+from gemsmith.report.tables import csv_of, markdown_of, print_comparison
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_terminal_shows_what_differs_before_any_ratio(comparison, capsys):
 
 def test_the_paper_goes_to_terminal_and_markdown(capsys):
     redrawn = reanalyze(read_published())
-    print_verdicts(redrawn)
+    print_comparison(redrawn.comparison, redrawn)
     out = " ".join(capsys.readouterr().out.split())
     assert "does not hold" in out and "GPU from then on" in out
     text = markdown_of(redrawn.comparison, redrawn)

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 
-from gemsmith.analysis.summary import losses_are_finite
+from gemsmith.analysis.summary import find_notices, read_findings
 from gemsmith.report import charts as curves
 from gemsmith.report import tables
 from gemsmith.report.page import render_page
@@ -33,12 +33,18 @@ def test_two_steps_without_time_are_drawn(make_run):
     assert "Speed: no finite value." in html
 
 
-def test_a_loss_that_is_not_finite_is_told():
+def test_a_loss_that_is_not_finite_is_told(make_run):
+    values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
+    steps = [TrainStep(step=number, loss=loss, **values) for number, loss in ((1, 2.0), (2, math.nan))]
+    told = [each.text for each in find_notices(read_findings(make_run(train=steps))) if each.critical]
+    assert "The training loss is not finite at some steps. The curves leave those out." in told
+
+
+def test_a_loss_that_is_not_finite_is_not_drawn():
     values = {"grad_norm": 1.0, "learning_rate": 1e-4, "real_tokens": 10, "step_s": 1.0}
     losses = (2.0, math.nan, math.inf, 1.0)
     steps = tuple(TrainStep.model_construct(step=number, loss=loss, **values) for number, loss in enumerate(losses, 1))
     train = STAGES["train"].record.model_construct(steps=steps, resumed_at=(), spikes=(), grad_norm_spikes=())
-    assert not losses_are_finite(train)
     loss = curves.training_charts(train, 1.0)[0]
     assert "2.00 at step 1, 1.00 at step 4" in loss.alt
     assert [words for _, _, words in json.loads(loss.points)] == ["step 1: 2.00", "step 4: 1.00"]

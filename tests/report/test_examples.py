@@ -1,6 +1,6 @@
 """Examples: which words are marked."""
 
-from gemsmith.report.sections.evaluation import MOST_CHARACTERS, MOST_EXAMPLES, marked_text, plain_text, read_examples
+from gemsmith.report.scores import MOST_CHARACTERS, MOST_EXAMPLES, marked_text, plain_text, read_examples
 from gemsmith.runs.eval_records import EvalRecord
 
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from gemsmith.report import charts as curves
-from gemsmith.report.sections import evaluation as examples
-from gemsmith.report.sections import training
+from gemsmith.report import scores as examples
+from gemsmith.report import sections as training
 from gemsmith.system import format as numbers
 
 

@@ -33,8 +33,7 @@ def test_on_a_cpu_the_last_of_two_places_stays_empty(model: Path) -> None:
 )
 def test_an_adapter_on_what_encodes_images_is_refused_since_vllm_leaves_that_out(module: str) -> None:
     def config(*modules: str) -> PeftConfig:
-        values = {"target_modules": target_pattern(modules)}
-        return PeftConfig(rank=4, alpha=8.0, rslora=False, dropout=0.0, values=values)
+        return PeftConfig.model_validate({"r": 4, "lora_alpha": 8, "target_modules": target_pattern(modules)})
 
     text = "model.language_model.layers.0.self_attn.q_proj"
     refuse_vision(config(text))

@@ -101,7 +101,7 @@ def test_a_wide_host_without_a_key_is_refused_in_one_line(
     [
         (
             ["google/gemma-4-E2B-it", "--machine", "2xh10", "--print"],
-            "--machine 2xh10: is not in the catalog (did you mean 2xh100",
+            "--machine: '2xh10' is not in the catalog (did you mean 2xh100",
         ),
         (["google/gemma-4-E2B-it", "--machine", "8xb200"], "this host has 0 of its 8 b200"),
         (

@@ -3,7 +3,7 @@
 import json
 
 from gemsmith.runs.records import ServerFacts
-from gemsmith.serve.facts import read_facts
+from gemsmith.serve.server import read_facts
 
 # Of a start on a CPU; the line goes on, and has more of each.
 ENGINE = (

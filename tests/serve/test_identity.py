@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gemsmith.serve.facts import ask, describe_answer, has_nonce, new_nonce, with_nonce
+from gemsmith.serve.server import ask, describe_answer, has_nonce, new_nonce, with_nonce
 
 HTML = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<html>It works!</html>"
 REDIRECT = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/v1/models\r\nContent-Length: 0\r\n\r\n"

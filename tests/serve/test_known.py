@@ -111,7 +111,7 @@ def test_slow_attention_is_said_of_the_versions_that_have_it() -> None:
 )
 def test_a_tpu_is_warned_of_what_was_seen_there(machine, model, weight_dtype, settings, told) -> None:
     variant, where = find_variant(model), load_catalog().machines[machine]
-    found = tpu_warnings(where, variant, ServeSettings(**settings), weight_dtype, in_image=True, is_folder=True)
+    found = tpu_warnings(where, variant, ServeSettings(**settings), weight_dtype, in_image=True, place="folder")
     assert len(found) == len(told)
     for choice, word in zip(found, told, strict=True):
         assert choice.what == "warning" and word in choice.why and "https://" in choice.why
@@ -120,4 +120,4 @@ def test_a_tpu_is_warned_of_what_was_seen_there(machine, model, weight_dtype, se
 def test_a_hub_id_in_a_python_of_ones_own_is_warned_of_no_image_and_no_folder() -> None:
     machine, settings = load_catalog().machines["v6e-8"], ServeSettings(kv_cache_dtype="fp8")
     variant = find_variant("gemma4-31b")
-    assert tpu_warnings(machine, variant, settings, "bfloat16", in_image=False, is_folder=False) == ()
+    assert tpu_warnings(machine, variant, settings, "bfloat16", in_image=False, place="hub") == ()

@@ -1,4 +1,4 @@
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.exact import score
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.json_fields import check, score
 from support.cases import each
 

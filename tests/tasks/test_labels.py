@@ -3,7 +3,8 @@
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.tasks import Classifier, Question, contained_label, find_scorer
+from gemsmith.tasks import contained_label, find_scorer
+from gemsmith.tasks.base import Classifier, Question
 from gemsmith.tasks.classification import NAMED, check, find_label, list_labels, normalize, score
 from gemsmith.tasks.messages import text_message
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import DataError
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.multiple_choice import NORMALIZED, check, list_choices, score
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import RecipeError
-from gemsmith.tasks import Question, find_generator, find_scorer
+from gemsmith.tasks import find_generator, find_scorer
+from gemsmith.tasks.base import Question
 
 SCORER = "COLUMNS = ()\ndef score(question, answers):\n    return []\n"
 

@@ -6,7 +6,8 @@ import pytest
 
 from gemsmith.errors import DataError, ScorerError
 from gemsmith.system import patterns
-from gemsmith.tasks import Question, Verdict, regex
+from gemsmith.tasks import regex
+from gemsmith.tasks.base import Question, Verdict
 
 
 def question(pattern: Any, expected: str = "") -> Question:

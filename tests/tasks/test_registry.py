@@ -11,18 +11,8 @@ from gemsmith.data.dataset import Columns, read_dataset
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import GeneratedData
-from gemsmith.tasks import (
-    GENERATORS,
-    SCORERS,
-    SOURCES,
-    Question,
-    Scorer,
-    Verdict,
-    find_generator,
-    find_scorer,
-    find_source,
-)
-from gemsmith.tasks.base import Benchmark, DataGenerator, SupportsValidation
+from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, find_generator, find_scorer, find_source
+from gemsmith.tasks.base import Benchmark, DataGenerator, Question, Scorer, SupportsValidation, Verdict
 from gemsmith.tasks.messages import text_message, text_of
 
 FOLDER = Path(gemsmith.tasks.__file__).parent

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.errors import DataError, MachineError
-from gemsmith.tasks import Verdict
+from gemsmith.tasks.base import Verdict
 from gemsmith.tasks.messages import text_of
 from gemsmith.tasks.verilog import task as verilog
 

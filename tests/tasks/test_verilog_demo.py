@@ -1,6 +1,6 @@
 import pytest
 
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.verilog.demo import (
     generate_rows,
     make_specs,

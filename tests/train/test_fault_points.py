@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 LOOP, TUNIX, TRL = "gemsmith.train.loop", "gemsmith.train.jax", "gemsmith.train.torch"
 PLACES = {
     "tunix": (
-        f"1 {TUNIX}.backend:compile_step",
+        f"1 {TUNIX}.backend:compile_program",
         f"1 {TUNIX}.checkpoints:add_checksum",
         f"3 {TUNIX}.checkpoints:add_checksum",  # Orbax writes in the background: a step is surely there at the third
         f"1 {TUNIX}.checkpoints:_restore",

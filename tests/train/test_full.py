@@ -24,7 +24,7 @@ from gemsmith.export.stage import export
 from gemsmith.hardware.model import step_cost
 from gemsmith.hardware.model.memory import memory_breakdown, memory_of
 from gemsmith.hardware.model.step_time import matmul_flops
-from gemsmith.models import Execution, hf_names_of, load_model
+from gemsmith.models import Execution, by_path, load_model
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Lora, Mesh, Optimizer
 from gemsmith.report.push import push
@@ -84,7 +84,7 @@ def by_name(variant, flat):
     """{the checkpoint's name: the array as the model holds it} of what is stacked for the model's layers."""
     found = {}
     for path, leaf in flat:
-        names = hf_names_of(variant, path)
+        names = [tensor.name for tensor in by_path(variant)[path]]
         values = np.array(leaf[...], np.float32)
         found |= dict(zip(names, values if path[0] == "layers" else [values], strict=True))
     return found

@@ -14,7 +14,7 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints import open_checkpoint
-from gemsmith.models import hf_names_of
+from gemsmith.models import by_path
 from gemsmith.recipe.backends import SAVED
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.jax.backend import adapted_model
@@ -81,7 +81,7 @@ class Pair:
 
     def names_of(self, path):
         """("layers", 3, "mlp", "up_proj", "kernel_lora_a") -> [model.language_model.layers.3.mlp.up_proj.A, …]"""
-        names = hf_names_of(self.variant, (*path[:-1], "kernel"))
+        names = [tensor.name for tensor in by_path(self.variant)[(*path[:-1], "kernel")]]
         return [name.removesuffix("weight") + path[-1][-1].upper() for name in names]
 
     def reset(self, start):

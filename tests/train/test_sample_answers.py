@@ -244,15 +244,15 @@ def test_an_answer_ends_where_the_model_or_its_row_does(samples_of):
     samples = replace(samples, batches=replace(samples.batches, rows=inputs.prompt_rows([[2, 7], [2, 7, 7, 7]], 8)))
     seen = []
 
-    def next_tokens(tokens, mask):
+    def next_tokens(_, tokens, mask):
         seen.append([int(row.argmax()) for row in mask])
         return np.array([106 if len(seen) == 3 else 300, 301])
 
-    one, other = samples.answer(1, next_tokens)
+    one, other = samples.answer([(1,)], next_tokens)
     assert seen == [[1, 3], [2, 4], [3, 5], [4, 6]]  # the first has ended by the fourth
     assert one.answer == samples.tokenizer.decode([300, 300])
     assert other.answer == samples.tokenizer.decode([301] * 4) + "…"
-    assert samples.answer(1, lambda *_: None) is None
+    assert samples.answer([(1,)], lambda *_: None) is None
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from gemsmith.arch import find_variant
 from gemsmith.errors import DataError, EngineError, Terminated
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainStep
@@ -21,23 +22,23 @@ class Still:
     name, packages, writes = "still", (), False
 
     def __init__(self, outcomes=()):
-        self.outcomes, self.deleted, self.checkpoints = outcomes, 0, self
+        self.outcomes, self.deleted, self.checkpoints, self.session = outcomes, 0, self, None
 
-    def resumable_step(self):
-        return None
+    def others(self):
+        return []
 
     def prepare(self, session):
         self.session = session
 
     def steps(self):
-        return [step.step for step in self.session.log.steps]
+        return [step.step for step in self.session.log.steps] if self.session else []
 
     def delete_all(self):
         self.deleted += 1
 
     def facts(self):
         devices = ("NVIDIA H200",) * 8
-        nothing = {"adapted": {}, "trained_parameters": 0, "mesh": {}, "attention": {}, "remat": "none", "hosts": 1}
+        nothing = {"trained_parameters": 0, "mesh": {}, "attention": {}, "remat": "none", "hosts": 1}
         return BackendInfo(accelerators=devices, peak_memory_bytes=0, **nothing)
 
     def run(self):
@@ -86,7 +87,7 @@ def test_a_stop_that_comes_with_the_last_step_is_told_once_the_record_is_written
     monkeypatch.setattr(TrainSession, "record", lambda self, *_: self.stopping.ask(signal.SIGTERM))
     monkeypatch.setattr(session, "write_record", lambda *given: written.append(given))
     with pytest.raises(Terminated, match="step 4 is saved"):
-        session.train_session(run, backend, steps=4, model="m", clock=None)
+        session.train_session(run, backend, steps=4, variant=find_variant("tiny-12b"), clock=None)
     assert len(written) == 1
 
 
@@ -124,7 +125,7 @@ def test_a_step_says_what_share_of_its_tokens_in_the_loss_is_correct(session_of)
 def test_the_record_names_the_machine_that_trained_not_the_one_that_was_planned_for(session_of):
     attempt = session_of({}, {}, {}, {})
     attempt.train()
-    record = attempt.record(start_clock(), "tiny")
+    record = attempt.record(start_clock(), find_variant("tiny-12b"))
     assert attempt.run.recipe.hardware.machines == ("v5p-8", "v6e-8", "2xh100")
     assert record.machine == "8xh200" and record.against_plan is None
 
@@ -160,7 +161,7 @@ def test_a_gradient_norm_far_above_the_others_is_a_spike_of_its_own(session_of):
     attempt = session_of(*outcomes)
     attempt.steps = len(outcomes)
     attempt.train()
-    record = attempt.record(start_clock(), "tiny")
+    record = attempt.record(start_clock(), find_variant("tiny-12b"))
     assert (record.grad_norm_spikes, record.spikes) == ((12,), ())
     assert any("10.5 in step 12" in warning for warning in record.warnings)
 

@@ -19,7 +19,7 @@ from gemsmith.data.stage import prepare_data
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.images.decode import make_rgb
 from gemsmith.images.patches import Patches, make_patches, read_patching
-from gemsmith.models import hf_names_of
+from gemsmith.models import by_path
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import open_run
@@ -91,7 +91,7 @@ class Pair:
         """{module.A: (in, R), module.B: (R, out)} of what is stacked for the model's layers."""
         named = {}
         for path, leaf in flat:
-            names = hf_names_of(self.variant, (*path[:-1], "kernel"))
+            names = [tensor.name for tensor in by_path(self.variant)[(*path[:-1], "kernel")]]
             keys = [name.removesuffix("weight") + path[-1][-1].upper() for name in names]
             value = np.array(leaf[...])
             named |= zip(keys, value if value.ndim == 3 else value[None], strict=True)

@@ -35,7 +35,7 @@ def test_layer_by_layer_logits_are_those_of_the_whole_model(tiny_checkpoint, ada
     prompts = text_prompts(None, base.variant.vocabulary, 0)
     with quiet():
         whole, streamed = (
-            logits._base_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
+            logits._adapted_logits(base, tmp_path, adapter, prompts, streamed=streamed) for streamed in (False, True)
         )
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
         for left, right in zip(one, other, strict=True):
@@ -65,11 +65,11 @@ def test_images_are_seen_layer_by_layer_as_by_the_whole_model(adapter_of, tmp_pa
     prompts = [image_prompt(base, None, 0, 0)]
     with quiet():
         whole, streamed = (
-            logits._base_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
+            logits._adapted_logits(base, tmp_path / "adapter", adapter, prompts, streamed=streamed)
             for streamed in (False, True)
         )
         blind = replace(prompts[0], image=None)
-        unseen, *_ = logits._base_logits(base, tmp_path / "adapter", adapter, [blind], streamed=True)
+        unseen, *_ = logits._adapted_logits(base, tmp_path / "adapter", adapter, [blind], streamed=True)
     for name, one, other in zip(("base", "base + adapter", "rounded"), whole, streamed, strict=True):
         np.testing.assert_allclose(one[0], other[0], atol=1e-5, err_msg=name)
     assert logits._distance(streamed[0], streamed[1]) > 0.1 and logits._distance(streamed[0], unseen) > 0.1

@@ -24,7 +24,7 @@ def test_a_model_too_large_for_memory_is_said_and_not_passed(exported, monkeypat
 
 def test_an_adapter_without_effect_on_the_logits_proves_nothing():
     same = [np.ones((4, 8), np.float32)]
-    assert logits._judge(same, same, same, same)[0].passed is False
+    assert logits._judge(same, same, same, same, what=("one", "other"), how="")[0].passed is False
 
 
 def test_weights_that_transformers_would_fill_in_at_random_are_refused(exported):

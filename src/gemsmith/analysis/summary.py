@@ -15,7 +15,7 @@ from gemsmith.hardware import load_catalog, machines_with
 from gemsmith.recipe.schema import eval_tasks
 from gemsmith.recipe.serving import AT_ONCE
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
-from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord, PassAt, Score, Share
+from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord, Share
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
 from gemsmith.runs.records import (
     DataRecord,
@@ -135,7 +135,8 @@ def find_notices(findings: RunRecords) -> list[Notice]:
 
 def _stage_notices(findings: RunRecords) -> Iterator[Notice]:
     """Of training, verification, the load test and the scores."""
-    if (train := findings.train) and not losses_are_finite(train):
+    train = findings.train
+    if train and not all(step.skipped or abs(step.loss) < float("inf") for step in train.steps):
         yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
     if train and train.skipped:
         why = "the loss or the gradient norm was a spike, or NaN or infinite"
@@ -157,11 +158,6 @@ def _stage_notices(findings: RunRecords) -> Iterator[Notice]:
     if findings.eval and (cut := findings.eval.base.cut + findings.eval.tuned.cut):
         tuned = f"{count(findings.eval.tuned.cut)} of the tuned model"
         yield Notice(text=f"{count(cut)} answers reached eval.max_tokens before they had ended ({tuned}).")
-
-
-def losses_are_finite(train: TrainRecord) -> bool:
-    """Whether every step that was not skipped has a loss that is a number."""
-    return all(step.skipped or abs(step.loss) < float("inf") for step in train.steps)
 
 
 def _steps(numbers: Sequence[int]) -> str:
@@ -205,7 +201,7 @@ def load_words(cell: BenchCell) -> str:
     return f"{count(cell.input_tokens)} in, {rate(cell.request_rate, cell.max_concurrency)}"
 
 
-def score_words(score: Score | PassAt | Share) -> str:
+def score_words(score: Share) -> str:
     """A score, or one of its kin, with its 95 % interval."""
     return f"{fraction(score.score)} ({interval(score.low, score.high)})"
 

@@ -34,7 +34,6 @@ COUNTS_OF_EXPERTS = {
     "top_k_experts": "experts_per_token",
     "moe_intermediate_size": "expert_ffn",
 }
-_COUNTS_OR_NONE = ("hidden_size_per_layer_input", "num_kv_shared_layers", "num_global_key_value_heads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,16 +155,10 @@ def read_variant(config: dict[str, Any]) -> Variant:
             f"config.json has model_type {text.get('model_type')!r}; allowed: Gemma 4's, such as gemma4_text"
         )
     try:
-        _check_values({key: config[key] for key in ("tie_word_embeddings",) if key in config})
-        _check_values(text)
-        experts = bool(text.get("enable_moe_block"))
-        given = [key for key in _COUNTS_OR_NONE if text.get(key)]
-        for key in (*COUNTS, *(COUNTS_OF_EXPERTS if experts else ()), *given):
-            read_count(text, key)
-        if experts and text["top_k_experts"] > text["num_experts"]:
-            raise CheckpointError(
-                f"config.json has top_k_experts = {text['top_k_experts']} of num_experts = {text['num_experts']}"
-            )
+        check_fixed({key: config[key] for key in ("tie_word_embeddings",) if key in config}, FIXED)
+        check_fixed(text, FIXED)
+        if text.get("hidden_size_per_layer_input"):
+            check_fixed(text, {"vocab_size_per_layer_input": (text.get("vocab_size"),)})
         variant = replace(_from_text_config(text, text_type), vision=read_vision(config))
     except KeyError as missing:
         raise CheckpointError(f"config.json lacks the key {missing.args[0]!r} of text_config") from None
@@ -178,6 +171,10 @@ def read_variant(config: dict[str, Any]) -> Variant:
             f"config.json has {variant.heads} heads, which {variant.kv_heads} kv heads or {variant.global_kv_heads} "
             "global do not divide"
         )
+    if variant.experts_per_token > variant.experts:
+        raise CheckpointError(
+            f"config.json has top_k_experts = {variant.experts_per_token} of num_experts = {variant.experts}"
+        )
     first_sharing = variant.layers - variant.kv_shared_layers
     own = variant.layer_types[: max(0, first_sharing)]
     if alone := [kind for kind in variant.layer_types[first_sharing:] if variant.kv_shared_layers and kind not in own]:
@@ -189,6 +186,8 @@ def read_variant(config: dict[str, Any]) -> Variant:
 
 
 def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
+    counts = COUNTS | (COUNTS_OF_EXPERTS if text.get("enable_moe_block") else {})
+    numbers: dict[str, Any] = {field: read_count(text, key) for key, field in counts.items()}
     layer_types = text["layer_types"] or []
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):
         raise CheckpointError(f"config.json has layer_types = {layer_types!r:.200}; it must be a list of names")
@@ -203,17 +202,14 @@ def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
     return Variant(
         name="custom",
         model_type=model_type,
-        **{field: text[key] for key, field in COUNTS.items()},
+        **numbers,
         global_every=first_global + 1,
         global_kv_heads=global_kv_heads,
         global_head_dim=global_head_dim,
         attention_k_eq_v=bool(text["attention_k_eq_v"]),
-        per_layer_input=text.get("hidden_size_per_layer_input") or 0,
-        kv_shared_layers=text.get("num_kv_shared_layers") or 0,
+        per_layer_input=_read_count_if_any(text, "hidden_size_per_layer_input"),
+        kv_shared_layers=_read_count_if_any(text, "num_kv_shared_layers"),
         wide_shared_mlp=bool(text.get("use_double_wide_mlp")),
-        experts=(text.get("num_experts") or 0) if text.get("enable_moe_block") else 0,
-        experts_per_token=text.get("top_k_experts") or 0,
-        expert_ffn=text.get("moe_intermediate_size") or 0,
         softcap=read_number(text, "final_logit_softcapping") if text["final_logit_softcapping"] else 0.0,
         rope_theta_local=read_number(local, "rope_theta", "rope_parameters.sliding_attention."),
         rope_theta_global=read_number(full, "rope_theta", "rope_parameters.full_attention."),
@@ -230,7 +226,7 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
     and num_global_key_value_heads, which counts where K = V.
     """
     if "per_layer_config" not in text:
-        kv_heads = text.get("num_global_key_value_heads") if text["attention_k_eq_v"] else None
+        kv_heads = _read_count_if_any(text, "num_global_key_value_heads") if text["attention_k_eq_v"] else 0
         return read_count(text, "global_head_dim"), kv_heads or text["num_key_value_heads"]
     names, given = ("head_dim", "num_key_value_heads"), text["per_layer_config"] or {}
     entries = given.items() if isinstance(given, dict) else [("", given)]
@@ -254,12 +250,8 @@ def _global_heads(text: dict[str, Any]) -> tuple[int, int]:
     return head_dim, kv_heads
 
 
-def _check_values(text: dict[str, Any]) -> None:
-    """What is fixed is as it is, as far as the keys are there."""
-    fixed = dict(FIXED)
-    if text.get("hidden_size_per_layer_input"):
-        fixed["vocab_size_per_layer_input"] = (text.get("vocab_size"),)
-    check_fixed(text, fixed)
+def _read_count_if_any(text: dict[str, Any], key: str) -> int:
+    return read_count(text, key) if text.get(key) else 0
 
 
 def differing_fields(one: Variant, other: Variant) -> list[str]:

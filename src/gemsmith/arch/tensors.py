@@ -6,6 +6,7 @@ Parameter counts, memory, LoRA targets, loading, export and verification all der
 import math
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from gemsmith.arch.config import Variant
 from gemsmith.arch.vision_config import PatchProjection, VisionTower
@@ -40,7 +41,8 @@ class Tensor:
         return self.name.removesuffix(".weight")
 
 
-def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
+@cache
+def text_tensors(variant: Variant, *, optional: bool = False) -> tuple[Tensor, ...]:
     """Every tensor of the text model, in the checkpoint's order.
 
     `optional`: also those that some files carry and no model uses: k, v and k_norm of layers that share another's.
@@ -57,7 +59,7 @@ def text_tensors(variant: Variant, *, optional: bool = False) -> list[Tensor]:
     for layer in range(variant.layers):
         tensors += _layer_tensors(variant, layer)
     tensors += _tensors(PREFIX, [("norm.weight", (hidden,), "norm")])
-    return [tensor for tensor in tensors if optional or not tensor.optional]
+    return tuple(tensor for tensor in tensors if optional or not tensor.optional)
 
 
 def trained_tensors(variant: Variant) -> list[Tensor]:

@@ -16,22 +16,19 @@ FIXED: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "attention_dropout": (0.0, None),
 }
-# HF's key -> the field here. Each is a whole number above 0.
-SHARED_COUNTS = {"patch_size": "patch", "pooling_kernel_size": "pooling", "default_output_length": "soft_tokens"}
+# HF's key -> the field here, a whole number above 0, and what transformers' classes take for it where a config.json
+# leaves it out. Those are no published model's numbers.
+SHARED_COUNTS = {
+    "patch_size": ("patch", 16),
+    "pooling_kernel_size": ("pooling", 3),
+    "default_output_length": ("soft_tokens", 280),
+}
 TOWER_COUNTS = {
-    "num_hidden_layers": "layers", "hidden_size": "embed_dim", "intermediate_size": "ffn", "head_dim": "head_dim",
-    "num_attention_heads": "heads", "position_embedding_size": "positions", **SHARED_COUNTS,
+    "num_hidden_layers": ("layers", 16), "hidden_size": ("embed_dim", 768), "intermediate_size": ("ffn", 3072),
+    "num_attention_heads": ("heads", 12), "head_dim": ("head_dim", 64),
+    "position_embedding_size": ("positions", 10_240), **SHARED_COUNTS,
 }  # fmt: skip
-# What transformers' classes take for a key that a config.json leaves out. Those are no published tower's numbers.
-_DEFAULTS = {"patch_size": 16, "pooling_kernel_size": 3, "rms_norm_eps": 1e-6, "default_output_length": 280}
-_TOWER_DEFAULTS: dict[str, Any] = {
-    "num_hidden_layers": 16, "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
-    "num_key_value_heads": 12, "head_dim": 64, "use_clipped_linears": False, "standardize": False,
-    "position_embedding_size": 10_240, **_DEFAULTS,
-}  # fmt: skip
-_PROJECTION_DEFAULTS: dict[str, Any] = {
-    "mm_embed_dim": 3840, "output_proj_dims": 3840, "mm_posemb_size": 1120, **_DEFAULTS,
-}  # fmt: skip
+PROJECTION_COUNTS = {"mm_embed_dim": ("embed_dim", 3840), "mm_posemb_size": ("positions", 1120), **SHARED_COUNTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,32 +92,34 @@ def read_vision(config: dict[str, Any]) -> Vision | None:
         return None
     if not isinstance(given, dict):
         raise CheckpointError(f"config.json has vision_config = {given!r}; it must hold the keys of the vision model")
+    rms_eps = read_number({"rms_norm_eps": 1e-6} | given, "rms_norm_eps", _INSIDE)
     if config.get("model_type") == "gemma4_unified":
-        given = _PROJECTION_DEFAULTS | given
-        width, outputs = read_count(given, "mm_embed_dim", _INSIDE), given["output_proj_dims"]
-        if outputs != width:
+        counts, outputs = _read_counts(given, PROJECTION_COUNTS), given.get("output_proj_dims", 3840)
+        if outputs != counts["embed_dim"]:
             raise CheckpointError(
-                f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, {width}"
+                f"config.json has vision_config.output_proj_dims = {outputs!r}; the 12B's is its mm_embed_dim, "
+                f"{counts['embed_dim']}"
             )
-        shared = {field: read_count(given, key, _INSIDE) for key, field in SHARED_COUNTS.items()}
-        positions, rms_eps = read_count(given, "mm_posemb_size", _INSIDE), read_number(given, "rms_norm_eps", _INSIDE)
-        return PatchProjection(embed_dim=width, positions=positions, rms_eps=rms_eps, **shared)
-    given = _TOWER_DEFAULTS | given
+        return PatchProjection(rms_eps=rms_eps, **counts)
     check_fixed(given, FIXED, _INSIDE)
-    counts = {field: read_count(given, key, _INSIDE) for key, field in TOWER_COUNTS.items()}
-    heads, kv_heads = counts["heads"], given["num_key_value_heads"]
-    if kv_heads != heads:
+    counts, kv_heads = _read_counts(given, TOWER_COUNTS), given.get("num_key_value_heads", 12)
+    if kv_heads != counts["heads"]:
         raise CheckpointError(
-            f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, {heads}"
+            f"config.json has vision_config.num_key_value_heads = {kv_heads!r}; Gemma 4 has as many as heads, "
+            f"{counts['heads']}"
         )
     rope = {"rope_theta": VisionTower.rope_theta} | read_object(given, "rope_parameters", _INSIDE)
     return VisionTower(
-        clips=bool(given["use_clipped_linears"]),
-        standardizes=bool(given["standardize"]),
+        clips=bool(given.get("use_clipped_linears")),
+        standardizes=bool(given.get("standardize")),
         rope_theta=read_number(rope, "rope_theta", f"{_INSIDE}rope_parameters."),
-        rms_eps=read_number(given, "rms_norm_eps", _INSIDE),
+        rms_eps=rms_eps,
         **counts,
     )
+
+
+def _read_counts(given: dict[str, Any], counts: Mapping[str, tuple[str, int]]) -> dict[str, int]:
+    return {field: read_count({key: count} | given, key, _INSIDE) for key, (field, count) in counts.items()}
 
 
 def check_fixed(values: dict[str, Any], fixed: Mapping[str, tuple[Any, ...]], inside: str = "") -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from gemsmith.errors import EngineError
 from gemsmith.recipe.serving import AT_ONCE, BURST, Bench, Grid, Load
 from gemsmith.runs.bench_records import BenchCell, DeviceLoad, Percentiles, Requests, Slo
-from gemsmith.system.format import rate
+from gemsmith.system.format import counts, rate
 
 # What a token of an answer is taken to last: the published TPOTs of a 31B lie between 13 and 45 ms.
 TOKEN_S = 0.03
@@ -204,21 +204,16 @@ def asked_of(cell: BenchCell) -> int:
     return cell.completed + cell.failed + cell.cut
 
 
-def describe_failures(failures: Mapping[str, int]) -> str:
-    """Counts and causes, the most frequent first."""
-    return ", ".join(f"{count} {cause}" for cause, count in Counter(failures).most_common())
-
-
 def notices_of(cells: Sequence[BenchCell]) -> Iterator[str]:
     """What must be known before the numbers: how many requests are in none of them, and why."""
     if failures := sum((Counter(cell.failures) for cell in cells), Counter()):
         asked = sum(asked_of(cell) for cell in cells)
         yield (
             f"{failures.total()} of {asked} requests of the load test were not answered whole "
-            f"({describe_failures(failures)}); no latency and no rate counts them."
+            f"({counts(failures)}); no latency and no rate counts them."
         )
     if warmup := sum((Counter(cell.warmup_failures) for cell in cells), Counter()):
-        yield f"{warmup.total()} requests of warm-up failed, too ({describe_failures(warmup)})."
+        yield f"{warmup.total()} requests of warm-up failed, too ({counts(warmup)})."
     behind = []
     for cell in cells:
         if cell.request_rate >= AT_ONCE or cell.max_concurrency is not None or not cell.completed:

@@ -10,7 +10,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from gemsmith.runs.bench_records import ServerLoad
-from gemsmith.serve.facts import TRUTH, read_cache_config
+from gemsmith.serve.server import TRUTH, read_cache_config
 from gemsmith.serve.settings import client_options
 
 EVERY_S = 1.0

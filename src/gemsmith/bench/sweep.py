@@ -4,8 +4,9 @@ What is measured is kept until the sweep is whole, so that a second start contin
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from gemsmith.bench.cell import LoadSpec, describe_failures, describe_load, make_ask, notices_of, plan_cells, read_cell
+from gemsmith.bench.cell import LoadSpec, describe_load, make_ask, notices_of, plan_cells, read_cell
 from gemsmith.bench.driver import Client, client_arguments, failure_lines, measure, running_client
 from gemsmith.bench.metrics import fetch_metrics, open_metrics, read_prefix_caching, sampling, summarize
 from gemsmith.bench.requests import ImageRows
@@ -25,7 +26,7 @@ from gemsmith.serve.client.endpoint import Endpoint, key_headers
 from gemsmith.serve.settings import VllmEnvironment
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_json, write_text
-from gemsmith.system.format import rough
+from gemsmith.system.format import counts, rough
 from gemsmith.system.version import __version__
 
 CELLS = "cells"  # the folder of what is kept: a sweep that is whole needs it no more, and --force would find it
@@ -109,12 +110,11 @@ class _Sweep:
     seed: int
     folder: Path
     rows: ImageRows | None
-    clients: contextlib.ExitStack  # ends the client
+    client: Callable[[], Client]  # started when it is first asked for
     console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why cells have no numbers of the server itself
     reused: int = 0
-    client: Client | None = None
 
 
 def run_sweep(
@@ -133,6 +133,7 @@ def run_sweep(
     if rows is not None:
         bench = bench.model_copy(update={"input_tokens": (rows.mean_tokens,)})
     asks, slo = plan_cells(bench, seed), Slo(ttft_ms=bench.slo_ttft_ms, tpot_ms=bench.slo_tpot_ms)
+    clients = running_client(engine.python, endpoint, folder, rows=rows)
     with contextlib.ExitStack() as stack:
         sweep = _Sweep(
             endpoint=endpoint,
@@ -142,7 +143,7 @@ def run_sweep(
             seed=seed,
             folder=folder,
             rows=rows,
-            clients=stack,
+            client=functools.cache(lambda: stack.enter_context(clients)),
         )
         saturations = list(_run_grid(sweep, asks))
     with open_metrics(endpoint.url, key_headers()) as client:
@@ -201,10 +202,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
     file = sweep.folder / CELLS / f"{digest}.json"
     kept = find_cell(file)
     if kept is None:
-        if sweep.client is None:
-            client = running_client(sweep.engine.python, sweep.endpoint, sweep.folder, rows=sweep.rows)
-            sweep.client = sweep.clients.enter_context(client)
-        cell = _measure(sweep, sweep.client, ask, left)
+        cell = _measure(sweep, ask, left)
         file.parent.mkdir(exist_ok=True)
         write_text(file, cell.model_dump_json(indent=1) + "\n")
     else:
@@ -216,7 +214,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
             f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
             f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
             "" if cell.goodput is None else f", goodput {100 * cell.goodput:.0f} %",
-            (f", not answered whole: {describe_failures(cell.failures)}" if cell.failures else "", "red"),
+            (f", not answered whole: {counts(cell.failures)}" if cell.failures else "", "red"),
             (", from an earlier start" if kept is not None else "", "dim"),
             (f"; about {rough(left_s)} left" if left else "", "dim"),
         )
@@ -224,11 +222,12 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
     return cell
 
 
-def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCell:
+def _measure(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCell:
     """Raises EngineError, before anything of the cell is kept, where the server is gone or has answered nothing yet."""
     place = f"{len(sweep.cells) + 1}/{len(sweep.cells) + 1 + len(left)}"
     others_s = sum(expected_s(each, sweep.cells) for each in left)
-    with sweep.console.status("") as status, sampling(client.endpoint.url, key_headers()) as samples:
+    client = sweep.client()
+    with sweep.console.status("") as status, sampling(sweep.endpoint.url, key_headers()) as samples:
 
         def show(ended: int) -> None:
             rest_s = others_s + expected_s(ask, sweep.cells) * max(0.0, 1 - ended / ask.requests)
@@ -252,7 +251,7 @@ def _measure(sweep: _Sweep, client: Client, ask: LoadSpec, left: Sequence[LoadSp
     if not cell.completed and not any(earlier.completed for earlier in sweep.cells):
         raise EngineError(
             f"bench: {ask}: none of {ask.count.measured} requests was answered whole: "
-            f"{describe_failures(cell.failures)}; what the client says of them:\n{failure_lines(client.log)}"
+            f"{counts(cell.failures)}; what the client says of them:\n{failure_lines(client.log)}"
         )
     load = summarize(samples.found)
     if load is None:

@@ -2,11 +2,9 @@
 
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -29,49 +27,45 @@ _MOST_PATTERNS = 1000  # each is tried on every module
 # first B A off them, so that what was trained does not fit the base itself.
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 _NAMES = "a list of modules' names, or one regular expression"
+_PATTERNS = f"a map of at most {_MOST_PATTERNS:,} modules' names to numbers above 0"
+_AboveZero = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class _Forms(BaseModel, strict=True):
-    use_rslora: bool | None = Field(None, description="true or false")
-    lora_dropout: float | None = Field(None, ge=0, lt=1, description="a number from 0 to below 1")
-    target_modules: str | list[str] | None = Field(None, description=_NAMES)
-    exclude_modules: str | list[str] | None = Field(None, description=_NAMES)
-    layers_to_transform: int | list[int] | None = Field(None, description="a layer or a list of them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeftConfig:
+class PeftConfig(BaseModel, frozen=True, strict=True):
     """`r`, `lora_alpha` and what may differ from them by module, under the names of the class that was trained."""
 
-    rank: int
-    alpha: float
-    rslora: bool
-    dropout: float
-    values: Mapping[str, Any]
+    rank: int = Field(validation_alias="r", gt=0, description="a whole number above 0")
+    alpha: _AboveZero = Field(validation_alias="lora_alpha", description="a number above 0")
+    rslora: bool = Field(False, validation_alias="use_rslora", description="true or false")
+    dropout: float = Field(0.0, validation_alias="lora_dropout", ge=0, lt=1, description="a number from 0 to below 1")
+    rank_pattern: dict[str, _AboveZero] = Field({}, max_length=_MOST_PATTERNS, description=_PATTERNS)
+    alpha_pattern: dict[str, _AboveZero] = Field({}, max_length=_MOST_PATTERNS, description=_PATTERNS)
+    target_modules: str | list[str] = Field("", description=_NAMES)
+    exclude_modules: str | list[str] = Field("", description=_NAMES)
+    layers_to_transform: int | list[int] = Field([], description="a layer or a list of them")
 
     @property
     def scale(self) -> float:
         return lora_scale(rank=self.rank, alpha=self.alpha, rslora=self.rslora)
 
     def rank_of(self, module: str) -> int:
-        return int(_by_pattern(self.values.get("rank_pattern"), module, self.rank))
+        return int(_by_pattern(self.rank_pattern, module, self.rank))
 
     def scale_of(self, module: str) -> float:
-        alpha = float(_by_pattern(self.values.get("alpha_pattern"), module, self.alpha))
+        alpha = _by_pattern(self.alpha_pattern, module, self.alpha)
         return lora_scale(rank=self.rank_of(module), alpha=alpha, rslora=self.rslora)
 
     def targets(self, module: str) -> bool | None:
         """Whether PEFT would put an adapter on a module of that name; None where the config gives no names."""
-        wanted, excluded = self.values.get("target_modules"), self.values.get("exclude_modules")
+        wanted, layers = self.target_modules, self.layers_to_transform
         if not wanted or wanted == "all-linear":
             return None
-        if excluded and _named(excluded, module):
+        if self.exclude_modules and _named(self.exclude_modules, module):
             return False
-        chosen = self.values.get("layers_to_transform")
-        if isinstance(wanted, str) or chosen is None or chosen == []:
+        if isinstance(wanted, str) or layers == []:
             return _named(wanted, module)
         number = re.search(r"\blayers\.(\d+)\.", module)
-        in_layers = number is not None and int(number[1]) in ([chosen] if isinstance(chosen, int) else chosen)
+        in_layers = number is not None and int(number[1]) in ([layers] if isinstance(layers, int) else layers)
         return in_layers and _named(wanted, module)
 
 
@@ -98,28 +92,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
             "training; save the adapter for the base itself with PEFT's save_pretrained(..., "
             "path_initial_model_for_weight_conversion=...)"
         )
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not _is_positive(rank) or not isinstance(rank, int) or not _is_positive(alpha):
-        raise CheckpointError(f"{file}: has r = {rank!r} and lora_alpha = {alpha!r}; both must be numbers above 0")
-    for key in ("rank_pattern", "alpha_pattern"):
-        patterns = config.get(key) or {}
-        if not isinstance(patterns, dict) or not all(_is_positive(value) for value in patterns.values()):
-            remedy = "it must map names of modules to numbers above 0"
-            raise CheckpointError(f"{file}: has {key} = {json.dumps(patterns):.200}; {remedy}")
-        if len(patterns) > _MOST_PATTERNS:
-            raise CheckpointError(f"{file}: has {key} of {len(patterns):,} names; allowed are {_MOST_PATTERNS:,}")
     try:
-        _Forms.model_validate(config)
+        return PeftConfig.model_validate({key: value for key, value in config.items() if value is not None})
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
-        allowed = _Forms.model_fields[key].description
-        raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; it must be {allowed}") from None
-    rslora, dropout = bool(config.get("use_rslora")), float(config.get("lora_dropout") or 0.0)
-    return PeftConfig(rank=rank, alpha=float(alpha or 0), rslora=rslora, dropout=dropout, values=config)
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
+        (field,) = (each for name, each in PeftConfig.model_fields.items() if key in (name, each.validation_alias))
+        given = json.dumps(config.get(key))
+        raise CheckpointError(f"{file}: has {key} = {given:.200}; it must be {field.description}") from None
 
 
 def _named(names: str | Sequence[str], module: str) -> bool:
@@ -129,10 +108,9 @@ def _named(names: str | Sequence[str], module: str) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
     """As PEFT reads rank_pattern and alpha_pattern: the first key that matches the end of the name."""
-    found = (value for key, value in (patterns or {}).items() if _matches(rf"(.*\.)?({key})$", module))
-    return next(found, default)
+    return next((value for key, value in patterns.items() if _matches(rf"(.*\.)?({key})$", module)), default)
 
 
 def _matches(pattern: str, module: str) -> bool:

@@ -6,7 +6,7 @@ compared without division.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
@@ -32,23 +32,9 @@ def as_trained(base: Checkpoint, train: Train) -> Checkpoint:
         return base
     places = dict(base.places)
     for tensor in filter(is_quantized, text_tensors(base.variant)):
-        places[tensor.name] = replace(places[tensor.name], held=partial(dequantized, kind=train.dtype))
+        place = places[tensor.name]
+        places[tensor.name] = replace(place, held=partial(_dequantized_rows, place, train.dtype))
     return replace(base, places=places)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainedPlace(TensorPlace):
-    """A tensor that was trained itself: the file has what it was before."""
-
-    weights: np.ndarray
-
-    def rows(self, rows: slice) -> np.ndarray:
-        """Those rows of the matrix, rounded to the file's dtype."""
-        with np.errstate(over="ignore"):  # float16 overflows to infinity, which the merge refuses
-            return self.weights.reshape(self.matrix)[rows].astype(numpy_dtype(self.dtype))
-
-    def read(self) -> np.ndarray:
-        return self.rows(slice(None)).reshape(self.shape)
 
 
 def with_trained(base: Checkpoint, weights: Mapping[str, np.ndarray]) -> Checkpoint:
@@ -59,9 +45,18 @@ def with_trained(base: Checkpoint, weights: Mapping[str, np.ndarray]) -> Checkpo
         if place is None or place.shape != value.shape or place.dtype not in FLOATS:
             found = "is missing" if place is None else f"is {place.dtype} {list(place.shape)}"
             raise CheckpointError(f"checkpoint {base.folder}: {name} {found}; was trained: {list(value.shape)}")
-        known = {each.name: getattr(place, each.name) for each in fields(place)}
-        places[name] = TrainedPlace(**known | {"held": np.asarray}, weights=value)
+        places[name] = replace(place, held=partial(_trained_rows, place, value))
     return replace(base, places=places)
+
+
+def _dequantized_rows(place: TensorPlace, kind: str, rows: slice) -> np.ndarray:
+    return dequantized(place.rows(rows), kind=kind)
+
+
+def _trained_rows(place: TensorPlace, weights: np.ndarray, rows: slice) -> np.ndarray:
+    """Rows of what was trained, rounded to the file's dtype."""
+    with np.errstate(over="ignore"):  # float16 overflows to infinity, which the merge refuses
+        return weights.reshape(place.matrix)[rows].astype(numpy_dtype(place.dtype))
 
 
 def dequantized(weight: np.ndarray, *, kind: str) -> np.ndarray:

@@ -53,8 +53,8 @@ class TensorPlace:
     shape: tuple[int, ...]
     begin: int
     end: int
-    held: "Callable[[np.ndarray], np.ndarray] | None" = None
-    """What training made of the values of whole rows, where that is not what the file has."""
+    held: "Callable[[slice], np.ndarray] | None" = None
+    """Gives rows of the matrix as training held them, where that is not what the file has."""
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -63,12 +63,11 @@ class TensorPlace:
 
     def rows(self, rows: slice) -> "np.ndarray":
         """Those rows of the matrix, as training held them."""
-        found = self._mapped().reshape(self.matrix)[rows]
-        return found if self.held is None else self.held(found)
+        return self._mapped().reshape(self.matrix)[rows] if self.held is None else self.held(rows)
 
     def read(self) -> "np.ndarray":
         """The tensor, mapped from the file, or as training held it."""
-        return self._mapped() if self.held is None else self.held(self._mapped())
+        return self._mapped() if self.held is None else self.held(slice(None)).reshape(self.shape)
 
     def _mapped(self) -> "np.ndarray":
         """Nothing is copied until it is used."""
@@ -220,12 +219,13 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         item_bytes = _DTYPES[dtype][1]
-        ordered = all(isinstance(size, int) and 0 <= size < 2**63 for size in (*shape, begin, end)) and begin <= end
+        if len(shape) > _MOST_AXES or not all(
+            isinstance(one, int) and 0 <= one < 2**63 for one in (*shape, begin, end)
+        ):
+            raise ValueError
     except (KeyError, TypeError, ValueError):
         remedy = "copy it again"
         raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; {remedy}") from None
-    if not ordered or len(shape) > _MOST_AXES:
-        raise CheckpointError(f"{file}: its entry for {name} is damaged; copy it again")
     if end - begin != (expected := math.prod(shape) * item_bytes):
         raise CheckpointError(
             f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NoReturn
 
-from gemsmith.cli import launch, lists, plan, recipe, report, run, serve  # noqa: F401 - their verbs join the group
+from gemsmith.cli import launch, plan, recipe, report, run, serve  # noqa: F401 - their verbs join the group
 from gemsmith.cli.main import cli, run_program
 
 

@@ -140,10 +140,9 @@ class RunArgs:
         opened = self.open_run(force=(name,) if self.force else (), trains=name == "train", check=check)
         return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 
-    def print_record(self, record: Any) -> None:
-        """Prints a record as JSON where --json asks for it."""
-        if self.as_json:
-            print_json(record)
+    def print_record(self, record: Any, show: Callable[[Any], None] = lambda _record: None) -> None:
+        """Prints a record as JSON where --json asks for it, else as `show` does."""
+        (print_json if self.as_json else show)(record)
 
 
 def run_args(

@@ -101,7 +101,7 @@ def plan(
     gemsmith plan --calibrate runs/a runs/b
     """
     if calibrate:
-        file = catalog or lazy_import("hardware").own_catalog()
+        file = catalog or lazy_import("hardware.catalog").own_catalog()
         for found in lazy_import("plan.calibrate").calibrate(args.source, file):
             echo(found.say())
         echo(f"{file} written", err=True)
@@ -171,10 +171,9 @@ def _plan(
         echo(f"{html} written", err=True)
     if args.as_json:
         args.print_record(record)
-    elif serve:
-        echo("\n".join(lazy_import("report.plan_table").serving_lines(record)))
     else:
-        echo("\n".join(lazy_import("report.plan_table").plan_lines(record)))
+        table = lazy_import("report.plan_table")
+        echo("\n".join(table.serving_lines(record) if serve else table.plan_lines(record)))
 
 
 @cli.command(short_help="Say what would stop a run here.")

@@ -151,9 +151,7 @@ def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any])
     elif form == "json":
         print_json(redrawn or found)
     else:
-        if redrawn is not None:
-            tables.print_verdicts(redrawn)
-        tables.print_comparison(found)
+        tables.print_comparison(found, redrawn)
 
 
 def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:

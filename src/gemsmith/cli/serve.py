@@ -192,10 +192,7 @@ def evaluate(
         if again:
             lazy_import("runs.run").commit_recipe(opened)
         show = partial(lazy_import("evals.results").print_comparisons, table=table)
-    if args.as_json:
-        args.print_record(record)
-    else:
-        show(record)
+    args.print_record(record, show)
 
 
 def _find_servers(options: Mapping[str, Any]) -> dict[str, Any]:

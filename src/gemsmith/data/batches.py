@@ -43,12 +43,15 @@ _WORTH = 0.05
 class Batches:
     """Each epoch has every row once, in its own order; a batch may hold the end of one and the start of the next."""
 
-    steps: int
     global_batch_size: int
     total_rows: int
     """Rows of all steps; the last batch is filled up with rows of padding."""
     rows: Rows
     order: "Sequence[int] | grain.MapDataset[int]"
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.total_rows / self.global_batch_size)
 
     def batch(self, step: int, rows: Sequence[int] | None = None) -> Rows:
         """The batch of a step, from 1; of it only `rows`, where they are given, and no others are read."""
@@ -61,7 +64,7 @@ class Batches:
 
 def count_steps(train: Train, packed_rows: int) -> int:
     """Optimizer steps: those of the recipe, or as many as all rows of all epochs need."""
-    return train.max_steps or math.ceil(train.epochs * packed_rows / train.global_batch_size)
+    return math.ceil(count_rows(train, packed_rows) / train.global_batch_size)
 
 
 def count_rows(train: Train, packed_rows: int) -> int:
@@ -90,7 +93,6 @@ def load_batches(run: Run) -> Batches:
             f"{rows.tokens.shape}; write both again with: gemsmith data {run.path} --force"
         )
     return Batches(
-        steps=count_steps(train, record.packed_rows),
         global_batch_size=train.global_batch_size,
         total_rows=count_rows(train, record.packed_rows),
         rows=rows,
@@ -103,10 +105,7 @@ def load_eval_batches(run: Run) -> Batches | None:
     if run.recipe.train.eval_steps is None:
         return None
     rows, size = open_rows(run, EVAL_ROWS), run.recipe.train.global_batch_size
-    count = len(rows)
-    return Batches(
-        steps=math.ceil(count / size), global_batch_size=size, total_rows=count, rows=rows, order=range(count)
-    )
+    return Batches(global_batch_size=size, total_rows=len(rows), rows=rows, order=range(len(rows)))
 
 
 def shuffled_order(rows: int, seed: int) -> "grain.MapDataset[int]":
@@ -230,10 +229,6 @@ class Buckets:
     def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
         return self.of_step[step - 1]
-
-    def count_steps(self) -> dict[BucketShape, int]:
-        """How many steps of the run take each bucket."""
-        return {bucket: self.of_step.count(bucket) for bucket in self.buckets}
 
 
 def find_buckets(

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from traceback import walk_tb
@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from gemsmith.data.documents import Document
 from gemsmith.errors import CheckpointError, DataError, RowError
-from gemsmith.system.files import expanduser
+from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import read_json
 from gemsmith.system.workers import OutOfTime, restart_clock
 from gemsmith.tasks.messages import BREAK, Message, images_of, map_strings, map_text, text_of
@@ -41,9 +41,13 @@ _MEND = "mend it, or set data.template to another"
 _COPY = "copy it again from where the weights came from"
 
 
+class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
+    """A template did not render a conversation: one line that says why and what to do."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class ChatTemplateSource:
-    """A template as it was found, not yet compiled."""
+class ChatTemplate:
+    """A template as it was found. It is somebody else's program: `system.workers.limited` holds what it may use."""
 
     source: str
     text: str
@@ -51,32 +55,32 @@ class ChatTemplateSource:
     names: Mapping[str, Any]
     """What it may read beside messages: the tokenizer's named tokens, such as bos_token, and enable_thinking."""
 
-
-class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
-    """A template did not render a conversation: one line that says why and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatTemplate:
-    """A compiled template. It is somebody else's program: `system.workers.limited` holds what it may use."""
-
-    source: str
-    names: Mapping[str, Any]
-    compiled: jinja2.Template
+    @cached_property
+    def compiled(self) -> jinja2.Template:
+        """Raises DataError with the line where it is not Jinja, or takes more than its limits to compile."""
+        restart_clock()
+        try:
+            compiled = _make_environment().from_string(self.text)
+        except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
+            raise DataError(explain_failure(self.source, error)) from None
+        # Each render copies them; Jinja keeps them in a ChainMap, whose copy is 9 of the 22 µs of a short template.
+        compiled.globals = dict(compiled.globals)
+        return compiled
 
     def render(self, messages: Sequence[Any], *, tools: Sequence[Any] = (), generation_prompt: bool = False) -> str:
         """The conversation as one text, with the beginning of the model's turn where wanted. Raises TemplateFailure."""
+        compiled = self.compiled
         restart_clock()
         try:
             given = {"messages": messages, "tools": tools or None, "documents": None, **self.names}
-            text = self.compiled.render(given, add_generation_prompt=generation_prompt)
+            text = compiled.render(given, add_generation_prompt=generation_prompt)
             text.encode()
         except (Exception, OutOfTime) as error:  # noqa: BLE001 - a template can raise anything
             raise TemplateFailure(explain_failure(self.source, error)) from None
         return text
 
 
-def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplateSource:
+def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplate:
     """The template of `data`, or else the folder's own: raises CheckpointError where it has none, as base models."""
     file = data.template if data else None
     settings = folder / "tokenizer_config.json"
@@ -98,7 +102,7 @@ def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplateSourc
         raise CheckpointError(
             f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}"
         ) from None
-    return ChatTemplateSource(source=source, text=text, sha256=sha256, names=names)
+    return ChatTemplate(source=source, text=text, sha256=sha256, names=names)
 
 
 def check_template(file: str) -> None:
@@ -108,18 +112,6 @@ def check_template(file: str) -> None:
         _make_environment().parse(text)
     except (jinja2.TemplateSyntaxError, RecursionError, MemoryError) as error:
         raise DataError(explain_failure(source, error)) from None
-
-
-def compile_template(found: ChatTemplateSource) -> ChatTemplate:
-    """Raises DataError with the line where it is not Jinja, or takes more than its limits to compile."""
-    restart_clock()
-    try:
-        compiled = _make_environment().from_string(found.text)
-    except (Exception, OutOfTime) as error:  # noqa: BLE001 - Jinja computes what is constant while it compiles
-        raise DataError(explain_failure(found.source, error)) from None
-    # Each render copies them; Jinja keeps them in a ChainMap, whose copy is 9 of the 22 µs of a short template.
-    compiled.globals = dict(compiled.globals)
-    return ChatTemplate(source=found.source, names=found.names, compiled=compiled)
 
 
 def explain_failure(source: str, error: BaseException) -> str:
@@ -158,20 +150,15 @@ def _one_line(text: str | None) -> str:
 
 
 def _read_file(file: str) -> tuple[str, str]:
-    path = expanduser(file)
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"data.template: {file} is not a file; give a Jinja chat template file")
-        return file, _read_text(path)
+        return file, _read_text(expanduser(file))
     except (OSError, ValueError) as error:
         raise DataError(f"data.template: {file} cannot be read ({error}); give a Jinja chat template file") from None
 
 
 def _read_text(path: Path) -> str:
-    """What a template file holds. Raises OSError, or ValueError where it is too large or not UTF-8."""
-    if (size := path.stat().st_size) > _LARGEST_BYTES:
-        raise ValueError(f"{size} bytes; a chat template has at most {_LARGEST_BYTES}")
-    return path.read_text(encoding="utf-8")
+    """What a template file holds. Raises OSError, too, where it is too large, or ValueError where it is not UTF-8."""
+    return regular_file(path, most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
 
 
 def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:

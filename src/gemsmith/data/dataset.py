@@ -26,7 +26,8 @@ from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
 from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks
 from gemsmith.system.files import expanduser
-from gemsmith.tasks import SOURCES, SupportsOptions, find_generator, find_scorer
+from gemsmith.tasks import SOURCES, find_generator, find_scorer
+from gemsmith.tasks.base import SupportsOptions
 
 _NAMED = 8
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
@@ -102,11 +103,6 @@ class Columns:
 NO_COLUMNS = Columns()
 
 
-def read_documents(source: str | GeneratedData, *, data: Data | None = None, seed: int = 0) -> list[Document]:
-    """The documents of read_dataset."""
-    return read_dataset(source, data=data, seed=seed).documents
-
-
 def read_prompts(source: str) -> Dataset:
     """What each row asks: its messages but for a last answer, which is not read, or its prompt. Raises DataError."""
     found = read_dataset(source, asked=True)
@@ -135,19 +131,13 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
     """
     names = [task.task for task in eval_tasks(recipe) if task.task not in SOURCES]
     scorers = [find_scorer(name) for name in names]
-    optional = tuple(
-        dict.fromkeys(
-            column for scorer in scorers if isinstance(scorer, SupportsOptions) for column in scorer.OPTIONAL_COLUMNS
-        )
-    )
+    needed = dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)
+    others = [scorer.OPTIONAL_COLUMNS for scorer in scorers if isinstance(scorer, SupportsOptions)]
+    optional = dict.fromkeys(column for columns in others for column in columns)
     known = {}
     if recipe.data.format == FORMAT and "labels" in optional:  # the same for all rows of a folder
         known["labels"] = folder_labels(str(recipe.data.eval), recipe.data)
-    columns = Columns(
-        needed=tuple(dict.fromkeys(column for scorer in scorers for column in scorer.COLUMNS)),
-        optional=optional,
-        given=known | recipe.eval.options,
-    )
+    columns = Columns(needed=(*needed,), optional=(*optional,), given=known | recipe.eval.options)
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
         raise RecipeError(

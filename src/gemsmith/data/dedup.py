@@ -60,21 +60,23 @@ def read_answers(folder: Path) -> np.ndarray | None:
     return np.asarray(found)
 
 
-def find_overlap(trained: np.ndarray, held_out: Sequence[Document]) -> Overlap:
-    """What of the held-out rows' last answers is among the trained ones, which are as write_answers gives them."""
+def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iterable[Document] = ()) -> Overlap:
+    """What of the held-out rows' last answers is among the trained ones, whose hashes are as write_answers gives them.
+
+    Where they have images: how many have one of the `trained` rows', by the SHA-256 of its file.
+    """
     asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
-    prompts, answers = np.isin(asked[:, 0], trained[:, 0]), np.isin(asked[:, 1], trained[:, 1])
+    prompts, answers = np.isin(asked[:, 0], hashes[:, 0]), np.isin(asked[:, 1], hashes[:, 1])
     first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
-    counts = HeldOut(rows=len(held_out), same_prompt=int(prompts.sum()), same_answer=int(answers.sum()))
-    return Overlap(counts, first)
-
-
-def count_shared_images(trained: Iterable[Document], held_out: Sequence[Document]) -> int | None:
-    """Held-out rows with an image that is trained on, by the SHA-256 of its file; None where they have no image."""
-    if not any(document.images for document in held_out):
-        return None
     known = {image.sha256 for document in trained for image in document.images}
-    return sum(any(image.sha256 in known for image in document.images) for document in held_out)
+    same_image = sum(any(image.sha256 in known for image in document.images) for document in held_out)
+    counts = HeldOut(
+        rows=len(held_out),
+        same_prompt=int(prompts.sum()),
+        same_answer=int(answers.sum()),
+        same_image=same_image if any(document.images for document in held_out) else None,
+    )
+    return Overlap(counts, first)
 
 
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
@@ -142,29 +144,27 @@ class Index:
 
     kind: str
     exact: Mapping[tuple[str, ...], str]
-    grams: Mapping[tuple[str, ...], tuple[str, ...]]
-    """An n-gram -> the problems that have it."""
+    grams: Mapping[tuple[str, ...], Sequence[str]]
+    """An n-gram that counts -> the problems that have it."""
     sizes: Mapping[str, int]
-    """How many n-grams of a problem count."""
+    """How many n-grams of a problem count, where they are enough."""
 
 
 def build_index(kind: str, texts: Mapping[str, str]) -> Index:
     """The index of texts by their problems' names; `kind` is specification or module."""
     tokens = {name: normalize(kind, text) for name, text in texts.items()}
-    owned = {name: set(_grams(each)) for name, each in tokens.items()}
-    counts = Counter(gram for grams in owned.values() for gram in grams)
+    grams: dict[tuple[str, ...], list[str]] = {}
+    for name, each in tokens.items():
+        for gram in set(_grams(each)):
+            grams.setdefault(gram, []).append(name)
     most = max(_COMMON_LEAST, _COMMON_SHARE * len(texts))
-    telling = {name: {gram for gram in grams if counts[gram] <= most} for name, grams in owned.items()}
-    telling = {name: grams for name, grams in telling.items() if len(grams) >= _FEWEST}
-    owners: dict[tuple[str, ...], list[str]] = {}
-    for name, grams in telling.items():
-        for gram in grams:
-            owners.setdefault(gram, []).append(name)
+    telling = {gram: names for gram, names in grams.items() if len(names) <= most}
+    sizes = Counter(name for names in telling.values() for name in names)
     return Index(
         kind=kind,
         exact={each: name for name, each in reversed(tokens.items())},
-        grams={gram: tuple(names) for gram, names in owners.items()},
-        sizes={name: len(grams) for name, grams in telling.items()},
+        grams=telling,
+        sizes={name: size for name, size in sizes.items() if size >= _FEWEST},
     )
 
 
@@ -173,9 +173,8 @@ def find_match(index: Index, row: str, text: str) -> SharedRow | None:
     tokens = normalize(index.kind, text)
     if tokens in index.exact:
         return SharedRow(row=row, problem=index.exact[tokens], kind=index.kind, exact=True, share=1.0)
-    grams = index.grams
-    hits = Counter(name for gram in set(_grams(tokens)) if gram in grams for name in grams[gram])
-    shares = {name: count / index.sizes[name] for name, count in hits.items()}
+    hits = Counter(name for gram in set(_grams(tokens)) for name in index.grams.get(gram, ()))
+    shares = {name: count / index.sizes[name] for name, count in hits.items() if name in index.sizes}
     name = min(shares, key=lambda name: (-shares[name], name), default=None)
     if name is None or shares[name] < NEAR[index.kind]:
         return None

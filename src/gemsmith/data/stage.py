@@ -24,7 +24,7 @@ from gemsmith.data.batches import (
     shuffled_order,
     write_rows,
 )
-from gemsmith.data.chat_template import ChatTemplateSource, find_template
+from gemsmith.data.chat_template import ChatTemplate, find_template
 from gemsmith.data.dataset import (
     BadRows,
     Dataset,
@@ -34,7 +34,7 @@ from gemsmith.data.dataset import (
     read_train,
     source_sha256,
 )
-from gemsmith.data.dedup import count_shared_images, find_overlap, hash_turns, overlap_notices, write_answers
+from gemsmith.data.dedup import find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
 from gemsmith.data.images import validate_images
@@ -93,7 +93,7 @@ def prepare_data(run: Run) -> DataRecord:
     prune_cache(run.images, {Path(image.path).name for part in parts.values() for image in part.images})
     origins = {row.origin for row in trained.documents}
     answers = write_answers(run.data, (digest for origin, digest in trained.hashes.items() if origin in origins))
-    overlap, notices = _compare(answers, [document for document in documents if document.origin in origins], held_out)
+    overlap = find_overlap(answers, held_out, (document for document in documents if document.origin in origins))
     sources = {
         "data.train": source_sha256(recipe.data.train, recipe.data.format),
         "checkpoint": checkpoint.fingerprint(),
@@ -106,10 +106,11 @@ def prepare_data(run: Run) -> DataRecord:
         sources=dict(dataset.sources),
         template_sha256=template.sha256,
         eval_rows=EvalRows(**evaluated.counts(files[EVAL_ROWS], run.data / EVAL_ROWS)) if evaluated else None,
-        warnings=(*trained.warnings, *notices, *(evaluated.warnings if evaluated else ())),
+        warnings=(*trained.warnings, *overlap_notices(overlap), *(evaluated.warnings if evaluated else ())),
         **trained.counts(files[""], run.data),
         **_count(recipe, trained),
-        **overlap,
+        held_out_also_trained=overlap.counts.same_prompt if held_out else None,
+        held_out=overlap.counts if held_out else None,
     )
     # The same rows from the same sources: the record stays, and with it what was made from it since.
     if before and _made_from(before) == _made_from(record):
@@ -186,7 +187,7 @@ class _Part:
 def _pack(
     recipe: Recipe,
     checkpoint: Checkpoint,
-    template: ChatTemplateSource,
+    template: ChatTemplate,
     dataset: Dataset,
     keep: Callable[[bytes], str] | None,
 ) -> tuple[dict[str, _Part], Sequence[Document], Sequence[Document]]:
@@ -223,7 +224,7 @@ def _pack(
 def _pack_part(
     data: Data,
     folder: Path,
-    template: ChatTemplateSource,
+    template: ChatTemplate,
     dataset: Dataset,
     patching: PatchConfig,
     *,
@@ -258,7 +259,7 @@ def _pack_part(
 
 
 def _pack_eval(
-    data: Data, folder: Path, template: ChatTemplateSource, documents: list[Document], patching: PatchConfig
+    data: Data, folder: Path, template: ChatTemplate, documents: list[Document], patching: PatchConfig
 ) -> _Part:
     """The rows of data.eval that fit, in packed rows. Raises DataError where none has a token in the loss."""
     fitting = data.model_copy(update={"on_too_long": "drop"})
@@ -337,17 +338,6 @@ def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str
     return hashes
 
 
-def _compare(
-    answers: np.ndarray, trained: Sequence[Document], held_out: Sequence[Document]
-) -> tuple[dict[str, Any], Sequence[str]]:
-    """The record's fields on held-out rows among what is trained on, whose hashes are `answers`, and warnings."""
-    if not held_out:
-        return {}, ()
-    found = find_overlap(answers, held_out)
-    counts = found.counts.model_copy(update={"same_image": count_shared_images(trained, held_out)})
-    return {"held_out_also_trained": counts.same_prompt, "held_out": counts}, overlap_notices(found)
-
-
 def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     """The fields of the record on the rows that are trained on, beside those of both parts."""
     data, train, kept, rows = recipe.data, recipe.train, part.documents, part.rows
@@ -355,13 +345,13 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     buckets: tuple[ImageBucket, ...] = ()
     if part.images:
         soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
-        steps = find_buckets(
+        found = find_buckets(
             soft_tokens,
             shuffled_order(len(rows), recipe.seed),
             total_rows=count_rows(train, len(rows)),
             global_batch_size=train.global_batch_size,
-        ).count_steps()
-        buckets = tuple(ImageBucket(**bucket._asdict(), steps=count) for bucket, count in steps.items())
+        )
+        buckets = tuple(ImageBucket(**one._asdict(), steps=found.of_step.count(one)) for one in found.buckets)
     return {
         "packing_efficiency": sum(len(document.ids) for document in kept) / (len(rows) * data.max_length),
         "packing_order": ("drawn" if data.format == FORMAT else "longest first") if data.packing else None,

@@ -26,10 +26,8 @@ from gemsmith.data.chat_template import (
     EMPTY_THOUGHT,
     SPECIAL_IDS,
     ChatTemplate,
-    ChatTemplateSource,
     ControlTokens,
     TemplateFailure,
-    compile_template,
     explain_failure,
     find_control_tokens,
     find_template,
@@ -105,10 +103,8 @@ class SplitText(NamedTuple):
     """One sequence of a document."""
 
     pieces: tuple[Piece, ...]
-    before: tuple[int, ...]
-    """How many of the messages come before each trained piece."""
-    messages: int
-    """How many are in it."""
+    messages: tuple[int, ...]
+    """How many of the messages come before each trained piece, and at last how many are in it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,15 +137,12 @@ class Renderer:
 
 
 def open_renderer(
-    folder: Path, template: ChatTemplateSource | None = None, *, limits: ProcessLimits | None = None
+    folder: Path, template: ChatTemplate | None = None, *, limits: ProcessLimits | None = None
 ) -> Renderer:
     """The renderer of a checkpoint folder, with its own chat template or the one given. Raises CheckpointError."""
-    found = template or find_template(folder)
-    with limited(limits):
-        compiled = compile_template(found)
     tokenizer = open_tokenizer(folder)
     return Renderer(
-        template=compiled,
+        template=template or find_template(folder),
         tokenizer=tokenizer,
         encoder=WordEncoder(tokenizer),
         control=find_control_tokens(tokenizer),
@@ -262,7 +255,7 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
     messages, answers = plain_messages(document.messages), document.answers
     if answers[0] == 0:  # text that nothing asks for
         text = text_of(document.messages[0])
-        return [SplitText((Piece("<bos>", False), Piece(text, True), Piece("<eos>", True)), (0,), 1)]
+        return [SplitText((Piece("<bos>", False), Piece(text, True), Piece("<eos>", True)), (0, 1))]
     try:
         render = partial(template.render, tools=document.tools) if document.tools else template.render
         full = render(messages)
@@ -278,13 +271,13 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
         if whole and any(message.reasoning for message in document.messages):
             whole = all(full.startswith(turn.prompt + turn.answer) for turn in turns)
         if whole:
-            return [SplitText(_join_turns(full, turns, document), tuple(answers), len(messages))]
+            return [SplitText(_join_turns(full, turns, document), (*answers, len(messages)))]
     except TemplateFailure as error:
         raise RowError("chat template", f"{document.origin}: {error}") from None
     except (MemoryError, OutOfTime) as error:  # while what it rendered is cut
         raise DataError(f"{document.origin}: {explain_failure(template.source, error)}") from None
     return [
-        SplitText((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index,), index + 1)
+        SplitText((Piece(turn.prompt, False), Piece(turn.answer, True), Piece(turn.rest, False)), (index, index + 1))
         for index, turn in zip(answers, turns, strict=True)
     ]
 
@@ -402,7 +395,7 @@ def _place_images(joined: Rendered, split: SplitText, document: Document, tokens
     # Each run of what is trained begins where an answer does: so many images come before it.
     begins = np.flatnonzero(np.diff(joined.trained.astype(np.int8), prepend=0) == 1)
     found = [*(int(np.count_nonzero(placed[:begin])) for begin in begins), int(np.count_nonzero(placed))]
-    wanted = [upto[count] for count in (*split.before, split.messages)]
+    wanted = [upto[count] for count in split.messages]
     if found != wanted or (placed & joined.trained).any():
         raise _misplaced(document, found[-1], wanted[-1])
     images = document.images[: wanted[-1]]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemsmith.data.chat_template import ChatTemplateSource
+from gemsmith.data.chat_template import ChatTemplate
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, raise_row_error, render_documents
 from gemsmith.errors import DataError, GemsmithError, MachineError, RowError
@@ -33,6 +33,8 @@ _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
 _FEWEST_CHARACTERS = 8_000_000
 _COMMAND = worker_command("gemsmith.data.workers")
+LIMITS = ProcessLimits()
+"""What a template may use."""
 
 
 class Packed(NamedTuple):
@@ -47,31 +49,23 @@ class Packed(NamedTuple):
     """Where rows stand that were left out, and why."""
 
 
-Prompts = tuple[tuple[Document, int], ...]
-"""Documents, each with how many of its first messages make a prompt, to be looked through for control tokens."""
-
-
 def main() -> None:
-    """In a process: reads what opens a renderer, then answers requests until stdin ends or whoever asked is gone.
-
-    A list of documents is answered by its Packed rows, a tuple of prompts by their ids, either by the user's error.
-    """
+    """In a process: reads what opens a renderer, then makes calls with it until stdin ends or whoever asked is gone."""
     # What is imported stays, and rows are many objects: few of either are garbage in a cycle.
     gc.freeze()
     gc.set_threshold(20_000)
     renderer: Callable[[], Renderer] = cache(pickle.load(sys.stdin.buffer))  # noqa: S301 - from our own process
+    answer_requests(lambda call: call(renderer()), errors=(GemsmithError,))
 
-    def answer(request: list[Document] | Prompts) -> Packed | list[np.ndarray]:
-        if isinstance(request, tuple):
-            return check_prompts(renderer(), request)
-        bad: list[tuple[str, RowError]] = []
-        rendered = render_documents(renderer(), request, on_bad=lambda *one: bad.append(one))
-        ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
-        trained = np.concatenate([np.empty(0, bool), *(each.trained for each in rendered)])
-        lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
-        return Packed(ids, trained, lengths, origins, [document.images for document in rendered], bad)
 
-    answer_requests(answer, errors=(GemsmithError,))
+def render_packed(renderer: Renderer, documents: Sequence[Document]) -> Packed:
+    """What render_documents gives, and the rows that it cannot render."""
+    bad: list[tuple[str, RowError]] = []
+    rendered = render_documents(renderer, documents, on_bad=lambda *one: bad.append(one))
+    ids = np.concatenate([np.empty(0, np.int32), *(each.ids for each in rendered)])
+    trained = np.concatenate([np.empty(0, bool), *(each.trained for each in rendered)])
+    lengths, origins = [len(document.ids) for document in rendered], [document.origin for document in rendered]
+    return Packed(ids, trained, lengths, origins, [document.images for document in rendered], bad)
 
 
 def count_processes(documents: Sequence[Document]) -> int:
@@ -82,18 +76,18 @@ def count_processes(documents: Sequence[Document]) -> int:
 
 def render_in_processes(
     folder: Path,
-    template: ChatTemplateSource,
+    template: ChatTemplate,
     documents: Iterable[Document],
     processes: int,
     *,
-    limits: ProcessLimits | None = None,
     on_bad: Callable[[str, RowError], object] = raise_row_error,
 ) -> Iterator[Rendered]:
     """What render_documents gives and raises, by so many processes. Raises DataError where the template crashes."""
     rest = iter(documents)
     chunks = iter(lambda: list(islice(rest, _CHUNK)), [])
-    with _open_workers(folder, template, limits, processes) as ask:
-        for reply in draw_ahead(map(ask, chunks), 2 * processes):
+    calls = (partial(render_packed, documents=chunk) for chunk in chunks)
+    with _open_workers(folder, template, processes) as ask:
+        for reply in draw_ahead(map(ask, calls), 2 * processes):
             ids, trained, lengths, origins, images, bad = reply.result()
             for origin, error in bad:
                 on_bad(origin, error)
@@ -104,34 +98,29 @@ def render_in_processes(
 
 
 def check_prompts_in_process(
-    folder: Path,
-    template: ChatTemplateSource,
-    rows: Sequence[tuple[Document, int]],
-    *,
-    limits: ProcessLimits | None = None,
+    folder: Path, template: ChatTemplate, rows: Sequence[tuple[Document, int]]
 ) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
-    with _open_workers(folder, template, limits, 1) as ask:
-        found: list[np.ndarray] = ask(tuple(rows)).result()
+    with _open_workers(folder, template, 1) as ask:
+        found: list[np.ndarray] = ask(partial(check_prompts, rows=rows)).result()
         return found
 
 
 def _open_workers(
-    folder: Path, template: ChatTemplateSource, limits: ProcessLimits | None, processes: int
+    folder: Path, template: ChatTemplate, processes: int
 ) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
-    limits = limits or ProcessLimits()
     # Several leave the other cores to each other.
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "true" if processes == 1 else "false"}
-    opening = partial(open_renderer, folder, template, limits=limits)
-    explain = partial(_explain, f"chat template {template.source}", limits)
+    opening = partial(open_renderer, folder, template, limits=LIMITS)
+    explain = partial(_explain, f"chat template {template.source}")
     return open_pool(_COMMAND, processes, explain=explain, opening=opening, environment=environment)
 
 
-def _explain(template: str, limits: ProcessLimits, code: int, request: list[Document] | Prompts) -> Exception:
-    documents = [document for document, _ in request] if isinstance(request, tuple) else request
+def _explain(template: str, code: int, call: "partial[Any]") -> Exception:
+    documents = call.keywords.get("documents") or [document for document, _ in call.keywords["rows"]]
     rows, mend = f"{documents[0].origin} to {documents[-1].origin}", "mend it, or set data.template to another"
     if code == -signal.SIGVTALRM:
-        seconds = f"{limits.killed_after_s:g} s of CPU"
+        seconds = f"{LIMITS.killed_after_s:g} s of CPU"
         return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
     if code == -signal.SIGKILL:
         return MachineError(

@@ -17,11 +17,12 @@ from gemsmith.runs.run import Run
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import AnyServer, RemoteServer
-from gemsmith.serve.facts import ask as ask_server
 from gemsmith.serve.server import Server
+from gemsmith.serve.server import ask as ask_server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
-from gemsmith.tasks import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
+from gemsmith.system.format import counts
+from gemsmith.tasks.base import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 from gemsmith.tasks.messages import are_broken
 
 _SHOWN = 300
@@ -97,17 +98,13 @@ class _Asking:
     def missing(self) -> list[int]:
         return [number for number in range(len(self.keys)) if number not in self.replies]
 
-    @property
-    def label(self) -> str:
-        return self.model.role if self.task.held_out else f"{self.task.name}: {self.model.role}"
-
 
 def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -> Answers:
     """The model's answers to each question of the task, in order, judged; those kept are not asked for again.
 
     Raises EngineError where its server keeps dying or MOST_FAILED do not come, ScorerError where as many are unjudged.
     """
-    digest, samples = model.digest(task.max_tokens), task.sampling.samples
+    digest, samples, label = model.digest(task.asked.max_tokens), task.asked.samples, task.label(model.role)
     keys = []
     for number in range(len(task.questions) * samples):
         question = task.question_of(number)
@@ -123,7 +120,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
                 asking.on_response(number, kept[key])
         if asking.replies:
             open_console().print(
-                f"eval: {asking.label}: {len(asking.replies)} of {len(keys)} answers are there from an earlier start"
+                f"eval: {label}: {len(asking.replies)} of {len(keys)} answers are there from an earlier start"
             )
         if len(asking.replies) < len(keys):
             _ask_missing(asking)
@@ -131,7 +128,7 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
         judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
         if many := _describe_many(asking, judged):
             raise ScorerError(
-                f"eval: {asking.label}: the scorer {task.entry.task} could not judge {many[0]}; the same command "
+                f"eval: {label}: the scorer {task.asked.task} could not judge {many[0]}; the same command "
                 "asks for no answer again"
             )
         answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]
@@ -154,7 +151,7 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
 
 def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     question = task.question_of(number)
-    body = {"model": server.model, "max_tokens": task.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
+    body = {"model": server.model, "max_tokens": task.asked.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
     if are_broken(question.messages):
         if question.images or not task.prompts:
             why = "which a request with images, or to a server elsewhere, cannot spell; set data.control_tokens to drop"
@@ -168,8 +165,8 @@ def _drawn(task: OpenTask, number: int) -> dict[str, float] | None:
     """What the request says of how the answer is drawn; None where it is held-out rows', which are greedy."""
     if task.held_out:
         return None
-    seed = sample_seed(task.seed, task.question_of(number).origin, number % task.sampling.samples)
-    return {"temperature": task.sampling.temperature, "top_p": task.sampling.top_p, "seed": seed}
+    seed = sample_seed(task.asked.seed, task.question_of(number).origin, number % task.asked.samples)
+    return {"temperature": task.asked.temperature, "top_p": task.asked.top_p, "seed": seed}
 
 
 def _choices(task: OpenTask, question: Question) -> tuple[str, ...]:
@@ -231,12 +228,6 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
                 )
             progress.advance(bar)
 
-        def heard_chat(place: int, found: dict[str, Any] | Failure) -> None:
-            heard(missing[place], read_chat(found))
-
-        def retried(place: int, reason: str) -> None:
-            asking.cache.add_retry(keys[missing[place]], reason)
-
         if isinstance(task.scorer, MultipleChoiceScorer):  # rows are asked once: a question's number is its answer's
             questions = {number: task.questions[number] for number in missing}
             asked = {number: (each.messages, _choices(task, each)) for number, each in questions.items()}
@@ -251,7 +242,13 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
             asking.compared += compare_prompts(server, requests_by_row)
         # One by one: the images of all of them may not fit into memory.
         requests = (make_request(server, task, number) for number in missing)
-        ask_all(server, requests, heard_chat, concurrency=concurrency, retried=retried)
+        ask_all(
+            server,
+            requests,
+            lambda place, found: heard(missing[place], read_chat(found)),
+            concurrency=concurrency,
+            retried=lambda place, reason: asking.cache.add_retry(keys[missing[place]], reason),
+        )
 
 
 def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequence[int]]]) -> int:
@@ -336,13 +333,10 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     if len(failures) <= MOST_FAILED * answers:
         return None
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
+    question, sample = task.question_of(number), number % task.asked.samples + 1
+    name = f"row {number + 1}" if task.held_out else f"{question.origin} sample {sample}"
     described = (
         f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({describe_counts(reasons)}): {task.name_answer(number)}: {first.reason}: {first.detail}"
+        f"{MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}"
     )
     return described, reasons
-
-
-def describe_counts(reasons: Mapping[str, int]) -> str:
-    """{"http 500": 2, "timeout": 1} → "2 http 500, 1 timeout"."""
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

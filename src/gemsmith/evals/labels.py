@@ -11,7 +11,7 @@ from gemsmith.evals.generate import GradedAnswer
 from gemsmith.evals.metrics import RESAMPLES, SEED, wilson_interval
 from gemsmith.images.check import thumbnail_url
 from gemsmith.runs.eval_records import Interval, LabelCount, LabelRow, LabelScores, LabelsResult
-from gemsmith.tasks import Classifier, Question
+from gemsmith.tasks.base import Classifier, Question
 from gemsmith.tasks.messages import images_of
 
 UNKNOWN = -1  # stands for an answer that is no label

@@ -8,13 +8,14 @@ from rich.table import Table
 
 from gemsmith.data.reader import jsonl_rows
 from gemsmith.errors import DataError, InputError, suggest
-from gemsmith.evals.generate import describe_counts, grade, judging
+from gemsmith.evals.generate import grade, judging
 from gemsmith.evals.metrics import pass_at_each
 from gemsmith.evals.results import problem_score
 from gemsmith.runs.eval_records import AnswersRecord, ProblemScore
 from gemsmith.serve.client.chat import Reply
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import sha256_file
+from gemsmith.system.format import counts
 from gemsmith.tasks.verilog.task import PROMPTS, open_judges, read_questions
 
 
@@ -70,7 +71,7 @@ def print_answers(record: AnswersRecord) -> None:
     console = open_console()
     table = Table("problem", "passed", "not passed, by reason", box=None, header_style="bold")
     for score in record.problems:
-        why = score.ungraded or describe_counts(score.reasons)
+        why = score.ungraded or counts(score.reasons)
         table.add_row(score.name, f"{score.passed} of {score.samples}", why)
     console.print(table)
     scored = len(record.problems) - record.left_out

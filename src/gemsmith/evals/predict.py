@@ -22,7 +22,6 @@ from gemsmith.data.images import validate_images
 from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, EngineError, InputError, some
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
-from gemsmith.evals.generate import describe_counts
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord, Shard
 from gemsmith.runs.provenance import host_info, start_clock
@@ -36,6 +35,7 @@ from gemsmith.serve.client.stream import SamplingParams
 from gemsmith.serve.stage import Servers, with_room
 from gemsmith.system.console import open_console, open_progress, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json, write_text
+from gemsmith.system.format import counts
 from gemsmith.system.locks import locked
 from gemsmith.system.version import __version__
 
@@ -203,11 +203,11 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
         failed = Counter(failure.reason for failure in failures)
         if len(failures) == len(found):
             first = f"{failures[0].reason}: {failures[0].detail}"
-            none = f"answered none of {len(found)} rows ({describe_counts(failed)}); the first: {first}"
+            none = f"answered none of {len(found)} rows ({counts(failed)}); the first: {first}"
             raise EngineError(f"predict: {job.model} {none}")
-        counts = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
+        tokens = [reply.tokens for digest in missing if isinstance(reply := replies[digest], Reply)]
         if failed:
-            told = f"rows without an answer: {failed.total()} of {len(found)} ({describe_counts(failed)})"
+            told = f"rows without an answer: {failed.total()} of {len(found)} ({counts(failed)})"
             warnings = (*warnings, f"{told}; the same command asks for them again")
         record = PredictRecord(
             started=clock.started,
@@ -223,7 +223,7 @@ def _predict(job: _Job, out: Path, *, force: bool, warnings: Sequence[str] = ())
             cut=sum(isinstance(reply, Reply) and reply.cut for reply in found),
             asked=len(missing),
             asked_s=round(asked_s, 3),
-            asked_tokens=None if None in counts else sum(count or 0 for count in counts),
+            asked_tokens=None if None in tokens else sum(count or 0 for count in tokens),
             retries=cache.count_retries({*job.digests}),
             warnings=tuple(warnings),
         )
@@ -258,16 +258,19 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
                 cache.add_reply(digests[place], reply)
             progress.advance(bar)
 
-        def retried(place: int, reason: str) -> None:
-            cache.add_retry(digests[place], reason)
-
         bodies = (  # one by one: the images of all rows may not fit into memory
             {"model": server.model, "messages": api_messages(row.messages, row.images, job.patching), **sampling}
             for row in missing.values()
         )
         requests = (Request(path="/v1/chat/completions", body=body) for body in bodies)
         begin = start_clock()
-        ask_all(server, requests, heard, concurrency=job.concurrency, retried=retried)
+        ask_all(
+            server,
+            requests,
+            heard,
+            concurrency=job.concurrency,
+            retried=lambda at, why: cache.add_retry(digests[at], why),
+        )
         return begin.elapsed_s()
 
 
@@ -338,7 +341,7 @@ def join_shards(files: Sequence[Path], out: Path, *, force: bool = False) -> Pre
         }
     )
     lines = (line for record, _, file in found for line in _lines(file, record.rows))
-    _write(joined, lines, out, more=f" ({describe_counts(failed)})" if failed else "")
+    _write(joined, lines, out, more=f" ({counts(failed)})" if failed else "")
     return joined
 
 

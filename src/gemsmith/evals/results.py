@@ -3,25 +3,25 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
-from gemsmith.evals.generate import Answers, GradedAnswer, describe_counts
+from gemsmith.evals.generate import Answers, GradedAnswer
 from gemsmith.evals.labels import label_scores, thumbnails
 from gemsmith.evals.metrics import compare_paired, mean_interval, pass_at_each, wilson_interval
 from gemsmith.evals.tasks import OpenTask
 from gemsmith.images.check import count_resized_again
 from gemsmith.runs.eval_records import EvalRecord, ModelResult, ProblemScore, Score, Share, TaskResult
 from gemsmith.system.console import open_console
-from gemsmith.tasks import Classifier, Question
+from gemsmith.system.format import counts
+from gemsmith.tasks.base import Classifier, Question
 from gemsmith.tasks.messages import BREAK, text_of
 
 EXAMPLES, OF_A_KIND = 8, 2
 
 
-def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: int) -> TaskResult:
+def make_result(task: OpenTask, base: Answers, tuned: Answers) -> TaskResult:
     # Of questions that both models have answered and a scorer judged at least once. Without any, all count as wrong.
     pairs = list(zip(base.answers, tuned.answers, strict=True))
     whole = [pair for pair in pairs if all(any(not (one.failed or one.ungraded) for one in each) for each in pair)]
@@ -30,18 +30,7 @@ def make_result(task: OpenTask, base: Answers, tuned: Answers, *, limit_seed: in
     if task.held_out and isinstance(task.scorer, Classifier):
         labels = label_scores(task.scorer, task.questions, base.all(), tuned.all())
     return TaskResult(
-        task=task.entry.task,
-        **asdict(task.sampling),
-        seed=task.seed,
-        max_tokens=task.max_tokens,
-        prompt=task.prompt,
-        dataset=task.entry.dataset,
-        questions_sha256=task.sha256,
-        drawn_from=task.drawn_from,
-        limit_seed=None if task.drawn_from is None else limit_seed,
-        left_out=dict(task.left_out),
-        judged_by=task.judged_by,
-        sandbox=task.sandbox,
+        **dict(task.asked),
         base=model_result(task, base),
         tuned=model_result(task, tuned),
         difference=compare_paired([one for one, _ in shares], [other for _, other in shares]),
@@ -107,7 +96,7 @@ def generate_rows(task: OpenTask, base: Answers, tuned: Answers) -> Iterator[dic
     for number, pair in enumerate(zip(base.all(), tuned.all(), strict=True)):
         graded = list(zip(("base", "tuned"), pair, strict=True))
         question = task.question_of(number)
-        named = {"problem": question.origin, "sample": number % task.sampling.samples + 1}
+        named = {"problem": question.origin, "sample": number % task.asked.samples + 1}
         yield {
             "task": task.name,
             "row": number + 1,
@@ -151,16 +140,16 @@ def answer_notices(task: OpenTask, role: str, answers: Answers) -> Iterator[str]
     what = "rows" if task.held_out else f"requests of {task.name}"
     if failed := Counter(answer.failed for answer in flat if answer.failed):
         text = f"The {role} model's server gave no answer to {failed.total()} of {len(flat)} {what}"
-        yield f"{text} ({describe_counts(failed)}); they count as not right."
+        yield f"{text} ({counts(failed)}); they count as not right."
     if ungraded := Counter(answer.ungraded for answer in flat if answer.ungraded):
         text = f"The scorer could not judge {ungraded.total()} of {len(flat)} answers of the {role} model"
-        yield f"{text} ({describe_counts(ungraded)}); they count as not right."
+        yield f"{text} ({counts(ungraded)}); they count as not right."
     if empty := sum(not answer.text and not answer.failed for answer in flat):
         text = f"{empty} of {len(flat)} answers of the {role} model are empty"
         yield f"{text}: it wrote nothing, or only what a reasoning or tool parser of vLLM takes out."
     if total := sum(answers.retries.values()):
         text = f"{total} request{'s' * (total != 1)} of the {role} model had to be sent again"
-        yield f"{text} ({describe_counts(answers.retries)}); each answer counts once."
+        yield f"{text} ({counts(answers.retries)}); each answer counts once."
 
 
 def result_notices(task: OpenTask, result: TaskResult) -> Iterator[str]:
@@ -195,11 +184,6 @@ def critical_warnings(task: OpenTask, result: TaskResult) -> Iterator[str]:
         yield f"{task.name}: generated code ran without a sandbox, with the rights of whoever started it."
     if result.difference.significant and result.difference.mean < 0:
         yield f"{task.name}: {result.difference.summary} Do not use it for this task."
-
-
-def print_scores(task: OpenTask, role: str, answers: Answers) -> None:
-    label = role if task.held_out else f"{task.name}: {role}"
-    open_console().print(describe_scores(model_result(task, answers), label))
 
 
 def describe_scores(found: ModelResult, label: str) -> str:
@@ -239,7 +223,7 @@ def problem_table(result: TaskResult) -> Table:
     table = Table("problem", "base", "tuned", "not passed, base", "not passed, tuned", box=None, header_style="bold")
     for base, tuned in zip(result.base.problems, result.tuned.problems, strict=True):
         models = (base, tuned)
-        reasons = [describe_counts(each.reasons) for each in models]
+        reasons = [counts(each.reasons) for each in models]
         table.add_row(base.name, *(f"{each.passed} of {each.samples}" for each in models), *reasons)
     for name, why in result.left_out.items():
         table.add_row(name, "", "", "left out", why)

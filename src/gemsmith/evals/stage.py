@@ -22,7 +22,7 @@ from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, 
 from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
-from gemsmith.system.console import print_warnings
+from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json
 
 
@@ -71,11 +71,10 @@ def evaluate(
     for role in ("tuned", "base"):
         model = _model(run, servers, role, elsewhere.get(role))
         for task in tasks:
-            answers[role].append(answer_all(run, task, model, force=force))
-            results.print_scores(task, role, answers[role][-1])
-    seed = run.recipe.eval.limit_seed
+            answers[role].append(found := answer_all(run, task, model, force=force))
+            open_console().print(results.describe_scores(results.model_result(task, found), task.label(role)))
     scored = [
-        ScoredTask(task=task, base=base, tuned=tuned, result=results.make_result(task, base, tuned, limit_seed=seed))
+        ScoredTask(task=task, base=base, tuned=tuned, result=results.make_result(task, base, tuned))
         for task, base, tuned in zip(tasks, answers["base"], answers["tuned"], strict=True)
     ]
     record = _make_record(run, servers, elsewhere, clock, scored, dataset, overlap)
@@ -126,7 +125,7 @@ def _print_replaced(run: Run, tasks: Sequence[OpenTask]) -> None:
     except RunError:
         return
     before = sum(result.tuned.answers for result in old.tasks)
-    after = sum(len(task.questions) * task.sampling.samples for task in tasks)
+    after = sum(len(task.questions) * task.asked.samples for task in tasks)
     keys = differing_keys(load_recipe(run.recipe_file), run.recipe).items()
     changes = [f"{key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in keys]
     if changes or before != after:
@@ -145,9 +144,9 @@ def _make_record(
 ) -> EvalRecord:
     first, rows = scored[0], [each for each in scored if each.task.held_out]
     if len(scored) == 1:
-        sources = {"questions": first.task.sha256}
+        sources = {"questions": first.task.asked.questions_sha256}
     else:
-        sources = {f"questions of {each.task.name}": each.task.sha256 for each in scored}
+        sources = {f"questions of {each.task.name}": each.task.asked.questions_sha256 for each in scored}
     if {"tuned", "base"} <= elsewhere.keys():
         provenance = make_provenance(run, "eval", clock, sources=sources)
     else:

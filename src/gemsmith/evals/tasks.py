@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -20,12 +20,22 @@ from gemsmith.data.workers import check_prompts_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError
 from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
+from gemsmith.runs.eval_records import AskedTask
 from gemsmith.runs.run import Run
 from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks import SOURCES, MultipleChoiceScorer, Question, Scorer, find_scorer, find_source, is_prompt_file
-from gemsmith.tasks.base import GREEDY, PLACE, Judges, QuestionSet, Sampling, SupportsValidation
+from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
+from gemsmith.tasks.base import (
+    GREEDY,
+    PLACE,
+    Judges,
+    MultipleChoiceScorer,
+    Question,
+    QuestionSet,
+    Scorer,
+    SupportsValidation,
+)
 from gemsmith.tasks.messages import BREAK, are_broken, images_of, plain_messages, text_message, text_of
 
 _NAMED = 3
@@ -37,20 +47,10 @@ class OpenTask:
     """A task that is ready to be asked."""
 
     name: str
-    entry: EvalTask
+    asked: AskedTask
+    """What its record says of it."""
     questions: tuple[Question, ...]
-    sha256: str
     scorer: Scorer | Judges
-    sampling: Sampling
-    seed: int
-    max_tokens: int
-    prompt: str | None = None
-    """One of the task's own by name, or a file by its SHA-256: what it is called says nothing of its text."""
-    drawn_from: int | None = None
-    """How many there are, where eval.limit draws some of them."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    judged_by: str | None = None
-    sandbox: bool | None = None
     patching: PatchConfig | None = None
     """How the model cuts up the questions' images; None where they have none."""
     prompts: tuple[np.ndarray, ...] = ()
@@ -59,17 +59,15 @@ class OpenTask:
     @property
     def held_out(self) -> bool:
         """Whether its questions are rows of data.eval, and not its own."""
-        return self.entry.task not in SOURCES
+        return self.asked.task not in SOURCES
+
+    def label(self, role: str) -> str:
+        """What a model's answers to it are called on the terminal: tuned, or verilog: tuned."""
+        return role if self.held_out else f"{self.name}: {role}"
 
     def question_of(self, number: int) -> Question:
         """What the answer of this index answers: question times samples, plus sample."""
-        return self.questions[number // self.sampling.samples]
-
-    def name_answer(self, number: int) -> str:
-        """What the answer of this index is called: row 3, or Prob001_zero sample 2."""
-        if self.held_out:
-            return f"row {number + 1}"
-        return f"{self.question_of(number).origin} sample {number % self.sampling.samples + 1}"
+        return self.questions[number // self.asked.samples]
 
 
 def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Dataset | None]:
@@ -95,13 +93,11 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
         for row in rows
     ]
     of_rows = partial(
-        OpenTask,
-        questions=tuple(rows),
-        sha256=hashlib.sha256(json.dumps(hashed).encode()).hexdigest(),
-        sampling=GREEDY,
+        AskedTask,
+        **asdict(GREEDY),
         seed=recipe.seed,
-        drawn_from=total if len(rows) < total else None,
-        patching=patching,
+        questions_sha256=hashlib.sha256(json.dumps(hashed).encode()).hexdigest(),
+        **_drawn_fields(len(rows), total, recipe.eval),
     )
     tasks: list[OpenTask] = []
     for place, entry in enumerate(entries):
@@ -110,7 +106,9 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
             tasks.append(_open_source(run, entry, name))
         else:
             most = entry.max_tokens or recipe.eval.max_tokens
-            tasks.append(of_rows(name=name, entry=entry, scorer=find_scorer(entry.task), max_tokens=most))
+            how = of_rows(task=entry.task, dataset=entry.dataset, max_tokens=most)
+            scorer = find_scorer(entry.task)
+            tasks.append(OpenTask(name=name, asked=how, questions=tuple(rows), scorer=scorer, patching=patching))
     if elsewhere:
         return tasks, dataset
     asked = list(zip(dataset.documents, rows, strict=False)) if dataset is not None else []
@@ -167,25 +165,23 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
     default = source.SAMPLING
-    return OpenTask(
-        name=name,
-        entry=entry,
-        questions=asked,
-        sha256=found.sha256,
-        scorer=judges,
-        sampling=Sampling(
-            samples=entry.samples or default.samples,
-            temperature=default.temperature if entry.temperature is None else entry.temperature,
-            top_p=entry.top_p or default.top_p,
-        ),
+    how = AskedTask(
+        task=entry.task,
+        samples=entry.samples or default.samples,
+        temperature=default.temperature if entry.temperature is None else entry.temperature,
+        top_p=entry.top_p or default.top_p,
         seed=recipe.seed if entry.seed is None else entry.seed,
         max_tokens=entry.max_tokens or recipe.eval.max_tokens,
+        # A file by its SHA-256: what it is called says nothing of its text.
         prompt=f"file {hashlib.sha256(prompt.encode()).hexdigest()[:12]}" if is_prompt_file(entry.prompt) else prompt,
-        drawn_from=len(found.questions) if len(questions) < len(found.questions) else None,
+        dataset=entry.dataset,
+        questions_sha256=found.sha256,
+        **_drawn_fields(len(questions), len(found.questions), recipe.eval),
         left_out=dict(judges.ungraded),
         judged_by=judges.tool,
         sandbox=judges.sandboxed,
     )
+    return OpenTask(name=name, asked=how, questions=asked, scorer=judges)
 
 
 def source_questions(entry: EvalTask, prompt: str) -> QuestionSet:
@@ -213,6 +209,11 @@ def _draw(found: Sequence[Item], settings: Eval) -> list[Item]:
         return list(found)
     drawn = np.random.default_rng(settings.limit_seed).permutation(len(found))[: settings.limit]
     return [found[place] for place in sorted(drawn.tolist())]
+
+
+def _drawn_fields(asked: int, there: int, settings: Eval) -> dict[str, int]:
+    """How many there are and what drew some of them, where it did: fields of AskedTask."""
+    return {"drawn_from": there, "limit_seed": settings.limit_seed} if asked < there else {}
 
 
 def _read_rows(run: Run, *, elsewhere: bool = False) -> tuple[Dataset, int]:

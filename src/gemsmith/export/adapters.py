@@ -8,15 +8,13 @@ PEFT and here:  A (R, in), B (out, R), W + scale * B A
 
 import contextlib
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets, trained_tensors
-from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
+from gemsmith.arch import Variant, lora_targets, trained_tensors
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import read_header
@@ -85,27 +83,11 @@ def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]
             check_files(folder, metadata, (TRAINED,))
             weights = {name: place.copy() for name, place in read_header(folder / TRAINED)[0].items()}
         else:
-            weights = _read_orbax_weights(folder, metadata, variant)
+            weights = _read_orbax(folder, metadata, variant, lora=False)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
     if odd := sorted(weights.keys() ^ {tensor.name for tensor in trained_tensors(variant)}):
         raise CheckpointError(f"{folder}: {some(odd)} is missing, or not of {variant.name}; export another step")
-    return weights
-
-
-def _read_orbax_weights(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, np.ndarray]:
-    from gemsmith.models.sharding import is_transposed, path_of
-
-    places: dict[str, list[Tensor]] = {}
-    for tensor in trained_tensors(variant):
-        places.setdefault("/".join(map(str, path_of(variant, tensor))), []).append(tensor)
-    weights, sums = {}, {}
-    for path, stack in restore_trained(folder / MODEL, lora=False):
-        sums["/".join(path)] = checksum(stack)
-        tensors = places.get("/".join(path).removesuffix("/value"), [])
-        for tensor, value in zip(tensors, stack if tensors and tensors[0].layer is not None else [stack], strict=False):
-            weights[tensor.name] = contiguous(np.swapaxes(value, -1, -2) if is_transposed(tensor) else value)
-    compare_checksums(metadata, MODEL, sums)
     return weights
 
 
@@ -126,8 +108,12 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
             except CheckpointError as error:
                 raise CorruptCheckpointError(str(error)) from None
         else:
-            modules = _read_orbax(folder, metadata, variant)
-            adapter = Adapter(modules=modules, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
+            sides = _read_orbax(folder, metadata, variant, lora=True)
+            modules = sorted({name.rpartition(".")[0] for name in sides})
+            if halves := [module for module in modules if not {f"{module}.a", f"{module}.b"} <= sides.keys()]:
+                raise CheckpointError(f"{folder}: has only one of A and B for {some(halves)}; export another step")
+            pairs = {module: LoraPair(a=sides[f"{module}.a"], b=sides[f"{module}.b"]) for module in modules}
+            adapter = Adapter(modules=pairs, rank=lora.rank, alpha=lora.alpha, rslora=lora.rslora)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{folder}: is damaged ({error})") from None
     if (adapter.rank, adapter.alpha, adapter.rslora) != (lora.rank, lora.alpha, lora.rslora):
@@ -139,24 +125,31 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     return adapter
 
 
-def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant) -> dict[str, LoraPair]:
-    stacks, sums = {}, {}
-    for path, stack in restore_trained(folder / MODEL):
-        stacks[path], sums["/".join(path)] = stack, checksum(stack)
+def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant, *, lora: bool) -> dict[str, np.ndarray]:
+    """What training saved, as the checkpoint has it, by a tensor's name; of LoRA by its module's with `.a` or `.b`.
+
+    A stack of the 31B, layers.3.mlp.up_proj.kernel_lora_b (layers, R, out), gives B (out, R) of the modules
+    model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, …
+    """
+    from gemsmith.models.sharding import by_path, is_transposed
+
+    places = {".".join(map(str, path)): tensors for path, tensors in by_path(variant).items()}
+    arrays, sums, odd = dict[str, np.ndarray](), dict[str, str](), list[str]()
+    for path, value in restore_trained(folder / MODEL, lora=lora):
+        sums["/".join(path)] = checksum(value)
+        leaf, _, side = ".".join(path).removesuffix(".value").partition("_lora_")
+        tensors = places.get(leaf, [])
+        stack = value if tensors and tensors[0].layer is not None else value[None]
+        if not tensors or stack.ndim != 1 + len(tensors[0].shape) or len(stack) != len(tensors):
+            odd.append(f"{'.'.join(path)} is {list(value.shape)}, {variant.name} has {len(tensors)} layers there")
+            continue
+        for tensor, one in zip(tensors, stack, strict=True):
+            turned = np.swapaxes(one, -1, -2) if side or is_transposed(tensor) else one
+            arrays[f"{tensor.module}.{side}" if side else tensor.name] = contiguous(turned)
     compare_checksums(metadata, MODEL, sums)
-    sides: dict[str, dict[str, np.ndarray]] = {}
-    for path in list(stacks):
-        (modules, side), stack = _modules_of(path, variant), stacks.pop(path)
-        stack = stack[None] if stack.ndim == 2 else stack
-        if len(stack) != len(modules):
-            raise CheckpointError(
-                f"{folder}: {'.'.join(path)} holds {len(stack)} layers, {variant.name} has {len(modules)} there"
-            )
-        for module, value in zip(modules, stack, strict=True):
-            sides.setdefault(module, {})[side] = contiguous(value.T)
-    if halves := [module for module, found in sides.items() if len(found) != 2]:
-        raise CheckpointError(f"{folder}: has only one of A and B for {some(halves)}; export another step")
-    return {name: LoraPair(**found) for name, found in sides.items()}
+    if odd:
+        raise CheckpointError(f"{folder}: {odd[0]}; was Gemsmith the trainer?")
+    return arrays
 
 
 def check_values(adapter: Adapter, *, source: str) -> None:
@@ -187,64 +180,23 @@ def restore_trained(folder: Path, *, lora: bool = True) -> Iterator[tuple[tuple[
     As float32 numpy: jax would put them on chips that may not be here. Raises CorruptCheckpointError.
     """
 
-    def is_wanted(keys: Sequence[str]) -> bool:
-        return not lora or any("lora_" in key for key in keys)
-
-    def restore() -> Any:
+    def restore() -> dict[tuple[str, ...], Any]:
         import orbax.checkpoint as ocp
         from etils import epath
 
         # The handler, not its Checkpointer: which warns of no step's metadata in an item's folder.
         handler, path = ocp.PyTreeCheckpointHandler(), epath.Path(folder.absolute())
-        tree = handler.metadata(path).tree
-        wanted = _map_leaves(tree, lambda keys, leaf: leaf if is_wanted(keys) else ocp.PLACEHOLDER)
-        as_numpy = _map_leaves(tree, lambda *_: ocp.RestoreArgs(restore_type=np.ndarray))
-        return handler.restore(path, args=ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy))
+        leaves = ocp.tree.to_flat_dict(handler.metadata(path).tree)
+        wanted = [keys for keys in leaves if not lora or any("lora_" in key for key in keys)]
+        item = dict.fromkeys(leaves, ocp.PLACEHOLDER) | {keys: leaves[keys] for keys in wanted}
+        as_numpy = dict.fromkeys(leaves, ocp.RestoreArgs(restore_type=np.ndarray))
+        trees = {"item": ocp.tree.from_flat_dict(item), "restore_args": ocp.tree.from_flat_dict(as_numpy)}
+        restored = ocp.tree.to_flat_dict(handler.restore(path, args=ocp.args.PyTreeRestore(**trees)))
+        return {keys: restored[keys] for keys in wanted}
 
-    for keys, value in _take_leaves(read_or_damage(restore)):
-        if is_wanted(keys):
-            yield keys, np.asarray(value, dtype=np.float32)
-
-
-def _map_leaves(tree: Any, function: Any, path: tuple[str, ...] = ()) -> Any:
-    if not isinstance(tree, Mapping):
-        return function(path, tree)
-    return {key: _map_leaves(value, function, (*path, str(key))) for key, value in tree.items()}
-
-
-def _take_leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves of a tree, which is emptied on the way, so that what has been used need not be kept."""
-    if isinstance(tree, dict):
-        for key in list(tree):
-            yield from _take_leaves(tree.pop(key), (*path, str(key)))
-    else:
-        yield path, tree
-
-
-def _modules_of(path: Sequence[str], variant: Variant) -> tuple[list[str], str]:
-    """HF modules, one for each layer of the stack, and side of a LoRA leaf.
-
-    Its path in the 31B:
-
-    layers.3.mlp.up_proj.kernel_lora_b  ->  model.language_model.layers.3.mlp.up_proj, ….9.mlp.up_proj, … and "b"
-
-    A tower's layers are one stack, vision_tower.encoder.layers, and embed_vision is none.
-    """
-    leaf = ".".join(path)
-    visual = re.fullmatch(r"(?:.+\.)?((?:vision_tower|embed_vision)\..+)\.kernel_lora_([ab])(?:\.value)?", leaf)
-    if visual and isinstance(variant.vision, VisionTower):
-        module, side = f"model.{visual[1]}", visual[2]
-        if not module.startswith(TOWER_LAYERS):
-            return [module], side
-        inside = module.removeprefix(TOWER_LAYERS)
-        return [f"{TOWER_LAYERS}{layer}.{inside}" for layer in range(variant.vision.layers)], side
-    match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)\.kernel_lora_([ab])(?:\.value)?", leaf)
-    if not match or int(match[1]) >= len(variant.stacks):
-        raise CheckpointError(
-            f"checkpoint leaf {leaf}: is not layers.<N>.<module>.kernel_lora_a or _b of {variant.name}; was "
-            "Gemsmith the trainer?"
-        )
-    return [f"{PREFIX}layers.{layer}.{match[2]}" for layer in variant.stacks[int(match[1])]], match[3]
+    restored = read_or_damage(restore)
+    for keys in list(restored):
+        yield keys, np.asarray(restored.pop(keys), dtype=np.float32)
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -43,9 +42,7 @@ class FileWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._disk.shutdown()
         for file in self._begun:
             file.close()
@@ -103,7 +100,7 @@ class _File:
     _end: int = 0
 
     def __post_init__(self) -> None:
-        self._descriptor: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._file = self.path.open("xb", buffering=0)
         try:
             self._set_direct(_DIRECT)
         except OSError as error:
@@ -120,27 +117,22 @@ class _File:
         self._end += length
 
     def finish(self) -> None:
-        assert self._descriptor is not None
-        os.ftruncate(self._descriptor, self._end)
-        os.fsync(self._descriptor)
+        os.ftruncate(self._file.fileno(), self._end)
+        os.fsync(self._file.fileno())
         self.close()
 
     def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._file.close()
 
     def _write_at(self, place: int, block: np.ndarray) -> int:
-        assert self._descriptor is not None
         try:
-            return os.pwrite(self._descriptor, block.data, place)
+            return os.pwrite(self._file.fileno(), block.data, place)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
         self._set_direct(0)  # the file system wants another alignment
-        return os.pwrite(self._descriptor, block.data, place)
+        return os.pwrite(self._file.fileno(), block.data, place)
 
     def _set_direct(self, flag: int) -> None:
-        assert self._descriptor is not None
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT | flag)
+        flags = fcntl.fcntl(self._file.fileno(), fcntl.F_GETFL)
+        fcntl.fcntl(self._file.fileno(), fcntl.F_SETFL, flags & ~_DIRECT | flag)

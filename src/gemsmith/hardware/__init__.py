@@ -3,7 +3,6 @@
 No machine-learning library is imported.
 """
 
-from gemsmith.hardware.catalog import Catalog, Chip, Machine, Price, load_catalog, own_catalog
-from gemsmith.hardware.lookup import find_machine, machines_with
+from gemsmith.hardware.catalog import Catalog, Chip, Machine, Price, find_machine, load_catalog, machines_with
 
-__all__ = ["Catalog", "Chip", "Machine", "Price", "find_machine", "load_catalog", "machines_with", "own_catalog"]
+__all__ = ["Catalog", "Chip", "Machine", "Price", "find_machine", "load_catalog", "machines_with"]

@@ -43,15 +43,6 @@ def warmup_rule(setting: Setting) -> Row:
     return setting.derived({"optimizer.warmup_steps": rules.not_one(min(int(0.03 * steps), 100))}, default)
 
 
-def too_long_rule(setting: Setting) -> Row:
-    """The row of what happens to a document that is too long; Gemsmith never cuts one."""
-    if setting.value in (None, "drop"):
-        return setting.mapped({"data.on_too_long": "drop"})
-    if setting.value == "raise":
-        return setting.mapped({"data.on_too_long": "error"})
-    return setting.derived({"data.on_too_long": "error"}, "it is cut there; here it is an error, as Gemsmith cuts none")
-
-
 def plugins_rule(setting: Setting) -> Row:
     """The row of the plugins: kernels change nothing that is learned, others may."""
     kernels = (".cut_cross_entropy.", ".liger.", ".kernels.")
@@ -67,17 +58,9 @@ def template_rule(setting: Setting) -> Row:
     name = "jinja" if is_given_in_full else setting.value
     if name is None or str(name).startswith(("gemma4", "tokenizer_default")):
         return setting.ignored("Gemma 4's; Gemsmith takes the checkpoint's own")
-    return setting.ignored("chat_template_jinja has it") if name == "jinja" else setting.differs(rules.OTHER_TEMPLATE)
-
-
-@if_set
-def jinja_rule(setting: Setting) -> Row:
-    """The row of a chat template given as a file, or in full."""
-    template = str(setting.value)
-    if "\n" not in template and "{" not in template:
-        return setting.mapped({"data.template": template})
-    file = "chat_template.jinja"
-    return setting.to_do(f"write it to the file {file}", {"data.template": file})
+    if name == "jinja":
+        return setting.ignored("chat_template_jinja has it")
+    return setting.differs("another model's template; Gemsmith takes the checkpoint's own")
 
 
 def half_rule(setting: Setting) -> Row:
@@ -102,18 +85,14 @@ RULES: Mapping[str, Rule] = {
     "load_in_8bit": rules.eight_bits_rule,
     "quantize_moe_experts": experts_rule,
     "chat_template": template_rule,
-    "chat_template_jinja": jinja_rule,
     "datasets[].path": path_rule,
     **{f"datasets[].{key}": rule for key, rule in DATASET_RULES.items()},
     "test_datasets[].path": test_path_rule,
     "val_set_size": held_out_rule("datasets[0].path"),
-    "excess_length_strategy": too_long_rule,
     "micro_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
     "batch_size": _BATCH,
     "num_epochs": rules.epochs_rule,
-    "optimizer": rules.optimizer_rule,
-    "lr_scheduler": or_default(rules.schedule_rule),
     "warmup_steps": warmup_rule,
     "warmup_ratio": rules.warmup_rule("lr_scheduler", rounding="down"),
     "max_grad_norm": or_default(rules.clip_rule),
@@ -123,11 +102,4 @@ RULES: Mapping[str, Rule] = {
     "plugins": plugins_rule,
     "processor_type": images_rule,
     "freeze_mm_modules": encoders_rule,
-    **dict.fromkeys(
-        """
-        context_parallel_size dp_replicate_size dp_shard_size ray_num_workers sequence_parallel_degree
-        tensor_parallel_size world_size
-        """.split(),
-        rules.count_rule,
-    ),
 }

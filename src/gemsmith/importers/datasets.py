@@ -31,11 +31,6 @@ def hub_rule(setting: Setting) -> Row:
     return setting.to_do(f"save its rows as messages, or as prompt and response, in {train}", {"data.train": train})
 
 
-def split_rule(setting: Setting) -> Row:
-    why = f"take the split {setting.value}" if setting.value else "not set"
-    return setting.ignored(why) if setting.value in (None, "train") else setting.to_do(why)
-
-
 def is_readable(name: str) -> bool:
     """Whether Gemsmith reads a dataset of that name as it is: a file of its kinds, or a folder that is there."""
     return "://" not in name and (bool(kind_of_file(Path(name))) or expanduser(name).is_dir())
@@ -178,18 +173,6 @@ def _asks_for_other_rows(config: SourceConfig) -> bool:
     return False
 
 
-def kind_rule(setting: Setting) -> Row:
-    kind = str(setting.value)
-    if setting.value is None or kind in ("chat_template", "messages"):
-        return setting.ignored("messages, rendered by the chat template, as Gemsmith does")
-    if (form := _FORMS.get(kind)) in ("sharegpt", "text"):
-        return setting.ignored(f"data.format is {form}")
-    what = "another form of row than chat_template; Gemsmith renders messages"
-    if kind.startswith("alpaca"):
-        what = "Alpaca's own text around instruction and output; Gemsmith renders them"
-    return setting.differs(f"{what} by Gemma's chat template")
-
-
 @if_set
 def files_rule(setting: Setting) -> Row:
     if _only_file(setting.config) is not None:
@@ -206,23 +189,4 @@ def _only_file(config: SourceConfig) -> str | None:
     return str(names[0]) if path in ("json", "parquet", "arrow") and len(names) == 1 else None
 
 
-def _called(name: str, what: str) -> Rule:
-    def row_of(setting: Setting) -> Row:
-        if setting.value in (None, name):
-            return setting.ignored("as Gemsmith's rows")
-        return setting.to_do(f"rename {setting.value} to {name} in {what}")
-
-    return row_of
-
-
-_ROLE, _CONTENT = _called("role", "each message"), _called("content", "each message")
-DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {
-    "type": kind_rule,
-    "split": split_rule,
-    "data_files": files_rule,
-    "field_messages": _called("messages", "each row"),
-    "message_property_mappings.role": _ROLE,
-    "message_property_mappings.content": _CONTENT,
-    "message_field_role": _ROLE,
-    "message_field_content": _CONTENT,
-}
+DATASET_RULES: Mapping[str, Rule] = read_rules("datasets") | {"data_files": files_rule}

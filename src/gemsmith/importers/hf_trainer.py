@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gemsmith.importers import rules
-from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule, split_rule
+from gemsmith.importers.datasets import DATASET_RULES, hub_rule, path_rule
 from gemsmith.importers.models import base_rule, targets_rule
 from gemsmith.importers.table import Row, Rule, Setting, if_set, is_on, or_default, positive, read_defaults, read_rules
 
@@ -62,14 +62,6 @@ def use_peft_rule(setting: Setting) -> Row:
     return rules.full_rule(setting)
 
 
-def template_rule(setting: Setting) -> Row:
-    if setting.value is None:
-        return setting.ignored("the checkpoint's own, as Gemsmith's default")
-    if str(setting.value).endswith((".jinja", ".jinja2", ".j2")):
-        return setting.mapped({"data.template": str(setting.value)})
-    return setting.differs("another model's template; set data.template to its file")
-
-
 def average_rule(setting: Setting) -> Row:
     """The row of the mean over devices: Gemsmith's is over all tokens of a step."""
     if setting.value is None or is_on(setting.value) or rules.count_devices(setting.config) == 1:
@@ -86,15 +78,12 @@ TRAINING_RULES: Mapping[str, Rule] = {
     "per_device_train_batch_size": _BATCH,
     "gradient_accumulation_steps": _BATCH,
     "num_train_epochs": or_default(rules.epochs_rule),
-    "lr_scheduler_type": or_default(rules.schedule_rule),
     "warmup_steps": or_default(rules.warmup_rule("lr_scheduler_type")),
     "warmup_ratio": rules.warmup_rule("lr_scheduler_type"),
-    "optim": rules.optimizer_rule,
     "max_grad_norm": rules.clip_rule,
     "bf16": rules.half_rule,
     "save_total_limit": rules.keep_rule,
     "average_tokens_across_devices": average_rule,
-    "num_processes": rules.count_rule,
 }
 
 RULES: Mapping[str, Rule] = {
@@ -104,7 +93,6 @@ RULES: Mapping[str, Rule] = {
     "max_seq_length": length_rule,
     "packing_strategy": packing_strategy_rule,
     "assistant_only_loss": assistant_rule,
-    "chat_template_path": template_rule,
     "use_peft": use_peft_rule,
     "model_name_or_path": base_rule,
     "dtype": dtype_rule,
@@ -115,7 +103,6 @@ RULES: Mapping[str, Rule] = {
     "dataset_name": hub_rule,
     "datasets[].path": path_rule,
     **{f"datasets[].{key}": DATASET_RULES[key] for key in ("split", "name", "data_files")},
-    "dataset_train_split": split_rule,
 }
 PEFT_RULES: Mapping[str, Rule] = read_rules("peft") | {
     "base_model_name_or_path": base_rule,

@@ -6,19 +6,10 @@ from gemsmith.importers import rules
 from gemsmith.importers.datasets import factory_dataset_rule, factory_eval_rule, held_out_rule
 from gemsmith.importers.hf_trainer import TRAINING_RULES, length_rule
 from gemsmith.importers.models import base_rule, comma_targets, encoders_rule
-from gemsmith.importers.table import Row, Rule, Setting, flag, is_on, number, positive, read_defaults, read_rules
+from gemsmith.importers.table import Row, Rule, Setting, flag, number, positive, read_defaults, read_rules
 
 PROJECT = "LLaMA-Factory"
 DEFAULTS = read_defaults("llama_factory")
-
-
-def method_rule(setting: Setting) -> Row:
-    if setting.value in (None, "lora"):
-        return setting.ignored("LoRA, as Gemsmith does")
-    if setting.value == "full":
-        return rules.full_rule(setting)
-    what = "some layers are trained whole" if setting.value == "freeze" else "another kind of adapter"
-    return setting.differs(f"{what}; Gemsmith trains LoRA adapters")
 
 
 def alpha_rule(setting: Setting) -> Row:
@@ -50,21 +41,9 @@ def packing_rule(setting: Setting) -> Row:
     return setting.mapped({"data.packing": False})
 
 
-def neat_rule(setting: Setting) -> Row:
-    if not is_on(setting.value):
-        return setting.ignored("packing decides")
-    return setting.mapped({"data.packing": True}, "documents kept apart")
-
-
 def no_remat_rule(setting: Setting) -> Row:
     off = setting.value is not None and setting.read(flag)
     return setting.mapped({"train.remat": "none" if off else "layer"}, "memory for time; the same numbers")
-
-
-def template_rule(setting: Setting) -> Row:
-    if setting.value is None or str(setting.value).lower().startswith("gemma4"):
-        return setting.ignored("Gemma 4's; Gemsmith takes the checkpoint's own")
-    return setting.differs(rules.OTHER_TEMPLATE)
 
 
 RULES: Mapping[str, Rule] = {
@@ -72,20 +51,16 @@ RULES: Mapping[str, Rule] = {
     **read_rules("llama_factory"),
     "model_name_or_path": base_rule,
     "adapter_name_or_path": rules.start_adapter_rule,
-    "finetuning_type": method_rule,
     "lora_alpha": alpha_rule,
     "lora_target": comma_targets,
     "quantization_bit": bits_rule,
     "pure_bf16": rules.other_half_rule("adapters in bfloat16 too; Gemsmith's are float32"),
     "dataset": factory_dataset_rule,
     "eval_dataset": factory_eval_rule,
-    "template": template_rule,
     "cutoff_len": length_rule,
     "val_size": held_out_rule("dataset"),
     "packing": packing_rule,
-    "neat_packing": neat_rule,
     "freeze_vision_tower": encoders_rule,
     "freeze_multi_modal_projector": encoders_rule,
     "disable_gradient_checkpointing": no_remat_rule,
-    "ray_num_workers": rules.count_rule,
 }

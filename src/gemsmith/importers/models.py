@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gemsmith.arch import LORA_KINDS, VARIANTS, Variant, find_variant, lora_targets, read_variant, variant_of_hub_id
 from gemsmith.arch.lora_targets import ALL_LINEAR, VISION, kinds_of
@@ -21,14 +20,12 @@ _QUANTISED = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """`model` is set where the recipe cannot know it from the checkpoint's name."""
+class Base(NamedTuple):
+    """What a checkpoint is, and how that is known; `model` is set where the recipe cannot know it from its name."""
 
-    checkpoint: str
     variant: Variant
+    why: str
     model: str | None = None
-    why: str = ""
 
 
 def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
@@ -38,7 +35,7 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     folder = expanduser(name)
     if (folder / "config.json").is_file():
         variant = name_variant(read_variant(read_config(folder)))
-        return Base(checkpoint=name, variant=variant, why=f"a folder of {variant.name}")
+        return Base(variant, f"a folder of {variant.name}")
     if _QUANTISED.search(name):
         size = _variant_of_size(name)
         same = [hub_id for hub_id in size.hub_ids if hub_id.endswith("-it") == ("-it" in name.lower())] if size else []
@@ -46,11 +43,11 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         remedy = f"give the plain ones, such as --set checkpoint={plain}"
         raise RecipeError(f"{where} is {name!r}: quantized weights; {remedy}")
     if model is not None:
-        return Base(checkpoint=name, variant=find_variant(model), model=model, why=f"{model} by --set")
+        return Base(find_variant(model), f"{model} by --set", model)
     if variant_of_id := variant_of_hub_id(name):
-        return Base(checkpoint=name, variant=variant_of_id, why=variant_of_id.name)
+        return Base(variant_of_id, variant_of_id.name)
     if found := _variant_of_size(name):
-        return Base(checkpoint=name, variant=found, model=found.name, why=f"{found.name} by its name")
+        return Base(found, f"{found.name} by its name", found.name)
     raise RecipeError(
         f"{where} is {name!r}: not known as a Gemma 4; --set model=gemma4-12b says that it is a copy of that one, "
         "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
@@ -70,8 +67,8 @@ def base_rule(setting: Setting) -> Row:
     model = config.variant.name if config.variant and "model" in config.overridden else None
     base = find_base(setting.value, f"{config.file}: {setting.key}", model=model)
     if base.model is not None and "model" not in config.overridden:
-        return setting.derived({"checkpoint": base.checkpoint, "model": base.model}, base.why)
-    return setting.mapped({"checkpoint": base.checkpoint}, base.why)
+        return setting.derived({"checkpoint": setting.value, "model": base.model}, base.why)
+    return setting.mapped({"checkpoint": setting.value}, base.why)
 
 
 def targets_rule(setting: Setting) -> Row:

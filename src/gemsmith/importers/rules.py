@@ -20,11 +20,6 @@ from gemsmith.importers.table import (
     whole,
 )
 
-_SAME_ADAMW = (
-    *("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "adamw_apex_fused"),
-    *("adamw_hf", "adamw", "paged_adamw_32bit", "paged_adamw"),
-)
-_SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant_with_warmup": "constant", "constant": "constant"}
 STEPS_HINT = "give --steps with the updates that its run made or would make (its log's `Total optimization steps`)"
 
 
@@ -67,12 +62,6 @@ def count_devices(config: SourceConfig) -> int | None:
     return None
 
 
-@if_set
-def count_rule(setting: Setting) -> Row:
-    """The row of a key that says how many devices, or how many of them share a row."""
-    return setting.row("derived", "counted in train.global_batch_size; train.mesh lays out the machine")
-
-
 def several_devices(setting: Setting) -> Row:
     """The row of a key that only several devices need: without their number global_batch_size would be too few."""
     config, parent = setting.config, setting.key.partition(".")[0] + "."
@@ -83,16 +72,6 @@ def several_devices(setting: Setting) -> Row:
     if setting.value in empty or section[:1] not in ([], [setting.key]) or is_counted:
         return setting.ignored("how it runs; train.mesh lays out the machine")
     return setting.differs("made for several devices, whose number is not in the file; give --devices")
-
-
-def schedule_rule(setting: Setting) -> Row:
-    name = str(setting.value).lower().removeprefix("schedulertype.")
-    if name in _SCHEDULES:
-        why = "without warm-up" if name == "constant" else ""
-        return setting.mapped({"optimizer.schedule": _SCHEDULES[name]}, why)
-    nearest = "cosine" if "cosine" in name else "linear" if "linear" in name or name == "polynomial" else "constant"
-    why = f"allowed: {', '.join(_SCHEDULES)}; {nearest} comes nearest"
-    return setting.differs(why, {"optimizer.schedule": nearest})
 
 
 def has_no_warmup(schedule: object) -> bool:
@@ -163,16 +142,6 @@ def epochs_rule(setting: Setting) -> Row:
     if config.steps:
         return setting.derived({"train.max_steps": config.steps}, "not whole; --steps decides")
     return setting.differs(f"not a whole number above 0; {STEPS_HINT}", {"train.epochs": max(1, math.ceil(epochs))})
-
-
-def optimizer_rule(setting: Setting) -> Row:
-    """The row of the optimizer's name: those that take AdamW's steps in float32 are one to Gemsmith."""
-    name = str(setting.value).lower().removeprefix("optimizernames.")
-    if setting.value is None or name in _SAME_ADAMW:
-        return setting.ignored("AdamW with float32 moments, as Gemsmith's")
-    if "adamw" in name and ("8bit" in name or "4bit" in name):
-        return setting.differs("its moments are rounded; Gemsmith's AdamW keeps them in float32")
-    return setting.differs("Gemsmith has AdamW only")
 
 
 def clip_rule(setting: Setting) -> Row:
@@ -294,8 +263,6 @@ def full_rule(setting: Setting) -> Row:
     """The row of a key by which every weight is trained."""
     return setting.mapped({"train.method": "full"}, "the text model's, in float32; what embeds images is frozen")
 
-
-OTHER_TEMPLATE = "another model's template; Gemsmith takes the checkpoint's own"
 
 _EVAL_STRATEGY = ("eval_strategy", "evaluation_strategy")
 # What makes data.eval, in Axolotl's YAML and LLaMA-Factory's.

@@ -1,5 +1,6 @@
 """A setting of another project's file, the row that says what becomes of it, and the rules for single keys."""
 
+import fnmatch
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -137,15 +138,12 @@ def read_rules(section: str) -> dict[str, Rule]:
     """The rules of the keys in that section of keys.yaml."""
     groups = key_table()[section]
     rules = {key: maps_to(recipe_key) for key, recipe_key in groups.get("maps", {}).items()}
-    for kind, rule_of in (("ignores", ignored), ("to_do", to_do)):
+    for kind in ("supports", "refuses", "ignores", "derives", "to_do"):
         for why, keys in groups.get(kind, {}).items():
-            rules |= dict.fromkeys(keys.split(), rule_of(why))
-    for kind, rule_for in (("supports", supports), ("refuses", refuses)):
-        for why, group in groups.get(kind, {}).items():
-            for keys, allowed in group.items():
+            for names, allowed in (keys if isinstance(keys, dict) else {keys: None}).items():
                 values = allowed if isinstance(allowed, list) else [] if allowed is None else [allowed]
-                rules |= dict.fromkeys(keys.split(), rule_for(why, values))
-    return rules
+                rules |= dict.fromkeys(names.split(), rule_of(kind, why, values))
+    return rules | {key: by_value(cases) for key, cases in groups.get("by_value", {}).items()}
 
 
 @functools.cache
@@ -176,37 +174,34 @@ def maps_to(recipe_key: str) -> Rule:
     return row_of
 
 
-def ignored(why: str) -> Rule:
-    """The rule for a key that nothing learned depends on."""
-    return lambda setting: setting.ignored(why)
-
-
-def supports(otherwise: str, allowed: Sequence[Any] = ()) -> Rule:
-    """The rule for a key whose `allowed` values, and null, are what Gemsmith does anyway; any other differs."""
+def rule_of(kind: str, why: str, allowed: Sequence[Any]) -> Rule:
+    """The rule for a key of that kind in keys.yaml. Raises RecipeError for a value that is refused."""
+    statuses: dict[str, Status] = {"supports": "differs", "to_do": "to do", "derives": "derived"}
 
     def row_of(setting: Setting) -> Row:
+        if kind == "ignores":
+            return setting.ignored(why)
         if setting.value is None or setting.value in ([], {}, ""):
             return setting.ignored("not set")
         if _is_one_of(setting.value, allowed):
             return setting.ignored("what Gemsmith does anyway")
-        return setting.differs(otherwise)
+        if kind == "refuses":
+            remedy = "Gemsmith does supervised fine-tuning only"
+            raise RecipeError(f"{setting.config.file}: {setting.key} is {setting.value!r}: {why}; {remedy}")
+        return setting.row(statuses[kind], why.format(value=setting.value))
 
     return row_of
 
 
-def to_do(why: str) -> Rule:
-    """The rule for a key that the user must see to before the recipe runs."""
-    return if_set(lambda setting: setting.to_do(why))
+def by_value(cases: Sequence[Mapping[str, Any]]) -> Rule:
+    """The rule for a key whose values have a row each: the first of the cases that fits."""
 
-
-def refuses(what: str, allowed: Sequence[Any]) -> Rule:
-    """The rule for a key whose other values ask for something else than supervised fine-tuning: a RecipeError."""
-
+    @or_default
     def row_of(setting: Setting) -> Row:
-        if setting.value is None or _is_one_of(setting.value, allowed):
-            return setting.ignored("supervised fine-tuning, as Gemsmith does")
-        remedy = "Gemsmith does supervised fine-tuning only"
-        raise RecipeError(f"{setting.config.file}: {setting.key} is {setting.value!r}: {what}; {remedy}")
+        case = next(case for case in cases if "is" not in case or _is_one_of(setting.value, case["is"]))
+        said = case.get("sets", {}).items()
+        sets = {key: text.format(value=setting.value) if isinstance(text, str) else text for key, text in said}
+        return setting.row(case["status"], case.get("why", ""), sets)
 
     return row_of
 
@@ -266,5 +261,5 @@ def is_on(value: Any) -> bool:
 
 def _is_one_of(value: Any, allowed: Sequence[Any]) -> bool:
     # 0 == False in Python: a file that says 0.0 where the default is False means the same, and 1 for True too.
-    named = [item.lower() for item in allowed if isinstance(item, str)]
-    return value in allowed or (isinstance(value, str) and value.lower() in named)
+    patterns = [item.lower() for item in allowed if isinstance(item, str)] if isinstance(value, str) else []
+    return value in allowed or any(fnmatch.fnmatchcase(value.lower(), pattern) for pattern in patterns)

@@ -63,6 +63,22 @@ def values_of(options: ChosenOptions) -> dict[str, Any]:
     }
 
 
+def steps_of(provider: str, verb: str, values: _Values) -> list[tuple[str, Command]]:
+    """Reason and command of each step that submits a launch (`submit`), or its service (`serve`); and of `upload`."""
+    found = []
+    for step in _table()[provider][verb]:
+        why, command = (_given(step[key], values) for key in ("why", "command"))
+        found.append(("\n".join(why).format_map(values), fill(" ".join(command), values)))
+    return found
+
+
+def _given(parts: Any, values: _Values) -> list[str]:
+    """A text, or those of a list; of a mapping those whose value is given or true."""
+    parts = parts if isinstance(parts, list) else [parts]
+    named = [pair for part in parts for pair in (part.items() if isinstance(part, dict) else [(None, part)])]
+    return [text for name, text in named if name is None or values.get(name)]
+
+
 def follow_command(record: LaunchRecord, verb: str) -> Command:
     """The command that prints the `status` of a launch, or its `logs`."""
     return fill(_table()[record.target][verb], values_of(record))
@@ -77,6 +93,13 @@ def resources(record: LaunchRecord, verb: str) -> tuple[Resource, ...]:
         for entry in entries
         if values.get(entry.get("when", "name"))
     )
+
+
+def leftover_resources(record: LaunchRecord) -> list[str]:
+    """What clean leaves, with the command that removes it."""
+    in_registry = record.image is not None and in_artifact_registry(record.image)
+    values = values_of(record) | {"in_registry": in_registry, "elsewhere": record.image and not in_registry}
+    return [f"kept: {text.format_map(values)}" for text in _given(_table()["kept"], values)]
 
 
 def preflight(request: LaunchRequest, provider: str, target: Target) -> list[PreflightCheck]:

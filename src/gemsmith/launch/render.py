@@ -2,7 +2,8 @@
 
 A service's are among them: what vLLM is told there is what `gemsmith serve --machine` would tell it on such a machine.
 A template's `{{ value }}` is one scalar of YAML or one word of a shell, whatever is in it, so that nothing that a user
-or a catalog says is taken for more; a WithReason has its reason in a comment behind it.
+or a catalog says is taken for more; a WithReason has its reason in a comment behind it. In a comment stands
+`{{ value | comment }}`.
 """
 
 import re
@@ -10,19 +11,20 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import yaml
 
 from gemsmith.arch import Variant
 from gemsmith.hardware import Machine
+from gemsmith.launch.commands import steps_of, values_of
 from gemsmith.launch.provider import MOUNT, Command, LaunchRequest, WithReason
 from gemsmith.launch.upload import GB, cost_lines, upload_steps
 from gemsmith.plan.serving import cold_start_s, describe_cold_start
 from gemsmith.recipe.schema import Recipe
 from gemsmith.serve.command import PORT, PROMPT_AND_OUTPUT, Weights, deploy, published_config
 from gemsmith.serve.container import Deployment
-from gemsmith.serve.settings import ServeSettings
+from gemsmith.serve.settings import settings_of
 from gemsmith.system.characters import one_line, yaml_line
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./-]*")
@@ -30,47 +32,54 @@ _COMPILED = "/mnt/compiled"
 
 
 def render_files(
-    request: LaunchRequest, files: Mapping[str, str], submit: Iterable[tuple[str, Command]]
+    request: LaunchRequest, provider: str, values: dict[str, Any], own: Mapping[str, str], service: str | None = None
 ) -> dict[str, str]:
-    """All files of a launch: the recipe, those of its target, and submit.sh, which uploads before it submits."""
-    commands = render_commands([*upload_steps(request), *submit], heading=cost_lines(request))
-    return {"recipe.yaml": request.recipe_text, **files, "submit.sh": commands}
+    """All files of a launch: the recipe, its target's own, and submit.sh, which uploads before it submits.
 
-
-def render_template(name: str, request: LaunchRequest, *, heading: Iterable[str] | None = None, **values: Any) -> str:
-    """A template of YAML, or of bash (.sh), filled in with the request, its options and the values.
-
-    The heading, by default what the launch can cost, stands above it as comments.
+    The service of the tuned model has a script of its own. `values`: the target's, for commands.yaml.
     """
+    known = values_of(request.options) | values
+    steps = [*upload_steps(request), *steps_of(provider, "submit", known)]
+    files = {"recipe.yaml": request.recipe_text, **own, "submit.sh": render_commands(steps, cost_lines(request))}
+    if service is not None:
+        files |= {"service.yaml": service, "serve.sh": render_commands(steps_of(provider, "serve", known))}
+    return files
+
+
+def render_template(name: str, request: LaunchRequest, **values: Any) -> str:
+    """A template of YAML, or of bash (.sh), filled in with the request, its options and the values."""
     # Here, since commands that only ask after a launch do without it.
     import jinja2
 
-    is_shell = name.endswith(".sh")
+    write = shell_word if name.endswith(".sh") else yaml_scalar
     environment = jinja2.Environment(  # noqa: S701 - each value is escaped
         undefined=jinja2.StrictUndefined,
-        finalize=shell_word if is_shell else yaml_scalar,
+        finalize=lambda value: value if isinstance(value, Comment) else write(value),
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["because"] = WithReason
+    environment.filters |= {"because": WithReason, "comment": Comment}
+    environment.globals["cost_lines"] = cost_lines
     source = resources.files("gemsmith.launch.providers").joinpath(f"{name}.jinja").read_text(encoding="utf-8")
-    filled = environment.from_string(source).render(request=request, options=request.options, **values)
-    above = comments(cost_lines(request) if heading is None else heading)
-    return "\n".join([*(["#!/usr/bin/env bash"] if is_shell else []), *above, filled])
+    return environment.from_string(source).render(request=request, options=request.options, **values)
 
 
-def render_commands(steps: Iterable[tuple[str, Command]], *, heading: Iterable[str] = ()) -> str:
+def render_commands(steps: Iterable[tuple[str, Command]], heading: Iterable[str] = ()) -> str:
     """A bash script that runs the commands in order and stops at the first that fails; each has its reason above it."""
-    lines = ["#!/usr/bin/env bash", *comments(heading), "set -euo pipefail", 'cd "$(dirname "$0")"']
+    above = [f"# {Comment(line)}" for line in heading]
+    lines = ["#!/usr/bin/env bash", *above, "set -euo pipefail", 'cd "$(dirname "$0")"']
     for reason, command in steps:
-        lines += [*([""] if reason else []), *comments(reason.split("\n") if reason else ()), shlex.join(command)]
+        why = ["", *(f"# {Comment(line)}" for line in reason.split("\n"))] if reason else []
+        lines += [*why, shlex.join(command)]
     return "\n".join(lines) + "\n"
 
 
-def comments(lines: Iterable[str]) -> list[str]:
-    """Each as one comment of YAML or a shell, whatever is in it."""
-    return [f"# {one_line(line)}".replace("\u00a0", " ") for line in lines]
+class Comment(str):
+    """The text as a part of one comment of YAML or a shell, whatever is in it."""
+
+    def __new__(cls, text: object) -> Self:
+        return super().__new__(cls, one_line(str(text)).replace("\u00a0", " "))
 
 
 def yaml_scalar(value: Any) -> str:
@@ -159,13 +168,10 @@ def deploy_merged(
     recipe: Recipe, variant: Variant, machine: Machine, source: str, *, name: str, **chosen: Any
 ) -> Deployment:
     """The server of merged weights in a folder or bucket, whom others ask; `chosen`: settings beside the recipe's."""
-    serve, data = recipe.serve, recipe.data
     # What eval and bench need is little for others to ask with, unless it is more than the default.
-    length = serve.max_model_len if (serve.max_model_len or 0) > PROMPT_AND_OUTPUT else None
-    given = dict(serve) | {"host": "0.0.0.0", "port": PORT, "max_model_len": length} | chosen
-    settings = ServeSettings(
-        **given, seed=recipe.seed, prefix_caching=True, thinking=data.thinking, image_tokens=data.image_tokens
-    )
+    length = recipe.serve.max_model_len if (recipe.serve.max_model_len or 0) > PROMPT_AND_OUTPUT else None
+    of_service = {"host": "0.0.0.0", "port": PORT, "max_model_len": length, "chat_template": None}
+    settings = settings_of(recipe, **of_service | {"prefix_caching": True} | chosen)
     weights = Weights(source=source, is_folder=True, variant=variant, config=published_config(variant))
     # Keyed, as whoever calls is asked for a key: by vLLM, or by Google before vLLM sees the call.
     return deploy(machine, weights, settings, name=name, keyed=True)

@@ -89,14 +89,14 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
             images += [found] if found else []
             if not (found and path.is_dir()):  # of a folder of images there is nothing else to copy
                 copies[value] = f"{root}/launched/{places[value]}"
-        placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
-    there = next((item.value for item in placed if item.key == ROWS), rows)
+        if key != ROWS:
+            placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
     if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
         raise RecipeError(
             f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
             "saved steps then go to the launch's bucket"
         )
-    placed = [item for item in placed if item.key != ROWS]
+    there = places.get(rows or "", rows)
     return LaunchInputs(placed=tuple(placed), copies=copies, rows=there, images=tuple(images), weights_bucket=weights)
 
 
@@ -327,9 +327,7 @@ def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) 
 def _region(machine: Machine, options: LaunchOptions) -> str:
     if options.zone is not None:
         return options.zone.rpartition("-")[0]
-    region = options.region or default_region(machine, spot=options.spot) or ""
-    find_price(machine, region, spot=options.spot)
-    return region
+    return options.region or default_region(machine, spot=options.spot) or ""
 
 
 def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedValue]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
-from gemsmith.launch.commands import in_artifact_registry, preflight, resources
+from gemsmith.launch.commands import leftover_resources, preflight, resources
 from gemsmith.launch.provider import (
     Command,
     LaunchRecord,
@@ -179,19 +179,6 @@ def clean(record: LaunchRecord, *, assume_yes: bool, console: Console) -> None:
     write_launch(record.model_copy(update={"state": "cleaned"}))
     for line in leftover_resources(record):
         console.print(line)
-
-
-def leftover_resources(record: LaunchRecord) -> tuple[str, ...]:
-    """What clean leaves, with the command that removes it."""
-    account, project = record.service_account, record.project
-    secret, image = record.secret, record.image
-    remove = f"; gcloud artifacts docker images delete {image}" if image and in_artifact_registry(image) else ""
-    return (
-        f"kept: {record.root}, the run; gcloud storage rm --recursive {record.root}",
-        *((f"kept: image {image}{remove}",) if image else ()),
-        *((f"kept: secret {secret}; gcloud secrets delete {secret} --project {project}",) if secret else ()),
-        f"kept: service account {account}; gcloud iam service-accounts delete {account} --project {project}",
-    )
 
 
 def _found(record: LaunchRecord, verb: str) -> Iterator[tuple[str, str, Command]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from gemsmith.checkpoints.hub import is_hub_id
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
+from gemsmith.launch.commands import steps_of
 from gemsmith.launch.provider import READERS_OF_MERGED, Command, LaunchRequest
 from gemsmith.launch.shards import PACKED, ImageShards
 from gemsmith.system.format import size
@@ -39,36 +40,17 @@ def check_wheel(folder: Path) -> None:
 
 def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     """Reason and command of each copy to the bucket; the recipe last, since the machine begins with it."""
-    launched, wheel = f"{request.root}/launched", request.options.wheel
-    steps = [
-        (f"What the recipe reads of this machine: {local}", _copy(local, remote))
-        for local, remote in request.inputs.copies.items()
-    ]
-    # Of what an upload that was cut short left there, only the missing files are sent again.
-    exactly = ("--recursive", "--checksums-only", "--delete-unmatched-destination-objects")
+    launched, wheel, steps = f"{request.root}/launched", request.options.wheel, list[tuple[str, Command]]()
+    for local, remote in request.inputs.copies.items():
+        steps += steps_of("upload", "copy", {"local": local, "parent": remote.rpartition("/")[0]})
     for images in request.inputs.images:
-        packed = f"{PACKED}/{images.place}"
-        steps += [
-            (
-                f"{_describe(images)}, as a few files; each must still be what the list says.",
-                ("gemsmith", "launch", "pack", images.list_file, str(images.folder), packed),
-            ),
-            (
-                "Sends those that do not exist yet; then they are no longer needed here.",
-                ("gcloud", "storage", "rsync", *exactly, packed, f"{launched}/{packed}"),
-            ),
-            ("", ("rm", "-r", packed)),
-        ]
+        known = {"images": _describe(images), "list": images.list_file, "folder": images.folder}
+        steps += steps_of("upload", "images", known | {"packed": f"{PACKED}/{images.place}", "launched": launched})
     if wheel is not None:
         files = [str(wheel / name) for name in (WHEEL, *LOCKS)]
         copy = ("gcloud", "storage", "cp", *files, f"{request.root}/wheel/")
         steps.append(("Gemsmith's wheel and its locks, which uv installs there.", copy))
-    return [*steps, ("The recipe, as the machine reads it.", _copy("recipe.yaml", f"{launched}/recipe.yaml"))]
-
-
-def _copy(local: str, remote: str) -> Command:
-    # Of a folder cp makes a folder in what is there, so the parent is named; of a file it takes the name.
-    return ("gcloud", "storage", "cp", "--recursive", local, remote.rpartition("/")[0] + "/")
+    return [*steps, *steps_of("upload", "recipe", {"launched": launched})]
 
 
 def rendered_lists(request: LaunchRequest) -> dict[str, str]:

@@ -4,7 +4,7 @@ from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.loader import abstract_model, load_model
 from gemsmith.models.loss import token_nll
 from gemsmith.models.quantization import base_kinds
-from gemsmith.models.sharding import hf_names_of, partition, path_of
+from gemsmith.models.sharding import by_path, partition, path_of
 from gemsmith.models.vision import Images, SoftTokens
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "SoftTokens",
     "abstract_model",
     "base_kinds",
-    "hf_names_of",
+    "by_path",
     "load_model",
     "partition",
     "path_of",

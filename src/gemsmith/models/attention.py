@@ -67,7 +67,22 @@ def make_heads(x: jax.Array, head_dim: int, *, weight: jax.Array | None, angles:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseAttention:
-    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D). For the fields see `attention`."""
+    """The layers' attention in dense blocks, on any device; heads are (B, L, H, D).
+
+    A token sees those of its own segment up to itself and, with a window, less than `window` positions back:
+
+        segments   1 1 2 2 0          1 . . . .
+        positions  0 1 0 1 0          1 1 . . .
+                              sees    . . 1 . .
+                                      . . 1 1 .
+                                      . . . . 1
+
+    With `image_blocks` (B, L), tokens also see those after them that are of the same segment and block, other than 0; a
+    block is the soft tokens of one image, up to `max_image_tokens` in a row. The window holds for these, too: it is as
+    wide backwards, and has no end forwards. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
+    positions must count up by one: each block of queries reads only the keys that can lie in its reach. The platform,
+    such as "tpu", decides how many queries a block has; default: what JAX runs on.
+    """
 
     angles: Rope
     positions: jax.Array
@@ -84,50 +99,18 @@ class DenseAttention:
         return make_heads(x, head_dim, weight=weight, angles=self.angles if rotated else None, eps=eps)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """The attended values, (B, L, H·D)."""
-        mask: dict[str, Any] = {"positions": self.positions, "segments": self.segments, "window": self.window}
-        images: dict[str, Any] = {"image_blocks": self.image_blocks, "max_image_tokens": self.max_image_tokens}
-        attended = attention(query, key, value, **mask, **images, platform=self.platform)  # (B, L, H, D)
+        """The attended values, (B, L, H·D), of query (B, L, H, D) over key and value (B, L, K, D)."""
+        length, images = query.shape[1], self.image_blocks
+        block = min(query_block(self.platform or jax.default_backend()), length)
+        most = 1 if images is None else self.max_image_tokens
+        reach = _Reach(block=block, window=self.window, max_image_tokens=most)
+        tokens = (self.positions, self.segments) if images is None else (self.positions, self.segments, images)
+
+        def pad(x: jax.Array) -> jax.Array:
+            return jnp.pad(x, [(0, 0), (0, -length % block), *[(0, 0)] * (x.ndim - 2)])
+
+        attended = _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]  # (B, L, H, D)
         return attended.reshape(*attended.shape[:2], -1)  # (B, L, H·D)
-
-
-def attention(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    positions: jax.Array,
-    segments: jax.Array,
-    window: int | None,
-    image_blocks: jax.Array | None = None,
-    max_image_tokens: int = MAX_IMAGE_TOKENS,
-    platform: str | None = None,
-) -> jax.Array:
-    """The attended values, (B, L, H, D), of query (B, L, H, D) over key and value (B, L, K, D).
-
-    A token sees those of its own segment up to itself and, with a window, less than `window` positions back:
-
-        segments   1 1 2 2 0          1 . . . .
-        positions  0 1 0 1 0          1 1 . . .
-                              sees    . . 1 . .
-                                      . . 1 1 .
-                                      . . . . 1
-
-    With `image_blocks` (B, L), tokens also see those after them that are of the same segment and block, other than 0; a
-    block is the soft tokens of one image, up to `max_image_tokens` in a row. The window holds for these, too: it is as
-    wide backwards, and has no end forwards. Scores are not scaled: Gemma 4 norms q and k instead. Within a segment,
-    positions must count up by one: each block of queries reads only the keys that can lie in its reach. The platform,
-    such as "tpu", decides how many queries a block has; default: what JAX runs on.
-    """
-    length = query.shape[1]
-    block = min(query_block(platform or jax.default_backend()), length)
-    reach = _Reach(block=block, window=window, max_image_tokens=1 if image_blocks is None else max_image_tokens)
-    tokens = (positions, segments) if image_blocks is None else (positions, segments, image_blocks)
-
-    def pad(x: jax.Array) -> jax.Array:
-        return jnp.pad(x, [(0, 0), (0, -length % block), *[(0, 0)] * (x.ndim - 2)])
-
-    return _attend(reach, *jax.tree.map(pad, (query, key, value, tokens)))[:, :length]  # (B, L, H, D)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ Axes: B batch, L length, H heads, K kv heads, D head dim, E model, F hidden, V v
 A experts of a token. Matmuls run in the model's dtype; norms, RoPE, softmax and logits in fp32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -133,8 +133,7 @@ class Gemma4(nnx.Module):
         first_stack = 0
         for blocks in self.variant.scan_blocks:
             layers = self.layers[first_stack : first_stack + blocks.period]
-            graphs, states = zip(*(nnx.split(layer) for layer in layers), strict=True)
-            scan = _LayerScan(model=self, blocks=blocks, graphs=graphs, states=states, engines=engines, shared=shared)
+            scan = _LayerScan(self, blocks, layers, engines, shared)
             hidden, shared = scan.run(hidden, None if per_layer is None else per_layer[blocks.layers])  # (B, L, E)
             first_stack += blocks.period
         return self.norm(hidden)  # (B, L, E)
@@ -207,13 +206,13 @@ class Gemma4(nnx.Module):
                 rotation = (variant.global_head_dim, variant.rope_theta_global, variant.rotary_fraction_global)
             window = None if is_global else variant.sliding_window
             angles = rope(positions, inverse_frequencies(*rotation))  # 2 x (B, L, D/2)
-            dense: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments, "window": window}
-            dense |= {"platform": platform_of(self.execution.mesh)}
+            tokens: dict[str, Any] = {"angles": angles, "positions": positions, "segments": segments}
+            dense = partial(DenseAttention, **tokens, window=window, platform=platform_of(self.execution.mesh))
             if images is not None and variant.bidirectional_images and not is_global:
                 # The kernel's mask cannot depend on the rows.
-                return DenseAttention(**dense, image_blocks=images.blocks, max_image_tokens=images.longest)
+                return dense(image_blocks=images.blocks, max_image_tokens=images.longest)
             if how == "dense":
-                return DenseAttention(**dense)
+                return dense()
             options: dict[str, Any] = {"mesh": self.execution.mesh, "interpret": how == "splash-interpret"}
             kernel = make_kernel(positions.shape[1], heads=variant.heads, window=window, **options)
             options["heads_kernel"] = self.execution.optimizations.heads_kernel
@@ -226,20 +225,24 @@ class Gemma4(nnx.Module):
         return constrain(hidden, self.execution.mesh, BATCH, "sequence", None)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class _LayerScan:
     """A scan over one run of `Variant.scan_blocks`: one block of layers, again and again, with each repeat's weights.
 
-    `graphs` and `states` are those of the block's layers, the arrays of `states` with a first axis of repeats; `shared`
-    are the keys and values, by kind of layer, that earlier layers left for these, or that these leave for later ones.
+    The arrays of `layers`, those of the block, have a first axis of repeats; `shared` are the keys and values, by kind
+    of layer, that earlier layers left for these, or that these leave for later ones.
     """
 
-    model: Gemma4
-    blocks: ScanBlocks
-    graphs: tuple[Any, ...]
-    states: tuple[Any, ...]
-    engines: Engines
-    shared: KeyValues | None
+    def __init__(
+        self, model: Gemma4, blocks: ScanBlocks, layers: Sequence[Layer], engines: Engines, shared: KeyValues | None
+    ) -> None:
+        self._model, self._blocks, self._engines, self._shared = model, blocks, engines, shared
+        self._graphs, self._states = zip(*(nnx.split(layer) for layer in layers), strict=True)
+        variant, how, dequantizes = model.variant, model.execution, holds_quantized(self._states)
+        self._takes_key_values = variant.shares_kv(blocks.first)
+        self._leaves_key_values = variant.kv_shared_layers > 0 and not self._takes_key_values
+        # Whether a block is recomputed as one, from its first layer's input.
+        self._chains = chains_layers(how.optimizations, variant, how.remat, dequantizes=dequantizes)
+        self._rerun = partial(rematerialized, remat=how.remat, offload=how.offload, dequantizes=dequantizes)
 
     def run(self, hidden: jax.Array, per_layer: jax.Array | None) -> tuple[jax.Array, KeyValues | None]:
         """The output of the last layer, (B, L, E), and the keys and values that later layers share.
@@ -247,40 +250,22 @@ class _LayerScan:
         `per_layer` (layers, B, L, P): what each of the layers gets beside the residual.
         """
         if per_layer is not None:
-            per_layer = per_layer.reshape(self.blocks.repeats, self.blocks.period, *per_layer.shape[1:])
-        left = (self.shared or self._no_key_values(hidden)) if self._leaves_key_values else None
+            per_layer = per_layer.reshape(self._blocks.repeats, self._blocks.period, *per_layer.shape[1:])
+        left = (self._shared or self._no_key_values(hidden)) if self._leaves_key_values else None
         run_block = self._rerun(self._run_block) if self._chains else self._run_block
-        (hidden, left), _ = jax.lax.scan(run_block, (hidden, left), (self.states, per_layer))  # (B, L, E)
-        return hidden, left if self._leaves_key_values else self.shared
-
-    @property
-    def _takes_key_values(self) -> bool:
-        return self.model.variant.shares_kv(self.blocks.first)
-
-    @property
-    def _leaves_key_values(self) -> bool:
-        return self.model.variant.kv_shared_layers > 0 and not self._takes_key_values
-
-    @property
-    def _chains(self) -> bool:
-        """Whether a block is recomputed as one, from its first layer's input: see chains_layers."""
-        how = self.model.execution
-        return chains_layers(how.optimizations, self.model.variant, how.remat, dequantizes=holds_quantized(self.states))
-
-    def _rerun(self, function: Callable[..., Any], **options: bool) -> Callable[..., Any]:
-        how, dequantizes = self.model.execution, holds_quantized(self.states)
-        return rematerialized(function, how.remat, offload=how.offload, dequantizes=dequantizes, **options)
+        (hidden, left), _ = jax.lax.scan(run_block, (hidden, left), (self._states, per_layer))  # (B, L, E)
+        return hidden, left if self._leaves_key_values else self._shared
 
     def _run_block(
         self, carry: tuple[jax.Array, KeyValues | None], of_repeat: tuple[Any, Any]
     ) -> tuple[tuple[jax.Array, KeyValues | None], None]:
         """One block. `of_repeat`: its layers' weights, and what they get beside the residual, (period, B, L, P)."""
         (hidden, left), (states, per_layer) = carry, of_repeat
-        for place in range(self.blocks.period):
+        for place in range(self._blocks.period):
             run: Callable[..., Any] = partial(self._run_layer, place)
-            run = run if self._chains else self._rerun(run, in_turn=self.model.execution.optimizations.in_turn)
-            is_global = self.model.variant.is_global(self.blocks.first + place)
-            taken = self.shared[is_global] if self._takes_key_values and self.shared else None
+            run = run if self._chains else self._rerun(run, in_turn=self._model.execution.optimizations.in_turn)
+            is_global = self._model.variant.is_global(self._blocks.first + place)
+            taken = self._shared[is_global] if self._takes_key_values and self._shared else None
             hidden, key_value = run(states[place], hidden, taken, None if per_layer is None else per_layer[place])
             left = {**left, is_global: key_value} if left is not None else None
         return (hidden, left), None
@@ -289,16 +274,16 @@ class _LayerScan:
         self, place: int, state: Any, hidden: jax.Array, taken: KeyValue | None, per_layer_input: jax.Array | None
     ) -> tuple[jax.Array, KeyValue]:
         """One layer, with its weights gathered over the devices and dequantized."""
-        mesh, variant, number = self.model.execution.mesh, self.model.variant, self.blocks.first + place
+        mesh, variant, number = self._model.execution.mesh, self._model.variant, self._blocks.first + place
         specs = gathered_specs(variant, number, mesh=mesh) if mesh else {}
-        layer = nnx.merge(self.graphs[place], dequantize_state(gathered(state, specs, mesh)))
-        engine = self.engines[variant.is_global(number)]
+        layer = nnx.merge(self._graphs[place], dequantize_state(gathered(state, specs, mesh)))
+        engine = self._engines[variant.is_global(number)]
         hidden, key_value = layer(hidden, engine=engine, shared=taken, per_layer_input=per_layer_input, mesh=mesh)
-        return self.model.split_rows(hidden), key_value
+        return self._model.split_rows(hidden), key_value
 
     def _no_key_values(self, hidden: jax.Array) -> KeyValues:
         """Zeros of the shapes that the layers' keys and values have: what the scan begins with."""
-        variant = self.model.variant
+        variant = self._model.variant
 
         def zeros(engine: AttentionEngine, kv_heads: int, head_dim: int) -> KeyValue:
             projected = jax.ShapeDtypeStruct((*hidden.shape[:2], kv_heads * head_dim), hidden.dtype)  # (B, L, K·D)
@@ -307,8 +292,8 @@ class _LayerScan:
             return zero, zero
 
         return {
-            True: zeros(self.engines[True], variant.global_kv_heads, variant.global_head_dim),
-            False: zeros(self.engines[False], variant.kv_heads, variant.head_dim),
+            True: zeros(self._engines[True], variant.global_kv_heads, variant.global_head_dim),
+            False: zeros(self._engines[False], variant.kv_heads, variant.head_dim),
         }
 
 

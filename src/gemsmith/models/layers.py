@@ -70,7 +70,7 @@ class Layer(nnx.Module):
             fed = fed + self.post_feedforward_layernorm_2(mixed)  # (B, L, E)
         hidden = hidden + self.post_feedforward_layernorm(fed)  # (B, L, E)
         if per_layer_input is not None:
-            gated = _gelu(self.per_layer_input_gate(hidden)) * per_layer_input  # (B, L, P)
+            gated = jax.nn.gelu(self.per_layer_input_gate(hidden), approximate=True) * per_layer_input  # (B, L, P)
             hidden = hidden + self.post_per_layer_input_norm(self.per_layer_projection(gated))  # (B, L, E)
         return hidden * self.layer_scalar[...], key_value
 
@@ -117,7 +117,7 @@ class MLP(nnx.Module):
         self.down_proj = linear(ffn, hidden, dtype=dtype)  # (F, E)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        gated = _gelu(_project(self, "gate", x)) * _project(self, "up", x)  # (B, L, F)
+        gated = jax.nn.gelu(_project(self, "gate", x), approximate=True) * _project(self, "up", x)  # (B, L, F)
         return _project(self, "down", gated)  # (B, L, E)
 
 
@@ -163,10 +163,6 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return (rms_norm(x, self.eps) * self.weight[...].astype(jnp.float32)).astype(x.dtype)
-
-
-def _gelu(x: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x, approximate=True)
 
 
 def _project(module: Attention | MLP, name: Projection, x: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from gemsmith.arch import Tensor, Variant, text_tensors, trained_tensors, vision_tensors
+from gemsmith.arch import Tensor, Variant, trained_tensors
 from gemsmith.arch.lora_targets import is_quantized
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.errors import CheckpointError
@@ -18,14 +18,12 @@ from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.quantization import Kind, Quantized, quantize
 from gemsmith.models.sharding import (
     TRAINED,
-    Path,
     axis_size,
+    by_path,
     fitting,
-    hf_names_of,
     is_transposed,
     kernel_shape,
     partition,
-    path_of,
 )
 
 
@@ -44,11 +42,11 @@ def abstract_model(
     """
     execution = execution or Execution()
     graph, state = nnx.split(nnx.eval_shape(lambda: Gemma4(variant, dtype=dtype, execution=execution, vision=vision)))
-    tensors = {path: tensors[0] for path, tensors in _by_path(variant, vision=vision).items()}
+    tensors = by_path(variant)
     trained = {tensor.name for tensor in trained_tensors(variant)} if trains else ()
     leaves = []
     for path, leaf in nnx.to_flat_state(state):
-        shape, tensor = leaf.get_value(), tensors[path]
+        shape, tensor = leaf.get_value(), tensors[path][0]
         if quantized and is_quantized(tensor):
             shape = jax.eval_shape(partial(quantize, kind=quantized), shape)
         if is_trained := tensor.name in trained:
@@ -72,31 +70,17 @@ def load_model(
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
-    quantized on the device, one by one. Raises CheckpointError for a tensor that is missing or has no place.
+    quantized on the device, one by one. Raises CheckpointError for a tensor that is missing.
     """
     variant = checkpoint.variant
     how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision, "trains": trains}
     graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
-    tensors = _by_path(variant, vision=vision)
-    filled = []
-    for path, leaf in nnx.to_flat_state(state):
-        if path not in tensors:
-            lacking = hf_names_of(variant, cast(Path, path))[0]
-            raise CheckpointError(f"checkpoint {checkpoint.folder}: lacks {lacking}, which {variant.name} needs")
-        filled.append((path, leaf.replace(_read(checkpoint, tensors.pop(path), leaf.get_value()))))
-    if tensors:
-        unplaced = next(iter(tensors.values()))[0].name
-        lacking = f"the model of {variant.name} has no place for {unplaced}"
-        raise CheckpointError(f"checkpoint {checkpoint.folder}: {lacking}")
+    tensors = by_path(variant)
+    filled = [
+        (path, leaf.replace(_read(checkpoint, tensors[path], leaf.get_value())))
+        for path, leaf in nnx.to_flat_state(state)
+    ]
     return nnx.merge(graph, nnx.from_flat_state(filled))
-
-
-def _by_path(variant: Variant, *, vision: bool) -> dict[Any, list[Tensor]]:
-    """The tensors at each path of the model: one, or those of a stack's layers in order."""
-    tensors: dict[Any, list[Tensor]] = {}
-    for tensor in (*text_tensors(variant), *(vision_tensors(variant) if vision else ())):
-        tensors.setdefault(path_of(variant, tensor), []).append(tensor)
-    return tensors
 
 
 def _laid_out(variant: Variant, tensor: Tensor, mesh: Mesh | None, part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

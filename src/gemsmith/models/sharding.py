@@ -16,7 +16,7 @@ A matrix of a checkpoint is [out, in]; a kernel here is (in, out). The mesh has 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,22 +24,19 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from gemsmith.arch import LORA_KINDS, Tensor, Variant, VisionTower, text_tensors
-from gemsmith.arch.tensors import PREFIX, TOWER_LAYERS
+from gemsmith.arch import LORA_KINDS, Tensor, Variant, text_tensors, vision_tensors
+from gemsmith.arch.tensors import PREFIX
 
 Path = tuple[str | int, ...]
 
 TRAINED = nnx.LoRAParam
 """The variables that Tunix trains and saves where a model has any of this type: adapters, or the weights themselves."""
 _EMBEDDINGS = ("embed", "per_layer_embed")
-_LEAVES = ("kernel", "embedding")
-_ROOT = "model."
-_TOWER_LAYERS = tuple(TOWER_LAYERS.removeprefix(_ROOT).strip(".").split("."))
 
 
 def path_of(variant: Variant, tensor: Tensor) -> Path:
     """The tensor's path in the nnx model; those of the layers of one stack have the same."""
-    words: list[str | int] = list(tensor.name.removeprefix(PREFIX).removeprefix(_ROOT).split("."))
+    words: list[str | int] = list(tensor.name.removeprefix(PREFIX).removeprefix("model.").split("."))
     if words[-1] == "weight" and len(tensor.shape) == 2:
         words[-1] = "embedding" if tensor.role in _EMBEDDINGS else "kernel"
     if is_visual(words):
@@ -49,20 +46,12 @@ def path_of(variant: Variant, tensor: Tensor) -> Path:
     return tuple(words)
 
 
-def hf_names_of(variant: Variant, path: Sequence[str | int]) -> list[str]:
-    """The checkpoint's names of what is at that path, one for each layer of a stack: the inverse of `path_of`."""
-    *words, leaf = path
-    stem = ".".join(map(str, [*words, "weight" if leaf in _LEAVES else leaf]))
-    if is_visual(path):
-        if tuple(path[: len(_TOWER_LAYERS)]) != _TOWER_LAYERS:
-            return [_ROOT + stem]
-        assert isinstance(variant.vision, VisionTower), f"{variant.name} has no tower"
-        rest = (_ROOT + stem).removeprefix(TOWER_LAYERS)
-        return [f"{TOWER_LAYERS}{layer}.{rest}" for layer in range(variant.vision.layers)]
-    if words[:1] != ["layers"]:
-        return [PREFIX + stem]
-    _, _, rest = stem.split(".", 2)
-    return [f"{PREFIX}layers.{layer}.{rest}" for layer in variant.stacks[int(words[1])]]
+def by_path(variant: Variant, tensors: Iterable[Tensor] | None = None) -> dict[Any, list[Tensor]]:
+    """The tensors, by default all, at each path of the model: one, or those of a stack's layers in order."""
+    found: dict[Any, list[Tensor]] = {}
+    for tensor in (*text_tensors(variant), *vision_tensors(variant)) if tensors is None else tensors:
+        found.setdefault(path_of(variant, tensor), []).append(tensor)
+    return found
 
 
 def is_visual(path: Sequence[str | int]) -> bool:

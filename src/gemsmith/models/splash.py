@@ -169,8 +169,34 @@ class SplashAttention:
         return make_own(x, weight, angles)  # (B, H, L, D)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """The attended values, (B, L, H·D)."""
-        attended = splash_attention(self.kernel, query, key, value, segments=self.segments, mesh=self.mesh)
+        """The attended values, (B, L, H·D), of query (B, H, L, D) over key and value (B, K, L, D): as DenseAttention's.
+
+        On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on
+        several devices, an all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses,
+        https://arxiv.org/abs/2309.14509). So all devices of a row do the same work, unlike with parts of a causal mask.
+        """
+        mesh = self.mesh
+        shards = 1 if mesh is None else axis_size(mesh, HEADS)
+        if key.shape[1] % shards:
+            # Each repeated where its positions lie: XLA would else gather all heads of all positions on every device.
+            repeated = (jnp.repeat(x, shards // key.shape[1], axis=1) for x in (key, value))
+            key, value = (constrain(x, mesh, BATCH, "tp", "sequence", None) for x in repeated)  # (B, shards, L, D)
+
+        def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
+            query, key, value, segments = arrays
+            attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))  # (B, H, L, D)
+            return attended
+
+        arrays = (self.kernel, query, key, value, self.segments)
+        if mesh is None:
+            attended = attend(*arrays)
+        else:
+            by_heads = PartitionSpec(BATCH, HEADS, None, None)
+            kernel_spec = self.kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(HEADS, None)))
+            specs = (kernel_spec, by_heads, by_heads, by_heads, PartitionSpec(BATCH, None))
+            # check_vma: the kernel does not say over which axes its results vary (docs/upstream.md).
+            sharded = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=by_heads, check_vma=False)
+            attended = constrain(sharded(*arrays), mesh, BATCH, "tp", "sequence", None)
         return jnp.swapaxes(attended, 1, 2).reshape(query.shape[0], query.shape[2], -1)  # (B, L, H·D)
 
 
@@ -192,42 +218,6 @@ def make_kernel(
         residual_checkpoint_name=ATTENDED,
         interpret=interpret,
     )
-
-
-def splash_attention(
-    kernel: kernels.SplashAttentionKernel,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *,
-    segments: jax.Array,
-    mesh: Mesh | None = None,
-) -> jax.Array:
-    """The attended values, (B, H, L, D), of query (B, H, L, D) over key and value (B, K, L, D): what `attention` gives.
-
-    On a mesh, rows are split over replica and fsdp, and heads over tp and sequence: where a row's positions lie on
-    several devices, an all-to-all makes heads of them and back (sequence parallelism as in DeepSpeed-Ulysses,
-    https://arxiv.org/abs/2309.14509). So all devices of a row do the same work, unlike with parts of a causal mask.
-    """
-    shards = 1 if mesh is None else axis_size(mesh, HEADS)
-    if key.shape[1] % shards:
-        # Each repeated where its positions lie: XLA would else gather all heads of all positions on every device.
-        repeated = (jnp.repeat(x, shards // key.shape[1], axis=1) for x in (key, value))
-        key, value = (constrain(x, mesh, BATCH, "tp", "sequence", None) for x in repeated)  # (B, shards, L, D)
-
-    def attend(kernel: kernels.SplashAttentionKernel, *arrays: jax.Array) -> jax.Array:
-        query, key, value, segments = arrays
-        attended: Any = jax.vmap(kernel)(query, key, value, kernels.SegmentIds(segments, segments))  # (B, H, L, D)
-        return attended
-
-    if mesh is None:
-        return attend(kernel, query, key, value, segments)
-    by_heads = PartitionSpec(BATCH, HEADS, None, None)
-    specs = (by_heads, by_heads, by_heads, PartitionSpec(BATCH, None))
-    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec(HEADS, None)))
-    # check_vma: the kernel does not say over which axes its results vary (docs/upstream.md).
-    sharded = jax.shard_map(attend, mesh=mesh, in_specs=(kernel_spec, *specs), out_specs=by_heads, check_vma=False)
-    return constrain(sharded(kernel, query, key, value, segments), mesh, BATCH, "tp", "sequence", None)
 
 
 class _ByBlocks:

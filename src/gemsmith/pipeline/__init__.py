@@ -5,6 +5,7 @@ Each is skipped where its record is complete, and knows the others only by the f
 
 import contextlib
 import importlib
+import pkgutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,9 +160,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
 
 
 def _call(run: Run, stage: str, servers: "Servers | None", *, force: bool = False, **more: Any) -> Record:
-    module, name = STAGES[stage].function
     options = {"train": {"restart": True}, "eval": {"force": True}}.get(stage, {}) if force else {}
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    function: Callable[..., Any] = pkgutil.resolve_name(STAGES[stage].function)
     record: Record = function(run, *([servers] if stage in SERVED else []), **options, **more)
     print_warnings_of(record, told=run.told)
     return record

@@ -21,7 +21,7 @@ from gemsmith.runs.plan_records import ServingPlan
 from gemsmith.runs.records import Range, ServerFacts
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.serve.parallelism import UTILISATION, Layout, choose_layout
-from gemsmith.serve.settings import ServeSettings
+from gemsmith.serve.settings import settings_of
 from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES
 from gemsmith.system.format import rough, span
@@ -81,18 +81,12 @@ def plan_lengths(
         "images": images,
     }
     serve, context = recipe.serve, input_tokens + output_tokens
-    settings = ServeSettings(
-        dtype=serve.dtype,
-        kv_cache_dtype=serve.kv_cache_dtype,
-        images=serve.images or images > 0,
-        container_image=serve.container_image,
-        arguments=serve.arguments,
-    )
+    settings = settings_of(recipe, images=serve.images or images > 0)
     try:
         layout = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:
         return ServingPlan(**asked, fits=False, why=str(error))
-    warnings = tpu_warnings(machine, variant, settings, layout.weight_dtype, in_image=True, is_folder=True)
+    warnings = tpu_warnings(machine, variant, settings, layout.weight_dtype, in_image=True, place="folder")
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     served = Served(variant=variant, machine=machine, tp=layout.tp, weight_dtype=layout.weight_dtype, kv_dtype=kv_dtype)
     prompt_images = None

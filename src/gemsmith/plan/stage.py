@@ -15,8 +15,8 @@ from typing import Literal
 
 from gemsmith.arch import VARIANTS
 from gemsmith.errors import InputError
-from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog, own_catalog
-from gemsmith.hardware.catalog import own_files
+from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog
+from gemsmith.hardware.catalog import own_catalog, own_files
 from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
 from gemsmith.plan.compiled import Limits, check_compiles

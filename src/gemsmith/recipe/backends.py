@@ -5,7 +5,7 @@ Letters: B rows, L length, D head dim, Q queries and M keys of one block of atte
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from gemsmith.arch import Variant
 
@@ -13,7 +13,6 @@ Projection = Literal["q", "k", "v", "o", "gate", "up", "down"]
 Saved = Literal[Projection, "attended", "lora"]
 """Results of a layer that remat can save by name: outputs of projections; attention's output, with what its backward
 pass needs; and the outputs of adapters' A, which are R wide and so cost next to nothing."""
-SAVED: tuple[str, ...] = get_args(Saved)
 ATTENDED, LORA = "attended", "lora"
 Remat = Literal["none", "layer"] | tuple[str, ...]
 """What train.remat comes to: "none" saves all, "layer" the layers' inputs; names are of results that are saved."""

@@ -10,20 +10,8 @@ from gemsmith.analysis.cost import Curve
 from gemsmith.analysis.ratios import common_cells
 from gemsmith.analysis.summary import load_words
 from gemsmith.bench.sweep import ENOUGH
-from gemsmith.report.charts import (
-    COLORS,
-    DOTTED,
-    MARKERS,
-    SERIES,
-    Bars,
-    Chart,
-    Line,
-    line_chart,
-    make_chart,
-    mean_window,
-    running_mean,
-    spans_decades,
-)
+from gemsmith.report import charts
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.system.format import count, decimal, percent, usd
 
@@ -97,7 +85,7 @@ def load_charts(bench: BenchRecord) -> list[Chart]:
 
 def _trade_chart(grid: _Grid) -> Chart:
     """Output tokens/s to the right, TTFT p50 upwards: a good server goes far to the right before it goes up."""
-    log = spans_decades([cell.ttft_ms.p50 for cell in grid.cells], decades=1.3)
+    log = charts.spans_decades([cell.ttft_ms.p50 for cell in grid.cells], decades=1.3)
     named = grid.cells if len(grid.lengths) <= _MOST_RANGES else [grid.row(length)[-1] for length in grid.lengths]
     return _grid_chart(
         grid,
@@ -122,7 +110,7 @@ def _throughput_chart(grid: _Grid) -> Chart:
     longest = max(cell.output_tokens for cell in grid.cells)
     asked = [rate * longest if math.isfinite(rate) else math.nan for rate, _ in grid.loads]
     top = max((cell.output_tokens_per_s for cell in grid.cells if math.isfinite(cell.output_tokens_per_s)), default=0.0)
-    told = any(math.isfinite(value) for value in asked)
+    told, dots = any(math.isfinite(value) for value in asked), {"linewidth": 1.4, "linestyle": charts.DOTTED}
     return _grid_chart(
         grid,
         "throughput",
@@ -132,7 +120,7 @@ def _throughput_chart(grid: _Grid) -> Chart:
         of="Output tokens a second",
         title="Throughput",
         unit="output tokens/s",
-        beside=[Line(x=range(len(asked)), y=asked, color="muted", style={"linewidth": 1.4, "linestyle": DOTTED})],
+        beside=[Line(x=range(len(asked)), y=asked, color="muted", style=dots)],
         legend=[("muted", "dots", "asked for: rate × output tokens")] if told else [],
         y_range=(0, 1.15 * top or 1),
     )
@@ -162,7 +150,7 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
     """Milliseconds against the load: p50 as a mark on a line; for few lengths a bar to p90 and a thin one to p99."""
     ranges = len(grid.lengths) <= _MOST_RANGES
     values = [value for cell in grid.cells for value in (of(cell).p50, of(cell).p99 if ranges else of(cell).p50)]
-    log = spans_decades(values, decades=1.3)
+    log = charts.spans_decades(values, decades=1.3)
     middle = (len(grid.lengths) - 1) / 2
 
     def place(cell: BenchCell) -> float:
@@ -250,7 +238,8 @@ def loss_chart(comparison: Comparison) -> Chart | None:
         if len(side.losses) > 1:  # steps and running means, few enough to draw
             steps = [step for step, _ in side.losses]
             losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
-            means, every = running_mean(losses, mean_window(len(losses))), max(1, len(steps) // _MOST_SMOOTHED)
+            means = charts.running_mean(losses, charts.mean_window(len(losses)))
+            every = max(1, len(steps) // _MOST_SMOOTHED)
             thinned = [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
             smoothed[side.name, SERIES[place % 6]] = thinned
     if len(smoothed) < 2:

@@ -13,6 +13,7 @@ from rich.text import Text
 from gemsmith.analysis import summary
 from gemsmith.analysis.compare import Comparison, Pair
 from gemsmith.analysis.published import Reanalysis
+from gemsmith.plan.mesh import USABLE_SHARE
 from gemsmith.plan.stage import SweptPlan
 from gemsmith.report import comparison_page as words
 from gemsmith.runs.bench_records import BenchRecord
@@ -22,7 +23,7 @@ from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, TrainRe
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
-from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, price, size, span, usd
+from gemsmith.system.format import count, counts, decimal, duration, fraction, interval, percent, price, size, span, usd
 
 _Lines = Iterator[tuple[str, ...]]
 """What, its value, and where it is not plain, the style of that."""
@@ -168,8 +169,7 @@ def _eval_lines(scores: EvalRecord) -> _Lines:
         yield f"{name} score, 95 %", f"{fraction(score.score)} ({ends}, n = {count(score.n)})"
         for what, rows in (("without answer", score.failed), ("without verdict", score.ungraded)):
             if rows:
-                reasons = ", ".join(f"{count(number)} {reason}" for reason, number in rows.items())
-                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({reasons})", "bold red"
+                yield f"{name} rows {what}", f"{count(sum(rows.values()))} ({counts(rows)})", "bold red"
     for number, result in enumerate(scores.tasks):
         yield f"{result.task}, verdict" if number else "verdict", result.difference.summary
         for name, model in (("base", result.base), ("tuned", result.tuned)):
@@ -189,7 +189,8 @@ def sweep_table(keys: Sequence[str], found: Sequence[SweptPlan]) -> Table:
         cost = "–" if each.usd_per_million is None else span(*map(price, each.usd_per_million))
         rows.append((*each.values, machine.name, "yes" if machine.fits else "no", limit, step, rates, cost))
     columns = (*keys, "machine", "fits", "GiB a chip", "s a step", "tokens/s", "USD/M tokens")
-    return Table(title="Full rows, estimated", columns=columns, rows=rows, right=columns[-4:], whole=columns)
+    title = f"Full rows, estimated; {100 * USABLE_SHARE:.0f} % of a chip's memory can be used"
+    return Table(title=title, columns=columns, rows=rows, right=columns[-4:], whole=columns)
 
 
 def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:
@@ -205,9 +206,14 @@ def sweep_csv(keys: Sequence[str], found: Sequence[SweptPlan]) -> str:
     return Table(columns=(*keys, "machine", "fits", "bytes_per_chip", "limit_bytes", *ends), rows=rows).to_csv()
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Differences, ratios and curves on stdout."""
+def print_comparison(comparison: Comparison, redrawn: Reanalysis | None = None) -> None:
+    """Differences, ratios and curves on stdout; of a published comparison first what it says of itself."""
     console = open_console(stderr=False, soft_wrap=False)
+    if redrawn is not None:
+        for table in _published_tables(redrawn):
+            console.print(table.to_rich())
+        for line in _catalog_lines(redrawn):
+            console.print(Text(line), soft_wrap=True)
     console.print(Text(words.summary_line(comparison)), soft_wrap=True)
     console.print(_difference_table(comparison, "{}").to_rich())
     for pair in comparison.pairs:
@@ -219,14 +225,6 @@ def print_comparison(comparison: Comparison) -> None:
             console.print(Text(line), soft_wrap=True)
     for notice in comparison.warnings:
         console.print(Text.assemble(("warning: ", "yellow"), notice), soft_wrap=True)
-
-
-def print_verdicts(redrawn: Reanalysis) -> None:
-    console = open_console(stderr=False, soft_wrap=False)
-    for table in _published_tables(redrawn):
-        console.print(table.to_rich())
-    for line in _catalog_lines(redrawn):
-        console.print(Text(line), soft_wrap=True)
 
 
 def curve_lines(pair: Pair) -> list[str]:

@@ -62,13 +62,10 @@ class ProblemScore(Part):
     """Why no answer to it can be judged here: the problem does not count."""
 
 
-class PassAt(Part):
+class PassAt(Share):
     """pass@k: how likely at least one of k answers is right, with a 95 % interval over problems."""
 
     k: int
-    score: float
-    low: float
-    high: float
 
 
 class ModelResult(Part):
@@ -160,8 +157,8 @@ class LabelsResult(Part):
     """Those that the tuned model gets wrong, its commonest confusions first; then those that the base does."""
 
 
-class TaskResult(Part):
-    """One task of an evaluation, base and tuned on the same questions and settings."""
+class AskedTask(Part):
+    """A task's questions and how they are asked, the same for base and tuned."""
 
     task: str
     samples: int
@@ -182,6 +179,11 @@ class TaskResult(Part):
     judged_by: str | None = None
     sandbox: bool | None = None
     """Whether generated code ran in one; None where none runs."""
+
+
+class TaskResult(AskedTask):
+    """One task of an evaluation."""
+
     base: ModelResult
     tuned: ModelResult
     difference: Difference

@@ -22,26 +22,20 @@ class Stage:
     record: type[Record]
     upstream: tuple[str, ...] = ()
     """The earlier stages whose records it reads."""
-    function: tuple[str, str]
-    """Module and name. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
+    function: str
+    """MODULE:NAME. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
     needs_server: bool = False
 
 
 STAGES: dict[str, Stage] = {
-    "plan": Stage(record=PlanRecord, function=("gemsmith.plan.stage", "plan")),
-    "data": Stage(record=DataRecord, function=("gemsmith.data.stage", "prepare_data")),
-    "train": Stage(record=TrainRecord, upstream=("data",), function=("gemsmith.train.stage", "train")),
-    "export": Stage(record=ExportRecord, upstream=("train",), function=("gemsmith.export.stage", "export")),
-    "verify": Stage(record=VerifyRecord, upstream=("export",), function=("gemsmith.verify.stage", "verify")),
-    "serve": Stage(
-        record=ServeRecord, upstream=("export",), function=("gemsmith.serve.stage", "serve"), needs_server=True
-    ),
-    "bench": Stage(
-        record=BenchRecord, upstream=("export",), function=("gemsmith.bench.stage", "bench"), needs_server=True
-    ),
-    "eval": Stage(
-        record=EvalRecord, upstream=("export",), function=("gemsmith.evals.stage", "evaluate"), needs_server=True
-    ),
+    "plan": Stage(record=PlanRecord, function="gemsmith.plan.stage:plan"),
+    "data": Stage(record=DataRecord, function="gemsmith.data.stage:prepare_data"),
+    "train": Stage(record=TrainRecord, upstream=("data",), function="gemsmith.train.stage:train"),
+    "export": Stage(record=ExportRecord, upstream=("train",), function="gemsmith.export.stage:export"),
+    "verify": Stage(record=VerifyRecord, upstream=("export",), function="gemsmith.verify.stage:verify"),
+    "serve": Stage(record=ServeRecord, upstream=("export",), function="gemsmith.serve.stage:serve", needs_server=True),
+    "bench": Stage(record=BenchRecord, upstream=("export",), function="gemsmith.bench.stage:bench", needs_server=True),
+    "eval": Stage(record=EvalRecord, upstream=("export",), function="gemsmith.evals.stage:evaluate", needs_server=True),
 }
 SERVED = tuple(name for name, stage in STAGES.items() if stage.needs_server)
 

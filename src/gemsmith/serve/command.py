@@ -77,9 +77,9 @@ class Weights:
     config: Mapping[str, Any]  # config.json, or as much of the published one's as matters here
 
     @property
-    def streams(self) -> bool:
-        """Whether vLLM reads them straight out of a bucket."""
-        return self.source.startswith("gs://")
+    def place(self) -> vllm_checks.Place:
+        """Where they lie; out of a bucket vLLM streams them."""
+        return "bucket" if self.source.startswith("gs://") else "folder" if self.is_folder else "hub"
 
 
 def published_config(variant: Variant) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def deploy(
     refuse_open_server(settings, has_key=keyed)
     kind, image = machine.chip.kind, None if program else image_of(machine, settings)
     if image:
-        vllm_checks.refuse_image(image, streams=weights.streams)
+        vllm_checks.refuse_image(image, streams=weights.place == "bucket")
     length = settings.max_model_len or min(PROMPT_AND_OUTPUT, weights.variant.context)
     choices = [*_choose(machine, weights, settings, length, image)]
     settings = settings.model_copy(update={"max_model_len": length})
@@ -215,15 +215,15 @@ def _choose(
         yield choose_option("--tensor-parallel-size", str(layout.tp), why=why)
         choose = _choose_on_gpu if kind == "gpu" else _choose_on_tpu
         yield from choose(machine, weights, settings, layout, vllm_checks.read_version(image or ""))
-        if weights.streams:
-            yield choose_option(
-                "--load-format", "runai_streamer", why="weights go from the bucket to the chip, by no disk"
-            )
-        if weights.streams and kind == "gpu" and layout.tp > 1:
-            why = "each GPU reads a share of the bucket's files, and passes it on to the others"
-            yield choose_option("--model-loader-extra-config", '{"distributed": true}', why=why)
-        where = {"in_image": image is not None, "is_folder": weights.is_folder, "streams": weights.streams}
-        yield from vllm_checks.tpu_warnings(machine, weights.variant, settings, layout.weight_dtype, **where)
+        if weights.place == "bucket":
+            why = "weights go from the bucket to the chip, by no disk"
+            yield choose_option("--load-format", "runai_streamer", why=why)
+            if kind == "gpu" and layout.tp > 1:
+                why = "each GPU reads a share of the bucket's files, and passes it on to the others"
+                yield choose_option("--model-loader-extra-config", '{"distributed": true}', why=why)
+        yield from vllm_checks.tpu_warnings(
+            machine, weights.variant, settings, layout.weight_dtype, in_image=image is not None, place=weights.place
+        )
     if settings.adapter is not None:
         if kind == "tpu":
             raise RecipeError(
@@ -324,7 +324,7 @@ def _see_from_container(
 ) -> tuple[str, ServeSettings, tuple[Mount, ...]]:
     """The model and the settings with paths in a container, and the mounts that show it the files of this machine."""
     model, mounts, inside = weights.source, list[Mount](), dict[str, Any]()
-    if weights.is_folder and not weights.streams:
+    if weights.place == "folder":
         mounts.append(Mount(host=model, inside=_MODEL_INSIDE))
         model = _MODEL_INSIDE
     if settings.chat_template is not None:

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemsmith.errors import MachineError, RecipeError, suggest
-from gemsmith.hardware import Machine, load_catalog
+from gemsmith.errors import MachineError, RecipeError
+from gemsmith.hardware import Machine, find_machine, load_catalog
 from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings
 from gemsmith.system.files import expanduser
 
@@ -136,17 +136,11 @@ def _shell_path(path: str, rest: str) -> str:
 
 
 def machine_named(name: str, catalog: str | None) -> Machine:
-    """The machine of that name. Raises RecipeError with those that exist, and for several hosts: a server has one."""
-    machines = load_catalog(catalog).machines
-    if name not in machines:
-        raise RecipeError(
-            f"--machine {name}: is not in the catalog{suggest(name, machines)}; allowed: {', '.join(machines)}; add "
-            "others in hardware.catalog"
-        )
-    if machines[name].hosts > 1:
-        hosts = machines[name].hosts
-        raise RecipeError(f"--machine {name}: has {hosts} hosts, a server here has one; name a smaller one")
-    return machines[name]
+    """The machine of that name. Raises RecipeError as find_machine, and for several hosts: a server has one."""
+    machine = find_machine(load_catalog(catalog), name, "--machine")
+    if machine.hosts > 1:
+        raise RecipeError(f"--machine {name}: has {machine.hosts} hosts, a server here has one; name a smaller one")
+    return machine
 
 
 def refuse_other_host(machine: Machine) -> None:

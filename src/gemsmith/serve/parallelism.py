@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gemsmith.arch import Variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import Machine
+from gemsmith.hardware.model.limits import allowed_tp
 from gemsmith.hardware.model.serving import ServingMemory, serving_memory
 from gemsmith.serve.settings import ServeSettings
 
@@ -78,13 +79,12 @@ def memory_reason(machine: Machine, layout: Layout) -> str:
 
 def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
     """Tensor parallel, dtype of weights and tokens of a forward pass; what is best comes first."""
-    kv = (variant.kv_heads, variant.global_kv_heads)
-    shared = [tp for tp in range(machine.devices, 0, -1) if machine.devices % tp == 0 and variant.heads % tp == 0]
-    shared = [tp for tp in shared if all(heads % tp == 0 or tp % heads == 0 for heads in kv)]
+    shared = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
     if machine.chip.kind == "tpu":
         sizes = shared[:1]  # one program over all chips of a slice
     else:
         # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
+        kv = (variant.kv_heads, variant.global_kv_heads)
         splitting = [tp for tp in shared if all(heads % tp == 0 for heads in kv)]
         sizes = splitting + sorted(set(shared) - set(splitting))
     for dtype in ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from gemsmith.errors import CheckpointError, MachineError, last_line
 from gemsmith.hardware import Machine
+from gemsmith.recipe.schema import Recipe
 from gemsmith.recipe.serving import Serve
 from gemsmith.serve.vllm_issues import ASK_VERSION, cpu_environment
 from gemsmith.system.files import expanduser
@@ -48,6 +49,13 @@ class ServeSettings(Serve):
     machine: Machine | None = None
     """Of the catalog; None: this machine as it is."""
     in_docker: bool = False
+
+
+def settings_of(recipe: Recipe, **chosen: Any) -> ServeSettings:
+    """What the recipe says of a server; `chosen` values stand in place of its own, or beside them."""
+    data = recipe.data
+    rest = {"chat_template": data.template, "thinking": data.thinking, "image_tokens": data.image_tokens}
+    return ServeSettings(**dict(recipe.serve) | rest | {"seed": recipe.seed} | chosen)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from gemsmith.serve.settings import (
     api_headers,
     base_name,
     refuse_without_template,
+    settings_of,
 )
 from gemsmith.serve.vllm_checks import refuse_vision
 from gemsmith.serve.vllm_issues import ADAPTER_IGNORED
@@ -113,7 +114,7 @@ class Servers:
     ) -> None:
         """`skip_verify_check`: the tuned weights are served whatever verify says of them. `where`: this_machine_as."""
         self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
-        self._settings = make_settings(run, prefix_caching=prefix_caching).model_copy(update=where)
+        self._settings = make_settings(run, prefix_caching=prefix_caching, **where)
         self.takes_images = self._settings.images
         self.serves_adapter = run.recipe.serve.weights == "adapter"
         """Whether base and tuned model are one server."""
@@ -213,17 +214,9 @@ def other_weights(recipe: Recipe, merged_into: str) -> tuple[str, ...]:
     )
 
 
-def make_settings(run: Run, *, prefix_caching: bool = False) -> ServeSettings:
-    """The recipe's section `serve`, with the seed and the chat template that the whole run uses."""
-    recipe = run.recipe
-    return ServeSettings(
-        **dict(recipe.serve) | {"images": takes_images(run)},
-        seed=recipe.seed,
-        chat_template=recipe.data.template,
-        thinking=recipe.data.thinking,
-        prefix_caching=prefix_caching,
-        image_tokens=recipe.data.image_tokens,
-    )
+def make_settings(run: Run, **chosen: Any) -> ServeSettings:
+    """How the run's models are served; `chosen` as in settings_of."""
+    return settings_of(run.recipe, images=takes_images(run), **chosen)
 
 
 def with_room(run: Run, overrides: Sequence[str], tokens: int, *, why: str) -> Run:

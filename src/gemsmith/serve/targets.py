@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,14 @@ from gemsmith.runs.run import Run, find_run
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, RUNTIMES, Weights, deploy, published_config
 from gemsmith.serve.container import as_shell, machine_named, this_machine_as
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import ServedAdapter, ServeSettings, api_headers, engine_python, refuse_without_template
+from gemsmith.serve.settings import (
+    ServedAdapter,
+    ServeSettings,
+    api_headers,
+    engine_python,
+    refuse_without_template,
+    settings_of,
+)
 from gemsmith.serve.stage import ask_first, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 from gemsmith.system.characters import escape_control_chars
@@ -29,16 +35,6 @@ _OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "data.thinking", "hardwar
 """Keys of a recipe that matter where there is no recipe."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeTarget:
-    """What was named: its weights, the recipe that says how to serve them, and what the server is to call them."""
-
-    weights: Weights
-    recipe: Recipe
-    settings: ServeSettings
-    name: str
-
-
 def is_checkpoint(source: str) -> bool:
     """Whether something other than a recipe or a run directory is named."""
     path = Path(source)
@@ -47,43 +43,46 @@ def is_checkpoint(source: str) -> bool:
     return not path.exists() and ("://" in source or is_hub_id(source)) and path.suffix not in (".yaml", ".yml")
 
 
-def find_named(source: str, run_path: Path | None, overrides: Sequence[str]) -> ServeTarget:
-    """What is named, without weights or network: a run or a recipe need not have been trained, a hub id not fetched."""
+def find_named(
+    source: str, run_path: Path | None, overrides: Sequence[str]
+) -> tuple[str, Recipe, ServeSettings, Weights]:
+    """What the server is to call what is named, how it is served, and its weights.
+
+    Without weights or network: a run or a recipe need not have been trained, a hub id not fetched.
+    """
     if is_checkpoint(source):
-        return _checkpoint(source, overrides)
+        recipe = _recipe_of(source, overrides)
+        return _name_of(source), recipe, settings_of(recipe, prefix_caching=True), _checkpoint_weights(source, recipe)
     path = Path(source)
     folder = path if path.is_dir() else run_path or Path("runs") / path.stem
     recipe = find_run(path, overrides) if path.is_dir() else resolve_file(path, overrides)[0]
     run, base, variant = Run(path=folder, recipe=recipe), recipe.checkpoint, recipe_variant(recipe)
-    settings, checkpoint = make_settings(run), expanduser(base)
+    adapter, weights, is_folder, checkpoint = None, str(run.merged), True, expanduser(base)
     if recipe.serve.weights == "adapter":
         adapter = ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank)
         weights, is_folder = base, not is_hub_id(base)
-        settings = settings.model_copy(update={"adapter": adapter})
-    else:
-        weights, is_folder = str(run.merged), True
-        checkpoint = run.merged if (run.merged / "config.json").exists() else checkpoint
+    elif (run.merged / "config.json").exists():
+        checkpoint = run.merged
     config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else published_config(variant)
     served = Weights(source=weights, is_folder=is_folder, variant=variant, config=config)
-    return ServeTarget(weights=served, recipe=recipe, settings=settings, name=folder.resolve().name)
+    return folder.resolve().name, recipe, make_settings(run, adapter=adapter, prefix_caching=True), served
 
 
 def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
     """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr."""
-    named = find_named(source, run_path, overrides)
-    machine = machine_named(machine_name or THIS_MACHINE, named.recipe.hardware.catalog)
+    name, recipe, settings, weights = find_named(source, run_path, overrides)
+    machine = machine_named(machine_name or THIS_MACHINE, recipe.hardware.catalog)
     # On a CPU in vLLM's own Python, else in Docker.
-    program = () if machine.chip.kind != "cpu" else (str(engine_python(named.settings.python)), "-m", SERVER_MODULE)
-    settings = named.settings.model_copy(update={"prefix_caching": True})
-    deployment = deploy(machine, named.weights, settings, name=named.name, program=program, keyed=bool(api_headers()))
-    lines = [f"{named.name} on {machine.name}; estimated, where it says so"]
+    program = () if machine.chip.kind != "cpu" else (str(engine_python(settings.python)), "-m", SERVER_MODULE)
+    deployment = deploy(machine, weights, settings, name=name, program=program, keyed=bool(api_headers()))
+    lines = [f"{name} on {machine.name}; estimated, where it says so"]
     if (runtime := RUNTIMES.get(machine.chip.name)) is not None:
         lines.append(f"TPU VM: runtime image {runtime}; another boots and cannot be reached")
-    lines += other_weights(named.recipe, named.recipe.export.merge_into)
+    lines += other_weights(recipe, recipe.export.merge_into)
     lines += [f"{choice.what}: {choice.why}" for choice in deployment.choices]
     lines += [f"${name}: taken from the environment of whoever runs this" for name in deployment.passed]
-    folders = [named.weights.source] if named.weights.is_folder else []
-    folders += [named.settings.adapter.folder] if named.settings.adapter is not None else []
+    folders = [weights.source] if weights.is_folder else []
+    folders += [settings.adapter.folder] if settings.adapter is not None else []
     lines += [f"not there yet: {folder}" for folder in folders if not Path(folder).is_dir()]
     console = open_console()
     for line in lines:
@@ -96,11 +95,9 @@ def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | 
     recipe = _recipe_of(source, overrides)
     where = this_machine_as(machine_name, recipe.hardware.catalog)
     folder = _checkpoint_folder(source) or fetch_folder(source)
-    variant = name_variant(read_variant(read_config(folder)))
-    settings = make_settings(Run(path=folder, recipe=recipe), prefix_caching=True)
-    length = settings.max_model_len or min(PROMPT_AND_OUTPUT, variant.context)
+    length = recipe.serve.max_model_len or min(PROMPT_AND_OUTPUT, read_variant(read_config(folder)).context)
     hub_id = source if is_hub_id(source) else None
-    settings = settings.model_copy(update={"max_model_len": length, "hub_id": hub_id, **where})
+    settings = settings_of(recipe, prefix_caching=True, max_model_len=length, hub_id=hub_id, **where)
     refuse_without_template(folder, settings)
     with tempfile.TemporaryDirectory(prefix="gemsmith-serve-") as logs:
         log = Path(logs) / "vllm.log"
@@ -109,9 +106,8 @@ def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | 
             wait_for_the_end(server)
 
 
-def _checkpoint(source: str, overrides: Sequence[str]) -> ServeTarget:
-    recipe, folder = _recipe_of(source, overrides), _checkpoint_folder(source)
-    if folder is not None:
+def _checkpoint_weights(source: str, recipe: Recipe) -> Weights:
+    if (folder := _checkpoint_folder(source)) is not None:
         config: Mapping[str, Any] = read_config(folder)
         variant = name_variant(read_variant(dict(config)))
     else:
@@ -122,9 +118,7 @@ def _checkpoint(source: str, overrides: Sequence[str]) -> ServeTarget:
                 f"{source}: is not here to read what model it is; add --set model=gemma4-31b, or another that it is"
             )
         variant, config = known, published_config(known)
-    weights = Weights(source=str(folder or source), is_folder=folder is not None, variant=variant, config=config)
-    settings = make_settings(Run(path=Path(source), recipe=recipe))
-    return ServeTarget(weights=weights, recipe=recipe, settings=settings, name=_name_of(source))
+    return Weights(source=str(folder or source), is_folder=folder is not None, variant=variant, config=config)
 
 
 def _recipe_of(source: str, overrides: Sequence[str]) -> Recipe:
@@ -161,5 +155,5 @@ def _checkpoint_folder(source: str) -> Path | None:
 
 def _name_of(source: str) -> str:
     """What a checkpoint is called: the last part of its name that tells it from others."""
-    path = Path(source.rstrip("/"))
-    return path.resolve().parent.name if path.resolve().name == "merged" else path.resolve().name
+    path = Path(source).resolve()
+    return path.parent.name if path.name == "merged" else path.name

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gemsmith.arch import Variant
 from gemsmith.checkpoints.peft_config import PeftConfig
@@ -26,7 +26,8 @@ WARNING = "warning"  # what a DeploymentChoice is called that warns
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
-_TPU_STREAMER = "https://github.com/vllm-project/tpu-inference/pull/1356"
+Place = Literal["folder", "bucket", "hub"]
+"""Where weights lie."""
 
 
 def read_version(text: str) -> Version | None:
@@ -121,8 +122,7 @@ def refuse_vision(config: PeftConfig) -> None:
     It takes that part with --enable-tower-connector-lora, which has not been tried here
     (https://github.com/vllm-project/vllm/pull/42662).
     """
-    targets = str(config.values.get("target_modules"))
-    if any(name in targets for name in ("vision_tower", "embed_vision")):
+    if any(name in str(config.target_modules) for name in ("vision_tower", "embed_vision")):
         raise RecipeError(
             "serve.weights: adapter was given, but the run's adapter is also on what encodes images, and vLLM leaves "
             "that part out; set merged"
@@ -130,14 +130,7 @@ def refuse_vision(config: PeftConfig) -> None:
 
 
 def tpu_warnings(
-    machine: Machine,
-    variant: Variant,
-    settings: ServeSettings,
-    weight_dtype: str,
-    *,
-    in_image: bool,
-    is_folder: bool,
-    streams: bool = False,
+    machine: Machine, variant: Variant, settings: ServeSettings, weight_dtype: str, *, in_image: bool, place: Place
 ) -> tuple[DeploymentChoice, ...]:
     """What went wrong, or otherwise than one would think, with such a model on such a TPU; none elsewhere."""
     if machine.chip.kind != "tpu":
@@ -146,19 +139,13 @@ def tpu_warnings(
     kv = option_value(settings.arguments, "--kv-cache-dtype") or settings.kv_cache_dtype
     lacks_memory = (name, machine.name, weight_dtype) == ("gemma4-31b", "v6e-4", "bfloat16")
     fp8_kv = "kv_cache_dtype auto was fp8_e5m2 on a v6e-8; --kv-cache-dtype in serve.arguments names it"
+    folder = "vLLM's image for TPUs refused a local folder, and took a hub id alone"
+    stream = "no stream of weights into a TPU was tried here; vLLM's images for TPUs have it of late"
     memory = "the 31B ran out of memory there in bfloat16, and ran with weights and KV in fp8"
     seen = (
         (in_image and image == TPU_IMAGE, f"{image} is vLLM 0.19.0; serve.container_image names a later one", _PAPER),
-        (
-            streams,
-            "no stream of weights into a TPU was tried here; vLLM's images for TPUs have it of late",
-            _TPU_STREAMER,
-        ),
-        (
-            is_folder and not streams,
-            "vLLM's image for TPUs refused a local folder, and took a hub id alone",
-            f"{_PAPER}, its notes",
-        ),
+        (place == "bucket", stream, "https://github.com/vllm-project/tpu-inference/pull/1356"),
+        (place == "folder", folder, f"{_PAPER}, its notes"),
         (kv == "auto", fp8_kv, _PAPER),
         (name in ("gemma4-e2b", "gemma4-e4b"), f"Google's recipes for TPUs call {name} not verified", _RECIPES),
         (lacks_memory, memory, f"{TPU_ISSUES}2333"),

@@ -56,6 +56,15 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if math.isfinite(value) else "not finite"
 
 
+def counts(found: Mapping[str, int]) -> str:
+    """How many there are of each, the most frequent first.
+
+    >>> counts({"timeout": 1, "http 500": 1200})
+    '1,200 http 500, 1 timeout'
+    """
+    return ", ".join(f"{number:,} {what}" for what, number in sorted(found.items(), key=lambda each: -each[1]))
+
+
 def fraction(value: float) -> str:
     """A score: three decimals."""
     return f"{value:.3f}" if math.isfinite(value) else "not finite"

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,7 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     if len(text) > MOST_CHARACTERS:
         raise RecipeError(f"{name}: has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}")
     try:
-        strict: Any = type("Loader", (base,), {})
-        strict.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-        strict.add_constructor("tag:yaml.org,2002:map", _mapping_of)
-        strict.add_constructor("tag:yaml.org,2002:int", _whole_of)
-        loader = strict(text)
+        loader = _strict(base)(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -49,6 +46,16 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
         ) from None
     except (RecursionError, ValueError, OverflowError) as error:
         raise RecipeError(f"{name}: is not YAML ({error})") from None
+
+
+@cache
+def _strict(base: Any) -> Any:
+    """A loader class that reads as `base`, and refuses what that lets pass."""
+    strict: Any = type("Loader", (base,), {})
+    strict.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
+    strict.add_constructor("tag:yaml.org,2002:map", _mapping_of)
+    strict.add_constructor("tag:yaml.org,2002:int", _whole_of)
+    return strict
 
 
 def _count(node: yaml.Node, counted: dict[int, float]) -> float:

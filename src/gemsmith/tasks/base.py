@@ -3,7 +3,7 @@
 `generate_rows` makes rows, `COLUMNS` and `score` score answers, `read_questions` and `open_judges` bring questions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -128,23 +128,18 @@ class Classifier(Protocol):
         """Which of the labels an answer is; None where it is none."""
 
 
-class Judges(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Judges:
     """What judges answers to a task's own questions, once it has looked at what it needs for that."""
 
-    @property
-    def ungraded(self) -> Mapping[str, str]:
-        """Questions that no answer can be judged for here, by origin, and why: they are not asked."""
-
-    @property
-    def tool(self) -> str:
-        """What judges, with its version."""
-
-    @property
-    def sandboxed(self) -> bool:
-        """Whether what answers hold runs where it can do no harm."""
-
-    def score(self, question: Question, answers: Sequence[str]) -> Sequence[Verdict]:
-        """See Scorer."""
+    score: Callable[[Question, Sequence[str]], Sequence[Verdict]]
+    """See Scorer."""
+    ungraded: Mapping[str, str]
+    """Questions that no answer can be judged for here, by origin, and why: they are not asked."""
+    tool: str
+    """What judges, with its version."""
+    sandboxed: bool
+    """Whether what answers hold runs where it can do no harm."""
 
 
 class Benchmark(Protocol):

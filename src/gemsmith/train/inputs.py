@@ -5,9 +5,11 @@ Adapters start as PEFT draws them, or as those of `train.init_adapter`. No machi
 
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -17,10 +19,11 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
 from gemsmith.data.batches import EVAL_ROWS, Batches, open_rows
 from gemsmith.data.chat_template import SPECIAL_IDS
+from gemsmith.data.images import decode_batches
 from gemsmith.data.packing import ARRAYS, Rows
 from gemsmith.data.tokenize import open_tokenizer
-from gemsmith.errors import CheckpointError, RecipeError
-from gemsmith.images.patches import PatchConfig, longest_line, read_patching
+from gemsmith.errors import CheckpointError, GemsmithError, RecipeError
+from gemsmith.images.patches import PatchConfig, Patches, longest_line, read_patching
 from gemsmith.recipe.backends import ANSWER_TOKENS
 from gemsmith.recipe.schema import Data, Lora, Recipe
 from gemsmith.runs.records import SampleAnswer
@@ -110,9 +113,45 @@ def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: L
     return patching
 
 
+class ImageFeed:
+    """Some rows of the batch of each step from `first` on, with the images of each row, decoded ahead in processes.
+
+    `fault`: why the batch of `step` cannot be had, such as an image that is gone. It is known so many steps `ahead` of
+    when that batch is asked for.
+    """
+
+    def __init__(
+        self, batches: Batches, patching: PatchConfig, *, rows: Sequence[int], first: int, processes: int, ahead: int
+    ) -> None:
+        self.fault: GemsmithError | None = None
+        self.step, self._ahead = first, ahead
+        self._ready: deque[tuple[Rows, list[list[Patches]]]] = deque()
+        steps = range(first, batches.steps + 1)
+        self._decoded = decode_batches(batches, steps, patching, processes=processes, rows=rows)
+        self._fill()
+
+    def take(self) -> tuple[Rows, list[list[Patches]]] | None:
+        """The next step's; None after the last, or where it cannot be had."""
+        self._fill()
+        return self._ready.popleft() if self._ready else None
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._decoded.close()
+
+    def _fill(self) -> None:
+        while len(self._ready) <= self._ahead:
+            try:
+                self._ready.append(next(self._decoded))
+            except StopIteration:
+                return
+            except GemsmithError as error:
+                self.fault = error
+                return
+            self.step += 1
+
+
 Answers = tuple[SampleAnswer, ...]
-NextTokens = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
-"""Of tokens (B, L), the most likely one after that which a mask (B, L) marks in each row, (B,); None: told to stop."""
 _PROMPT_CHARACTERS = 1000
 
 
@@ -132,31 +171,38 @@ class SamplePrompts:
     image_token: int
     stops: frozenset[int]
 
-    def answer(self, number: int, next_tokens: NextTokens) -> list[SampleAnswer] | None:
-        """The greedy answers to the prompts of a batch, from 1; None where `next_tokens` is told to stop."""
-        first, batch = (number - 1) * self.batches.global_batch_size, self.batches.batch(number)
-        tokens, lengths = batch.tokens, self.lengths[first : first + len(batch)]
-        room = [min(ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
-        answers: list[list[int]] = [[] for _ in lengths]
-        while left := [row for row, ids in enumerate(answers) if len(ids) < room[row] and self.stops.isdisjoint(ids)]:
-            mask = np.zeros_like(batch.loss_mask)
-            for row, ids in enumerate(answers):
-                mask[row, lengths[row] + len(ids) - 1] = 1
-            found = next_tokens(tokens, mask)
-            if found is None:
-                return None
-            for row in left:
-                tokens[row, lengths[row] + len(answers[row])] = found[row]
-                answers[row].append(int(found[row]))
-        prompts = (self._text(row[:length].tolist()) for row, length in zip(tokens, lengths, strict=False))
-        return [
-            SampleAnswer(
-                prompt=prompt if len(prompt) <= _PROMPT_CHARACTERS else f"…{prompt[-_PROMPT_CHARACTERS:]}",
-                expected=self._answer_text(self.expected[first + row].tolist()),
-                answer=self._answer_text(answers[row]),
-            )
-            for row, prompt in enumerate(prompts)
-        ]
+    def answer(
+        self, batches: Iterable[tuple[Any, ...]], next_tokens: Callable[..., np.ndarray | None]
+    ) -> Answers | None:
+        """The greedy answers to the prompts of these batches, each its number, from 1, and what else is read of it.
+
+        `next_tokens` is given all that, tokens (B, L) and a mask (B, L), and gives the most likely one after that which
+        the mask marks in each row, (B,). None where it gives None, since it is told to stop.
+        """
+        found: list[SampleAnswer] = []
+        for number, *read in batches:
+            first, batch = (number - 1) * self.batches.global_batch_size, self.batches.batch(number)
+            tokens, lengths = batch.tokens, self.lengths[first : first + len(batch)]
+            room = [min(ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
+            answers: list[list[int]] = [[] for _ in lengths]
+            while left := [
+                row for row, ids in enumerate(answers) if len(ids) < room[row] and self.stops.isdisjoint(ids)
+            ]:
+                mask = np.zeros_like(batch.loss_mask)
+                for row, ids in enumerate(answers):
+                    mask[row, lengths[row] + len(ids) - 1] = 1
+                predicted = next_tokens(number, *read, tokens, mask)
+                if predicted is None:
+                    return None
+                for row in left:
+                    tokens[row, lengths[row] + len(answers[row])] = predicted[row]
+                    answers[row].append(int(predicted[row]))
+            for row, (length, ids) in enumerate(zip(lengths, answers, strict=True)):
+                prompt, expected = self._text(tokens[row][:length].tolist()), self.expected[first + row].tolist()
+                prompt = prompt if len(prompt) <= _PROMPT_CHARACTERS else f"…{prompt[-_PROMPT_CHARACTERS:]}"
+                answer, expected = self._answer_text(ids), self._answer_text(expected)
+                found.append(SampleAnswer(prompt=prompt, expected=expected, answer=answer))
+        return tuple(found)
 
     def _answer_text(self, ids: list[int]) -> str:
         """Without the token that ends it; with … where none does."""
@@ -197,7 +243,6 @@ def load_samples(run: Run, checkpoint: Checkpoint, *, parts: int, most: int, mul
     packed = prompt_rows(prompts, min(run.recipe.data.max_length, -(-length // multiple) * multiple))
     return SamplePrompts(
         batches=Batches(
-            steps=-(-len(prompts) // size),
             global_batch_size=size,
             total_rows=len(prompts),
             rows=replace(packed, images=tuple(images) if any(images) else ()),

@@ -7,10 +7,12 @@ import math
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from gemsmith.arch import Variant, lora_targets
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
 from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
@@ -90,7 +92,6 @@ class BackendInfo:
     """What a record says of the backend; all but `accelerators` and the last two are fields of TrainRecord."""
 
     accelerators: tuple[str, ...]
-    adapted: dict[str, int]
     trained_parameters: int
     mesh: dict[str, int]
     attention: dict[str, str]
@@ -109,6 +110,9 @@ class SavedSteps(Protocol):
     """The steps that a backend has saved."""
 
     def steps(self) -> list[int]: ...
+
+    def others(self) -> list[int]:
+        """Steps there that another backend or program saved: an export would take theirs where they are later."""
 
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `TrainSession.metadata` gave when the step was saved, and checksums. Raises CorruptCheckpointError."""
@@ -130,9 +134,6 @@ class TrainBackend(Protocol):
 
     @property
     def checkpoints(self) -> SavedSteps: ...
-
-    def resumable_step(self) -> int | None:
-        """The last saved step. Raises RunError where another backend's steps are in the way."""
 
     def prepare(self, session: "TrainSession") -> None:
         """Puts model and optimizer on the devices: at their start, where the session has no step to resume from."""
@@ -187,11 +188,15 @@ class TrainSession:
     def _resume(self) -> tuple[int, list[TrainStep], list[Evaluation], list[int]]:
         """The last good step, the steps and evaluations up to it, and those after which attempts resumed.
 
-        Damaged steps after it are set aside. Raises RunError where steps are saved and none is good.
+        Damaged steps after it are set aside. Raises RunError where steps are saved and none is good, or not all are of
+        this backend.
         """
         run, backend, damaged = self.run, self._backend, dict[int, str]()
-        if backend.resumable_step() is None:
-            return 0, [], [], []
+        if others := backend.checkpoints.others():
+            raise RunError(
+                f"{run.checkpoints}/{others[-1]}: was not saved by train.backend {backend.name}; set "
+                f"train.checkpoint_folder to another, or start again with: gemsmith train {run.path} --force"
+            )
         for step in sorted(backend.checkpoints.steps(), reverse=True):
             try:
                 metadata = backend.checkpoints.read_metadata(step)
@@ -209,6 +214,8 @@ class TrainSession:
             if backend.writes:
                 print_warnings("train", self._warnings)
             return found
+        if not damaged:
+            return 0, [], [], []
         last = next(iter(damaged.values()))
         raise RunError(f"{last}; no earlier step is good, so start again with: gemsmith train {run.path} --force")
 
@@ -350,18 +357,21 @@ class TrainSession:
         went_on = self.done and len(self.log.steps) > self.done
         return [*self._resumed_at, self.done] if went_on else self._resumed_at
 
-    def record(self, clock: Clock, model: str) -> TrainRecord:
-        """The record of a finished training of the model of this name."""
+    def record(self, clock: Clock, variant: Variant) -> TrainRecord:
+        """The record of a finished training of such a model."""
         run, steps, facts = self.run, self.log.steps, self._backend.facts()
         inside = run.recipe.train.checkpoint_folder is None
         machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256
+        # Each has an adapter: backends check it as they put them on.
+        adapted = () if run.recipe.train.method == "full" else lora_targets(variant, run.recipe.lora.targets)
         sources = {"train.init_adapter": start} if start else None
         provenance = make_provenance(run, "train", clock, packages=self._backend.packages, sources=sources)
         devices = provenance.machine.model_copy(update={"accelerators": facts.accelerators})
         return TrainRecord(
             provenance=provenance.model_copy(update={"machine": devices}),
             backend=self._backend.name,
-            model=model,
+            model=variant.name,
+            adapted=Counter(tensor.role for tensor in adapted),
             steps=tuple(steps),
             early_stop=self.early_stop,
             evaluations=tuple(self.log.evaluations),
@@ -408,7 +418,7 @@ class TrainSession:
 
 
 def train_session(
-    run: Run, backend: TrainBackend, *, steps: int, model: str, clock: Clock, restart: bool = False
+    run: Run, backend: TrainBackend, *, steps: int, variant: Variant, clock: Clock, restart: bool = False
 ) -> TrainRecord:
     """The record of a training of so many steps, written to train.json by the process that writes.
 
@@ -418,7 +428,7 @@ def train_session(
     session = TrainSession(run, backend, steps=steps, restart=restart)
     with stop_on_signals(session.stopping):
         session.train()
-        record = session.record(clock, model)
+        record = session.record(clock, variant)
         if backend.writes:
             write_record(run, record)
     if session.stopping.is_set():  # training is complete, but another stage may follow

@@ -24,6 +24,7 @@ from gemsmith.images.patches import PatchConfig, make_patches
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record
 from gemsmith.tasks.messages import Message, images_of
+from gemsmith.train.torch.images import pad_images
 from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify.logits import load_model, load_peft
 
@@ -77,12 +78,7 @@ class LocalModel:
         tokens = torch.from_numpy(ids.astype(np.int64))[None]
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         if patches:
-            most = max(len(image.values) for image in patches)
-            values, positions = map(np.stack, zip(*(image.padded(most) for image in patches), strict=True))
-            inputs |= {
-                "pixel_values": torch.from_numpy(values),
-                "image_position_ids": torch.from_numpy(positions).long(),
-            }
+            inputs |= pad_images([patches])
             inputs["mm_token_type_ids"] = (tokens == self.renderer.image_tokens().image).long()
         return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
 

@@ -40,69 +40,47 @@ def compare_logits(
     base: Checkpoint,
     adapter_folder: Path,
     merged_folder: Path,
-    adapter: Adapter,
+    trained: Adapter | Mapping[str, np.ndarray],
     prompts: Sequence[Prompt],
     *,
     trained_on: Checkpoint | None = None,
 ) -> LogitCheck:
-    """Runs the prompts through base, base + adapter, and merged.
+    """Runs the prompts through base, base + adapter (or with the trained weights), and merged.
 
     Losses are those of `trained_on`, of that with the adapter, and of merged; it is `base` unless given.
 
     Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
     alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
-    tolerance fits. The pass is decided without it: PEFT's own merge, rounded as files of the base's dtype are, against
-    merged, within TOLERANCE. The difference to the adapter as it is without that rounding is in the detail.
+    tolerance fits. The pass is decided without it: PEFT's own merge (or the trained weights), rounded as files of the
+    base's dtype are, against merged, within TOLERANCE. The difference without that rounding is in the detail.
     """
-    streamed = free_memory_bytes() < memory_needed_bytes(base)
-    if streamed and (lacking := _lacks_memory(streaming_needed_bytes(base, adapter))):
-        return lacking, {}
+    need_bytes, free_bytes = memory_needed_bytes(base), free_memory_bytes()
+    streamed = isinstance(trained, Adapter) and free_bytes < need_bytes
+    if isinstance(trained, Adapter) and streamed:
+        need_bytes = streaming_needed_bytes(base, trained)
+    if free_bytes < need_bytes:
+        memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
+        return Check(name="logits", passed=None, detail=f"not compared: {memory}; run verify on a larger machine"), {}
+
+    def through(checkpoint: Checkpoint) -> tuple[Logits, Logits, Logits]:
+        if isinstance(trained, Adapter):
+            return _adapted_logits(checkpoint, adapter_folder, trained, prompts, streamed=streamed)
+        return _trained_logits(checkpoint, trained, prompts)
+
     with quiet():
         try:
-            plain, unmerged, rounded = _base_logits(base, adapter_folder, adapter, prompts, streamed=streamed)
+            plain, unmerged, rounded = through(base)
             gc.collect()
             exported = open_checkpoint(str(merged_folder))
             merged = _run(load_streamed(exported) if streamed else load_model(merged_folder), prompts)
             before, after = plain, unmerged
             if trained_on is not None and trained_on is not base:
-                before, after, _ = _base_logits(trained_on, adapter_folder, adapter, prompts, streamed=streamed)
+                before, after, _ = through(trained_on)
         except CheckpointError as error:
             return Check(name="logits", passed=False, detail=str(error)), {}
-    check, found = _judge(plain, unmerged, rounded, merged, how=" (layer by layer)" if streamed else "")
+    what = ("base + adapter", "the adapter") if isinstance(trained, Adapter) else ("the trained weights", "training")
+    check, found = _judge(plain, unmerged, rounded, merged, what=what, how=" (layer by layer)" if streamed else "")
     return check, found | {"losses": _losses(prompts, before, after, merged)}
-
-
-def compare_trained(
-    base: Checkpoint, weights: Mapping[str, np.ndarray], merged_folder: Path, prompts: Sequence[Prompt]
-) -> LogitCheck:
-    """Runs the prompts through base, the base with trained weights, with these rounded to its dtype, and merged."""
-    if lacking := _lacks_memory(memory_needed_bytes(base)):
-        return lacking, {}
-    import torch
-
-    with quiet():
-        try:
-            model = load_model(base.folder)
-            plain, found = _run(model, prompts), []
-            for rounds in (False, True):
-                for name, value in weights.items():
-                    weight = torch.from_numpy(value)
-                    model.get_parameter(name).data = _rounded(weight, base.places[name].dtype) if rounds else weight
-                found.append(_run(model, prompts))
-            del model
-            gc.collect()
-            merged = _run(load_model(merged_folder), prompts)
-        except CheckpointError as error:
-            return Check(name="logits", passed=False, detail=str(error)), {}
-    check, said = _judge(plain, found[0], found[1], merged, what=("the trained weights", "training"))
-    return check, said | {"losses": _losses(prompts, plain, found[0], merged)}
-
-
-def _lacks_memory(need_bytes: int) -> Check | None:
-    if (free_bytes := free_memory_bytes()) >= need_bytes:
-        return None
-    memory = f"needs {need_bytes / 1e9:.1f} GB of memory, {free_bytes / 1e9:.1f} GB are free"
-    return Check(name="logits", passed=None, detail=f"not compared: {memory}; run verify on a larger machine")
 
 
 def memory_needed_bytes(base: Checkpoint) -> int:
@@ -218,7 +196,23 @@ def _peft_matrices(tuned: Any) -> dict[tuple[str, str], Any]:
     return matrices
 
 
-def _base_logits(
+def _trained_logits(
+    base: Checkpoint, weights: Mapping[str, np.ndarray], prompts: Sequence[Prompt]
+) -> tuple[Logits, Logits, Logits]:
+    """Logits of the base, of the base with trained weights, and of that with the base's rounding."""
+    import torch
+
+    model = load_model(base.folder)
+    plain, found = _run(model, prompts), []
+    for rounds in (False, True):
+        for name, value in weights.items():
+            weight = torch.from_numpy(value)
+            model.get_parameter(name).data = _rounded(weight, base.places[name].dtype) if rounds else weight
+        found.append(_run(model, prompts))
+    return plain, found[0], found[1]
+
+
+def _adapted_logits(
     base: Checkpoint, folder: Path, adapter: Adapter, prompts: Sequence[Prompt], *, streamed: bool
 ) -> tuple[Logits, Logits, Logits]:
     """Logits of the base, of base + adapter, and of PEFT's merge with the base's rounding."""
@@ -277,8 +271,8 @@ def _judge(
     rounded: Logits,
     merged: Logits,
     *,
-    how: str = "",
-    what: tuple[str, str] = ("base + adapter", "the adapter"),
+    what: tuple[str, str],
+    how: str,
 ) -> LogitCheck:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)

@@ -1,6 +1,7 @@
 """Proof by behavior: servers of base + adapter and of merged weights answer the same, and not as the base does."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gemsmith.arch.lora_targets import KINDS
@@ -56,23 +57,23 @@ def check_served(
 ) -> tuple[Check, ...]:
     """Two checks: tuned answers differ from the base's, and the adapter's are the merged weights'."""
     place.logs.mkdir(exist_ok=True)
+
+    def answers(folder: Path, name: str, how: ServeSettings, *models: str) -> list[list[AnswerTokens]]:
+        with running_server(folder, name=name, settings=how, log=place.logs / f"vllm-{name}.log") as server:
+            return [_ask(server, model, prompts) for model in models]
+
     if isinstance(place, Run) and place.recipe.train.method == "full":
-        with running_server(base.folder, name="base", settings=settings, log=place.logs / "vllm-base.log") as server:
-            plain = _ask(server, "base", prompts)
-        log = place.logs / "vllm-merged.log"
-        with running_server(place.merged, name="merged", settings=settings, log=log) as server:
-            return (_differs(plain, _ask(server, "merged", prompts)),)
+        (plain,) = answers(base.folder, "base", settings, "base")
+        (tuned,) = answers(place.merged, "merged", settings, "merged")
+        return (_differs(plain, tuned),)
     read = read_peft_adapter(place.adapter)
     dtypes = {base.places[f"{module}.weight"].dtype for module in read.modules}
     if dtypes == {"F32"} and settings.dtype == "auto":
         settings = settings.model_copy(update={"dtype": "float32"})  # vLLM's `auto` would round them to bfloat16
     served = ServedAdapter(folder=str(place.adapter.absolute()), rank=read.rank)
     with_lora = settings.model_copy(update={"adapter": served})
-    log = place.logs / "vllm-adapter.log"
-    with running_server(base.folder, name="adapter", settings=with_lora, log=log) as server:
-        plain, adapted = (_ask(server, name, prompts) for name in (base_name("adapter"), "adapter"))
-    with running_server(place.merged, name="merged", settings=settings, log=place.logs / "vllm-merged.log") as server:
-        tuned = _ask(server, "merged", prompts)
+    plain, adapted = answers(base.folder, "adapter", with_lora, base_name("adapter"), "adapter")
+    (tuned,) = answers(place.merged, "merged", settings, "merged")
     allowed = _NEAR_TIE["BF16"] if settings.dtype == "bfloat16" else max(_NEAR_TIE[dtype] for dtype in dtypes)
     return _differs(plain, tuned), _agrees(adapted, tuned, allowed)
 

@@ -26,7 +26,7 @@ from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
 from gemsmith.system.format import size
 from gemsmith.verify.checks import check_losses, compare_other_files, make_check, report_checks, rounding_notices
-from gemsmith.verify.logits import compare_logits, compare_trained
+from gemsmith.verify.logits import compare_logits
 from gemsmith.verify.prompts import make_prompts, trained_rows
 
 PACKAGES = ("numpy", "peft", "safetensors", "torch", "transformers")
@@ -145,7 +145,7 @@ def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list
         return [*checks, _NO_LOGITS], {"changed_tensors": changed}
     rows, recipe = trained_rows(run), run.recipe
     prompts = make_prompts(base, rows, NO_ADAPTER, image_tokens=recipe.data.image_tokens, seed=recipe.seed)
-    check, found = compare_trained(base, weights, run.merged, prompts)
+    check, found = compare_logits(base, run.adapter, run.merged, weights, prompts)
     return _with_losses([*checks, check], found | {"changed_tensors": changed}, run, original=False)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from gemsmith.analysis.summary import read_findings
 from gemsmith.recipe.load import build_recipe
-from gemsmith.report.sections import training as about
+from gemsmith.report import sections as about
 from gemsmith.runs.records import TrainRecord
 
 

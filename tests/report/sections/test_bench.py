@@ -4,8 +4,8 @@ import html
 import math
 
 from gemsmith.analysis.summary import read_findings
+from gemsmith.report import sections as bench
 from gemsmith.report.page import render_page, report
-from gemsmith.report.sections import serving as bench
 from gemsmith.runs.bench_records import BenchImages, BenchRecord, DeviceLoad, Saturation, ServerLoad, Slo
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import decimal, memory, percent

@@ -1,7 +1,7 @@
 """The data's facts: rows, tokens, what was dropped, images, and what is held out too."""
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections import training as data
+from gemsmith.report import sections as data
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.records import DataRecord, HeldOut
 from gemsmith.runs.run import read_record, write_record

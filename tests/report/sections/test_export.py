@@ -1,7 +1,7 @@
 """Export and verification."""
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections import training as export
+from gemsmith.report import sections as export
 
 
 def test_checks_are_counted_in_words(make_run):

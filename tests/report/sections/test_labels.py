@@ -7,7 +7,7 @@ import pytest
 
 from gemsmith.images.check import thumbnail_url
 from gemsmith.report.page import render_page
-from gemsmith.report.sections.evaluation import MOST_LABELS, NO_LABEL, OTHERS, label_matrix
+from gemsmith.report.scores import MOST_LABELS, NO_LABEL, OTHERS, label_matrix
 from gemsmith.runs.eval_records import (
     Difference,
     EvalRecord,

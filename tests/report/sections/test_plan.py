@@ -3,7 +3,7 @@
 import pytest
 
 from gemsmith.report.page import render_page
-from gemsmith.report.sections.cost import memory_parts
+from gemsmith.report.sections import memory_parts
 from gemsmith.runs.plan_records import MachinePlan
 
 GIB = 2**30

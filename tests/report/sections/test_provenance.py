@@ -1,7 +1,7 @@
 """What each record was made from."""
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections import training as provenance
+from gemsmith.report import sections as provenance
 
 
 def test_values_of_the_recipe_are_parted_from_their_reasons(make_run):

@@ -3,8 +3,8 @@
 import pytest
 
 from gemsmith.analysis.summary import read_findings
+from gemsmith.report import scores
 from gemsmith.report.page import render_page
-from gemsmith.report.sections import evaluation as scores
 from gemsmith.runs.eval_records import EvalRecord
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import fraction, signed

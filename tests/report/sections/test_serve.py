@@ -1,7 +1,7 @@
 """What the server said of itself."""
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections import serving as serve
+from gemsmith.report import sections as serve
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.records import ServerFacts
 from gemsmith.runs.run import read_record, write_record

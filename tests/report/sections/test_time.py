@@ -5,8 +5,8 @@ import math
 import pytest
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections.cost import make_time as make
-from gemsmith.report.sections.cost import stage_spans, training_spans
+from gemsmith.report.sections import make_time as make
+from gemsmith.report.sections import stage_spans, training_spans
 from gemsmith.runs.records import Provenance, TrainRecord, TrainSaves, TrainStep
 
 

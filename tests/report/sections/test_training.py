@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gemsmith.analysis.summary import read_findings
-from gemsmith.report.sections import training
+from gemsmith.report import sections as training
 from gemsmith.runs.records import Extension, TrainRecord
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.system.format import count, decimal, duration

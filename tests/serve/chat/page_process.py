@@ -8,7 +8,7 @@ import sys
 from gemsmith.serve.chat.terminal import ChatSetup
 from gemsmith.serve.chat.web import serve_page
 from gemsmith.serve.client.stream import ChatModel, SamplingParams
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import text_message
 
 ROWS = [Question(messages=(text_message("user", f"row {n}"),), expected=f"answer {n}", origin="") for n in (1, 2)]

@@ -14,7 +14,7 @@ from gemsmith.images.patches import PatchConfig
 from gemsmith.serve.chat.terminal import ChatSetup, ImageSupport, chat_loop, make_content, text_in, urls_in
 from gemsmith.serve.chat.web import answer_all, attach, draw_turns, fill_in
 from gemsmith.serve.client.stream import SamplingParams
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import ImagePart, Message, TextPart
 from support.images import image_bytes
 

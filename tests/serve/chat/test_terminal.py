@@ -7,7 +7,7 @@ import pytest
 from gemsmith.errors import EngineError
 from gemsmith.serve.chat.terminal import ChatSetup, chat_loop
 from gemsmith.serve.client.stream import SamplingParams
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import text_message
 
 ROWS = [

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gemsmith.tasks.verilog.simulate import Forged, guard, scope_names
+from gemsmith.tasks.verilog.simulate import Failed, guard, scope_names
 from support.cases import each
 
 TESTBENCH = """
@@ -55,9 +55,9 @@ def test_a_module_that_keeps_to_itself_is_left_as_it_is(body):
     ],
 )
 def test_a_module_that_reaches_beyond_itself_is_refused_with_how(body, message):
-    with pytest.raises(Forged) as refused:
+    with pytest.raises(Failed) as refused:
         supervised(body)
-    assert message in str(refused.value)
+    assert message in str(refused.value) and refused.value.reason == "forged"
 
 
 def test_what_prints_is_made_to_print_to_no_channel():

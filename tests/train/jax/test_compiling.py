@@ -9,19 +9,20 @@ import pytest
 
 from gemsmith.errors import Terminated
 from gemsmith.train.jax import backend as tunix
-from gemsmith.train.jax import compile as compiling
-from gemsmith.train.jax.compile import COMPILER_OPTIONS, compile_step, use_compile_cache
+from gemsmith.train.jax.compile import COMPILER_OPTIONS, compile_program, use_compile_cache
 from gemsmith.train.stage import train
 
 STOPPED_WHILE_COMPILING = """
 import os, signal, sys, threading, time
+from types import SimpleNamespace
 from gemsmith import cli
 from gemsmith.train.jax import compile as compiling
-def run(work):
+def compiles():
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     time.sleep(600)
     os._exit(9)
-compiling._Work.run = run
+thread = threading.Thread
+compiling.threading = SimpleNamespace(Thread=lambda **options: thread(**options | {"target": compiles}))
 cli.main(["train", sys.argv[1]])
 """
 
@@ -56,7 +57,12 @@ def cached_at_once():
 def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch, cached_at_once, interrupt):
     run = prepared_run(lora={"rank": 3})
     compiled = []
-    monkeypatch.setattr(tunix, "compile_step", lambda *given: compiled.append(compile_step(*given)) or compiled[-1])
+
+    def compile_and_keep(*given):
+        compiled.append(compile_program(*given))
+        return compiled[-1]
+
+    monkeypatch.setattr(tunix, "compile_program", compile_and_keep)
     with monkeypatch.context() as patch:
         interrupt(patch, at=3, by=signal.SIGTERM)
         with pytest.raises(Terminated):
@@ -68,9 +74,14 @@ def test_a_second_start_takes_its_step_from_the_cache(prepared_run, monkeypatch,
 
 @pytest.mark.slow
 def test_the_recipes_compiler_options_reach_xla(prepared_run, monkeypatch):
-    told = []
-    work = compiling._Work
-    monkeypatch.setattr(compiling, "_Work", lambda *given: told.append(given[-1]) or work(*given))
+    told, lowered = [], jax.stages.Lowered.compile
+
+    def compile_and_tell(program, compiler_options=None, **options):
+        if compiler_options is not None:
+            told.append(compiler_options)
+        return lowered(program, compiler_options, **options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_and_tell)
     train(prepared_run(train={"compiler_options": {"xla_cpu_enable_fast_math": False}}))
     assert told == [{**COMPILER_OPTIONS["cpu"], "xla_cpu_enable_fast_math": False}]
 

@@ -27,8 +27,9 @@ from gemsmith.export.stage import export
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.records import DataRecord, TrainRecord
 from gemsmith.runs.run import is_up_to_date, open_run, read_record
+from gemsmith.train.inputs import ImageFeed
 from gemsmith.train.jax import backend
-from gemsmith.train.jax.images import ImageFeed, image_input
+from gemsmith.train.jax.images import image_input
 from gemsmith.train.stage import train
 from gemsmith.verify.stage import verify
 from support.images import image_bytes
@@ -184,7 +185,7 @@ def test_a_image_that_has_changed_is_found_before_the_first_step_is_compiled(bas
     run = make_run(tmp_path / "run", base, own)
     path = first_image(run, step=1)
     Path(path).write_bytes(image_bytes(12, 12, seed=99))
-    monkeypatch.setattr(backend, "compile_step", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(backend, "compile_program", lambda *_: pytest.fail("compiled"))
     with pytest.raises(DataError, match=f"^{path}: has changed since its row was read; put it back as it was"):
         train(run)
 
@@ -240,9 +241,10 @@ def test_a_fault_is_known_as_many_steps_ahead_as_asked(trained_once, base, tmp_p
     lines[missing] = lines[missing].replace(b".png", b".gone")
     images = replace(batches.rows.images, lines=lines)
     batches = replace(batches, rows=replace(batches.rows, images=images))
-    feed = ImageFeed(batches, how, rows=[0, 1], first=1, ahead=2)
+    feed = how.feed(batches, rows=[0, 1], first=1, ahead=2)
     faults = []
-    while (arrays := feed.take()) is not None:
+    while (taken := feed.take()) is not None:
+        arrays = how.arrays(1, *taken)
         assert arrays["patches"].shape[:2] == (2, how.shape(1).images)
         faults.append(feed.fault is not None)
     assert faults == [False, True, True]
@@ -293,7 +295,7 @@ def watched(processes):
 workers.open_workers = watched
 if "STEPS" in os.environ:
     import time
-    from gemsmith.train.jax.images import ImageFeed
+    from gemsmith.train.inputs import ImageFeed
     take, taken = ImageFeed.take, []
     def held(feed):
         taken.append(1)

@@ -253,7 +253,7 @@ def test_training_again_whose_first_step_finds_no_memory_loses_nothing(trained, 
         raise ValueError("RESOURCE_EXHAUSTED: out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tunix, "compile_step", lambda *_: Compiled(update=fail, seconds=1.0, from_cache=False))
+        patch.setattr(tunix, "compile_program", lambda *_: Compiled(update=fail, seconds=1.0, from_cache=False))
         code, _, err = gemsmith("train", run.path, "--force", "--set", "optimizer.learning_rate=0.1")
     assert code == 2 and "out of memory" in err
     assert snapshot(run.path) == before

@@ -184,9 +184,7 @@ def test_checkpoints_of_the_jax_backend_are_refused(prepared_run, tmp_path):
     (step / "model_params").mkdir(parents=True)
     (step / "model_params" / "_METADATA").touch()
     (step / "_CHECKPOINT_METADATA").write_text('{"commit_timestamp_nsecs": 1}')
-    with pytest.raises(
-        RunError, match=r"saved/9: was trained with another recipe: train.backend was not trl; set .* --force"
-    ):
+    with pytest.raises(RunError, match=r"saved/9: was not saved by train.backend trl; set .* --force"):
         train(run)
 
 

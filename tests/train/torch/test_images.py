@@ -17,9 +17,10 @@ from gemsmith.data.batches import load_batches
 from gemsmith.errors import DataError
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.runs.run import Run
+from gemsmith.train.inputs import ImageFeed
 from gemsmith.train.stage import train
 from gemsmith.train.torch.checkpoints import PeftCheckpoints
-from gemsmith.train.torch.images import DecodedImages, count_patches, number_images, pad_images
+from gemsmith.train.torch.images import count_patches, number_images, pad_images
 from gemsmith.train.torch.model import load_base
 from support.images import image_bytes
 
@@ -86,10 +87,13 @@ def test_a_image_that_is_gone_is_known_a_step_before_it_is_asked_for(prepare_ima
     paths = [[image.path for image in batches.batch(step).images[0]] for step in range(1, 8)]
     gone = next(step for step in range(3, 8) if len(paths[step - 1]) == 1)
     Path(paths[gone - 1][0]).unlink()
-    feed = DecodedImages(batches, patching, rows=range(1), first=gone - 1, processes=1)
+    feed = ImageFeed(batches, patching, rows=range(1), first=gone - 2, processes=1, ahead=1)
     with closing(feed):
         assert feed.fault is None
-        assert len(feed.take()[0]) == len(paths[gone - 2])
+        for step in (gone - 2, gone - 1):
+            assert feed.fault is None
+            assert len(feed.take()[1][0]) == len(paths[step - 1])
+        assert feed.step == gone
         assert isinstance(feed.fault, DataError) and "does not exist, or not a file" in str(feed.fault)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from trl import SFTTrainer
 
+from gemsmith.train.resume import Stop
 from gemsmith.train.torch.distributed import ProcessGroup
-from gemsmith.train.torch.trainer import Callbacks, TrlTrainer, _config, _mixed, _StepCallback
+from gemsmith.train.torch.trainer import TrlTrainer, _config, _mixed, _StepCallback
 
 CPU = torch.device("cpu")
 
@@ -68,14 +69,8 @@ def decide(recipe, gradient, *, loss=1.0, skip_above=(math.inf, math.inf)):
         accelerator=SimpleNamespace(clip_grad_norm_=torch.nn.utils.clip_grad_norm_),
         sums=torch.tensor([loss, 1.0]), counts={"targets": 1, "real_tokens": 1},
     )  # fmt: skip
-    callback = _StepCallback(
-        trainer,
-        Callbacks(
-            plan=lambda step: SimpleNamespace(step=step, skip_above=skip_above),
-            finish=outcomes.append,
-            should_stop=lambda: False,
-        ),
-    )
+    session = SimpleNamespace(plan=lambda step: SimpleNamespace(step=step, skip_above=skip_above), stopping=Stop())
+    callback = _StepCallback(trainer, session, outcomes.append)
     state, control = SimpleNamespace(global_step=6), SimpleNamespace(should_training_stop=False)
     callback.on_step_begin(None, state, control)
     callback.on_pre_optimizer_step(None, state, control)

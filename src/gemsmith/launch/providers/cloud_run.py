@@ -5,13 +5,13 @@ a read-only mount; everything that is written goes to the bucket object by objec
 no atomic rename. vLLM is told in the service what `gemsmith serve --machine` would tell it on such a machine.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
 from gemsmith.launch.commands import in_artifact_registry, registry_of
 from gemsmith.launch.provider import MOUNT, Feature, LaunchRequest, WithReason
-from gemsmith.launch.render import make_service, render_commands, render_files, render_template
+from gemsmith.launch.render import make_service, render_files, render_template
 from gemsmith.launch.upload import disk_bytes, format_footprint, worker_command
 from gemsmith.plan.serving import MOST_REQUESTS
 
@@ -24,17 +24,13 @@ LONGEST_S = 168 * 3600
 UNDISPUTED_S = 12 * 3600
 
 
-class Size(NamedTuple):
-    vcpu: int
-    memory_gib: int
-
-
-SIZES = {"cloud-run-20": Size(20, 80), "cloud-run-30": Size(30, 120), "cloud-run-44": Size(44, 176)}
-"""Machines of the catalog. 20 vCPU and 80 GiB are the least that go with this GPU, 44 and 176 the most."""
+VCPUS = {"cloud-run-20": 20, "cloud-run-30": 30, "cloud-run-44": 44}
+"""Of the catalog's machines: 20 are the least that go with this GPU, 44 the most."""
+GIB_A_VCPU = 4
 
 
 def gives(machine: Machine) -> bool:
-    return machine.name in SIZES
+    return machine.name in VCPUS
 
 
 def check(request: LaunchRequest) -> None:
@@ -63,7 +59,7 @@ def check(request: LaunchRequest) -> None:
                 f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
                 f"make a remote repository of Artifact Registry for {registry_of(image)}"
             )
-    held, memory_gib = disk_bytes(request), SIZES[request.machine.name].memory_gib
+    held, memory_gib = disk_bytes(request), GIB_A_VCPU * VCPUS[request.machine.name]
     if sum(held.values()) > memory_gib * 2**30:
         raise InputError(
             f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {format_footprint(held)}; "
@@ -73,7 +69,7 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    options, size, timeout = request.options, SIZES[request.machine.name], request.bill.timeout_s
+    vcpus, timeout = VCPUS[request.machine.name], request.bill.timeout_s
     reason, held = timeout.reason, format_footprint(disk_bytes(request))
     if float(timeout.value) > UNDISPUTED_S:
         reason += f". Longer than {UNDISPUTED_S // 3600} h may be refused with a GPU: Google's pages disagree"
@@ -84,43 +80,27 @@ def render(request: LaunchRequest) -> dict[str, str]:
         # Quoted, as the API wants it.
         timeout=WithReason(str(timeout.value), reason),
         command=worker_command(request, folder=FOLDER),
-        size=size,
-        memory=WithReason(f"{size.memory_gib}Gi", f"files count as memory here; held at most {held}"),
+        vcpus=str(vcpus),
+        memory=WithReason(f"{GIB_A_VCPU * vcpus}Gi", f"files count as memory here; held at most {held}"),
         mount=MOUNT,
     )
-    where = ("--project", options.project, "--region", options.region)
-    jobs = ("gcloud", "run", "jobs")
-    execute = (*jobs, "execute", options.name, *where, "--async", "--quiet")
-    submit = [
-        ("Creates the job, or brings it to what the file says.", (*jobs, "replace", "job.yaml", *where, "--quiet")),
-        ("Starts it, and does not wait for its end.", execute),
-    ]
-    files = render_files(request, {"job.yaml": job}, submit)
-    if "export" in options.stages:
-        files["service.yaml"] = _service(request)
-        serve = ("gcloud", "run", "services", "replace", "service.yaml", *where, "--quiet")
-        files["serve.sh"] = render_commands([("The tuned model behind vLLM's API, once the job has ended.", serve)])
-    return files
+    service = _service(request) if "export" in request.options.stages else None
+    return render_files(request, "cloud-run", values(request), {"job.yaml": job}, service)
 
 
 def _service(request: LaunchRequest) -> str:
     most, service = request.options.max_replicas or 1, make_service(request, request.machine)
+    least, how = min(VCPUS.values()), "streamed" if request.options.load == "stream" else "mapped"
     cost = f"the most that it can cost is {'one instance' if most == 1 else f'{most} instances'}"
     return render_template(
         "service.yaml",
         request,
-        heading=(
-            "The tuned model as a private service; run serve.sh once the job has ended. Without requests no instance "
-            "runs.",
-            "Reached as yourself: gcloud run services proxy NAME --region REGION --port 8080, and in another terminal:",
-            "gemsmith chat --url http://127.0.0.1:8080 --model NAME",
-            service.cold_start,
-        ),
         accelerator=ACCELERATOR,
         concurrency=MOST_REQUESTS,
         most=WithReason(str(most), cost),
         service=service,
-        size=SIZES["cloud-run-20"],
+        vcpus=str(least),
+        memory=WithReason(f"{GIB_A_VCPU * least}Gi", f"the least; weights are {how}, not copied"),
     )
 
 

@@ -14,14 +14,12 @@ from typing import Any
 
 from gemsmith.errors import InputError, MachineError
 from gemsmith.hardware import Machine, find_machine, load_catalog
-from gemsmith.launch.commands import fill, values_of
+from gemsmith.launch.commands import values_of
 from gemsmith.launch.provider import Feature, LaunchRequest, WithReason
-from gemsmith.launch.render import make_service, render_commands, render_files, render_template
+from gemsmith.launch.render import make_service, render_files, render_template
 from gemsmith.launch.request import find_price, is_googles
 from gemsmith.launch.upload import describe_slice, disk_bytes, format_footprint, timed_command
 from gemsmith.plan.serving import WARM_UP_S
-from gemsmith.serve.command import PORT
-from gemsmith.serve.vllm_checks import WARNING
 
 FEATURES: frozenset[Feature] = frozenset({"serves"})
 FOLDER = "/dev/shm/gemsmith"
@@ -38,14 +36,6 @@ TOPOLOGIES = {
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
 NEW_NODE_S = 1800
 """For a node to come and to pull the image; assumed."""
-WAITING = 10
-"""Requests that wait at a server, above which another is started; assumed."""
-CREDENTIALS = "gcloud container clusters get-credentials {cluster} --{level} {place} --project {project}"
-MAKE_KEY = """bash -c "set -o pipefail
-kubectl --context {context} get secret {server} >/dev/null 2>&1 ||
-  od -An -N32 -tx1 /dev/urandom | tr -d ' \\n' |
-  kubectl --context {context} create secret generic {server} --from-file=key=/dev/stdin
-kubectl --context {context} label secret {server} gemsmith-run={name} --overwrite" """
 
 
 def gives(machine: Machine) -> bool:
@@ -84,8 +74,6 @@ def render(request: LaunchRequest) -> dict[str, str]:
     job_set = render_template(
         "jobset.yaml",
         request,
-        machine=request.machine,
-        is_tpu=request.machine.chip.kind == "tpu",
         on_hosts_network=_on_hosts_network(request),
         nodes=_nodes(request.machine, spot=request.options.spot),
         account=ACCOUNT,
@@ -94,28 +82,14 @@ def render(request: LaunchRequest) -> dict[str, str]:
         command=timed_command(request, folder=FOLDER),
         time=f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count",
     )
-    known = values_of(request.options)
-    credentials = ("Credentials of the cluster, into kubectl's own file.", fill(CREDENTIALS, known))
-    apply = "kubectl --context {context} apply --filename "
-    created = ("Creates the job set, or says that it is there as it is.", fill(f"{apply}jobset.yaml", known))
-    files = render_files(request, {"jobset.yaml": job_set}, [credentials, created])
-    if request.options.serve_machine is not None:
-        files["service.yaml"] = render_service(request)
-        make_key = fill(MAKE_KEY, known | {"server": f"{request.options.name}-server"})
-        steps = [
-            credentials,
-            ("The key that clients send, as a secret, unless there is one.", make_key),
-            ("The tuned model behind vLLM's API, once the job has ended.", fill(f"{apply}service.yaml", known)),
-        ]
-        files["serve.sh"] = render_commands(steps)
-    return files
+    service = render_service(request) if request.options.serve_machine is not None else None
+    return render_files(request, "gke", values(request), {"jobset.yaml": job_set}, service)
 
 
 def render_service(request: LaunchRequest) -> str:
     """The Deployment of vLLM, the Service before it and, for several servers, what counts and scales them."""
     options, machine = request.options, server_machine(request)
     service, most, is_tpu = make_service(request, machine), options.max_replicas or 1, machine.chip.kind == "tpu"
-    kubectl, server = f"kubectl --context {values_of(options)['context']}", f"{options.name}-server"
     price = "what it costs there is not in the catalog"
     with suppress(InputError):
         rate = find_price(machine, options.region, spot=False).rate(spot=False) or 0.0
@@ -124,22 +98,13 @@ def render_service(request: LaunchRequest) -> str:
     return render_template(
         "deployment.yaml",
         request,
-        heading=(
-            f"The tuned model as a private service on {machine.name}; run serve.sh once the job has ended. It costs "
-            f"money, asked or not: {price}.",
-            f"Removed by gemsmith launch stop {options.name}, or: {kubectl} delete deployment {server}",
-            f"Reached through: {kubectl} port-forward service/{server} {PORT}, and in another terminal:",
-            f"export VLLM_API_KEY=$({kubectl} get secret {server} --output 'jsonpath={{.data.key}}' | base64 --decode)",
-            f"gemsmith chat --url http://127.0.0.1:{PORT} --model {options.name}",
-            f"{service.cold_start}; a node that has to come first is not in it",
-            *(f"warning: {choice.why}" for choice in service.deployment.choices if choice.what == WARNING),
-        ),
+        kubectl=f"kubectl --context {values_of(options)['context']}",
+        price=price,
         service=service,
-        server=server,
+        server=f"{options.name}-server",
         machine=machine,
         is_tpu=is_tpu,
         most=most,
-        waiting=str(WAITING),
         nodes=_nodes(machine, spot=False),
         account=ACCOUNT,
         start=WithReason(-(-start_s // 10), f"{start_s // 60} min for weights and compilation, at most"),
@@ -175,6 +140,7 @@ def values(request: LaunchRequest) -> dict[str, Any]:
     serves = options.serve_machine is not None
     return {
         "api": "container.googleapis.com",
+        "server": f"{options.name}-server",
         "nodes": selector(_nodes(request.machine, spot=options.spot)),
         "server_nodes": selector(_nodes(server_machine(request), spot=False)) if serves else None,
         "on_hosts_network": on_hosts_network,

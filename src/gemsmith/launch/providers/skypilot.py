@@ -35,11 +35,6 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    secret = ("--secret", "HF_TOKEN") if request.options.secret is not None else ()
-    launch = ("sky", "jobs", "launch", "--name", request.options.name, "--detach-run", "--yes", *secret, "task.yaml")
-    reason = "A managed job; SkyPilot's own controller, a small machine, starts it again after a preemption."
-    if secret:
-        reason += "\nHF_TOKEN is taken from this shell's environment."
     held, image = disk_bytes(request), str(request.image.value)
     disk_gb = -(-(SYSTEM_BYTES + sum(held.values())) // (50 * GB)) * 50
     task = render_template(
@@ -50,7 +45,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
         registry=registry_of(image) if in_artifact_registry(image) else None,
         command=shlex.join(timed_command(request, folder=FOLDER)),
     )
-    return render_files(request, {"task.yaml": task}, [(reason, launch)])
+    return render_files(request, "sky", values(request), {"task.yaml": task})
 
 
 def _resources(request: LaunchRequest) -> dict[str, str | None]:

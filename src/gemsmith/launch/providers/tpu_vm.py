@@ -8,7 +8,7 @@ from typing import Any
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Machine
-from gemsmith.launch.provider import LABEL, Feature, LaunchRequest
+from gemsmith.launch.provider import Feature, LaunchRequest
 from gemsmith.launch.render import render_files, render_template
 from gemsmith.launch.upload import describe_slice, worker_command
 from gemsmith.serve.command import RUNTIMES
@@ -16,10 +16,6 @@ from gemsmith.serve.command import RUNTIMES
 FEATURES: frozenset[Feature] = frozenset({"wheel"})
 FOLDER = "/dev/shm/gemsmith"
 """In the host's memory: the boot disk is smaller than the weights of a large model."""
-UV, PYTHON = "0.13.9", "3.11"
-"""What makes a Python on the node, and which."""
-WAITS = "24h"
-"""For which a queued resource waits for a machine; nothing is paid meanwhile."""
 
 
 def gives(machine: Machine) -> bool:
@@ -43,27 +39,9 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    options, machine = request.options, request.machine
-    create = (
-        *("gcloud", "compute", "tpus", "queued-resources", "create", options.name),
-        *("--project", options.project, "--zone", options.zone or ""),
-        *("--node-id", options.name, "--accelerator-type", accelerator_type(machine)),
-        *("--runtime-version", RUNTIMES[machine.chip.name], "--labels", f"{LABEL}={options.name}"),
-        *("--service-account", options.service_account),
-        *("--scopes", "https://www.googleapis.com/auth/cloud-platform"),
-        *("--metadata-from-file", "startup-script=startup.sh", "--valid-until-duration", WAITS),
-        *(("--spot",) if options.spot else ()),
-        *(("--network", options.network) if options.network else ()),
-        *(("--subnetwork", options.subnet) if options.subnet else ()),
-        *("--async", "--quiet"),
-    )
-    reason = (
-        f"Waits {WAITS} for {describe_slice(machine)}, unpaid until then.\n"
-        "The script deletes the node when the stages have ended, have failed, or have taken too long."
-    )
     command = worker_command(request, folder=FOLDER)
-    script = render_template("startup.sh", request, uv=UV, python=PYTHON, folder=FOLDER, command=command)
-    return render_files(request, {"startup.sh": script}, [(reason, create)])
+    script = render_template("startup.sh", request, folder=FOLDER, command=command)
+    return render_files(request, "tpu-vm", values(request), {"startup.sh": script})
 
 
 def values(request: LaunchRequest) -> dict[str, Any]:
@@ -72,4 +50,5 @@ def values(request: LaunchRequest) -> dict[str, Any]:
         "api": "tpu.googleapis.com",
         "accelerator": accelerator_type(machine),
         "runtime": RUNTIMES[machine.chip.name],
+        "slice": describe_slice(machine),
     }

@@ -17,28 +17,9 @@ from math import prod
 
 from gemsmith.errors import InputError
 from gemsmith.hardware import Chip
-from gemsmith.plan.aot.collectives import (
-    Coordinates,
-    EngineClock,
-    Transfer,
-    hops_of,
-    links_of,
-    read_group,
-    read_pairs,
-    traffic_of,
-)
-from gemsmith.plan.aot.hlo import (
-    HBM,
-    HOST,
-    MATMULS,
-    Array,
-    Computation,
-    Instruction,
-    Module,
-    kernel_flops,
-    parse,
-    trip_count,
-)
+from gemsmith.plan.aot import collectives, hlo
+from gemsmith.plan.aot.collectives import Coordinates, EngineClock, Transfer, traffic_of
+from gemsmith.plan.aot.hlo import HBM, HOST, MATMULS, Array, Computation, Instruction, Module
 
 KERNEL_SHARE = 0.5  # of the peak, in Mosaic kernels: assumed
 HOST_BYTES_PER_S = 32e9  # a chip's way to its host's memory: assumed, PCIe 4 x16
@@ -125,7 +106,7 @@ def walk(text: str, chip: Chip, *, coordinates: Sequence[Coordinates] = ()) -> C
             f"hardware.catalog: chips.{chip.name} has no clock_hz or link_bytes_per_s; give both to read compiled "
             "programs"
         )
-    module = parse(text)
+    module = hlo.parse(text)
     walker = _Walker(module=module, chip=chip, coordinates=tuple(coordinates), home=module.entry)
     walker.run()
     return Costs(chip=chip.name, operations=tuple(walker.operations), unpriced=tuple(dict.fromkeys(walker.unpriced)))
@@ -177,7 +158,7 @@ class _Walker:
         names = each.called
         if each.opcode == "while":
             names = (each.attribute(r"body=%([^\s,]+)"),)
-            if (known := trip_count(each, self.home, self.module)) is None:
+            if (known := hlo.trip_count(each, self.home, self.module)) is None:
                 self.unpriced.append(f"trip count of {each.name}")
             else:
                 turns = known
@@ -199,7 +180,7 @@ class _Walker:
         if flops or each.opcode in MATMULS:
             kind, seconds = "matmul", max(memory_s, (each.cycles / self._clock_hz) or flops / self.chip.flops_per_s)
         elif "tpu_custom_call" in each.attributes:
-            known = kernel_flops(each, self.home)
+            known = hlo.kernel_flops(each, self.home)
             if known is None:
                 self.unpriced.append(f"kernel {each.name}")
             kind, flops = "kernel", known or 0.0
@@ -285,7 +266,7 @@ class _Walker:
         engine = "collective"
         if kind == "collective-permute":
             # The two directions of a ring are two engines: a link carries as much each way at once.
-            pairs = read_pairs(each.attributes)
+            pairs = collectives.read_pairs(each.attributes)
             ahead = sum((target - source) % len(pairs) <= len(pairs) // 2 for source, target in pairs)
             engine = "forward" if 2 * ahead >= len(pairs) else "backward"
         exposed = 0.0
@@ -295,7 +276,7 @@ class _Walker:
             self.clock.spend(seconds, taken=engine)
             exposed = queued + seconds
         else:
-            steps = len(read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
+            steps = len(collectives.read_group(each.attributes, self.module.partitions)) - 1 if passed_on else 0
             self.clock.pending[f"collective {_key(shown)}"] = Transfer(engine, seconds, len(self.operations), steps)
         self._note(shown, "collective", seconds, exposed, moved=moved)
 
@@ -308,13 +289,13 @@ class _Walker:
         given = sum(array.bytes for array in arrays)
         link = self.chip.link_bytes_per_s or 0.0
         if kind == "collective-permute":
-            return given * hops_of(read_pairs(each.attributes), self.coordinates) / link, given
-        group = read_group(each.attributes, self.module.partitions)
+            return given * collectives.hops_of(collectives.read_pairs(each.attributes), self.coordinates) / link, given
+        group = collectives.read_group(each.attributes, self.module.partitions)
         count = len(group)
         share = (count - 1) / count
         moved = given * {"all-gather": count - 1, "all-reduce": 2 * share}.get(kind, share)
         hops = max(1.0, count / 4) if kind.endswith("all-to-all") else 1.0
-        return moved * hops / (link * links_of(group, self.coordinates)), moved
+        return moved * hops / (link * collectives.links_of(group, self.coordinates)), moved
 
     def _finish_all(self, start: Instruction) -> None:
         for engine in ("collective", "copy", "host"):

@@ -26,7 +26,7 @@ from gemsmith.serve.stage import Servers, takes_images, with_room
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import expanduser
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import are_broken, map_strings, text_message
 
 Content = str | list[dict[str, Any]]

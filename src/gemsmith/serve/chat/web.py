@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from gemsmith.errors import DataError, EngineError
 from gemsmith.serve.chat.terminal import PLACE, ChatSetup, ImageSupport, Turns, make_content, text_in, urls_in
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
-from gemsmith.tasks import Question
+from gemsmith.tasks.base import Question
 from gemsmith.tasks.messages import images_of, text_of
 
 # Before Gradio is imported, which reads it then.
@@ -49,19 +49,6 @@ SAFETY_HEADERS = {
 SHOWN_ROWS = 200
 FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
-CSS = """
-.turns {height: 20rem; overflow-y: auto; border: 1px solid var(--border-color-primary); padding: 0.5rem 0.75rem;
-    display: flex; flex-direction: column-reverse; justify-content: flex-end} /* stays at its end as it grows */
-.dark .turns {color-scheme: dark}
-.turns pre {white-space: pre-wrap; overflow-wrap: anywhere; font-family: var(--font-mono); font-size: 0.875rem;
-    margin: 0 0 0.75rem; background: none; color: var(--body-text-color)}
-.turns .user {border-left: 3px solid var(--color-accent); padding-left: 0.5rem}
-.turns .failed {color: var(--error-text-color, #b91c1c)}
-.turns img, .attached img {max-height: 8rem; max-width: 100%; margin: 0 0.25rem 0.25rem 0; display: inline-block}
-.speed {min-height: 1.6em; font-variant-numeric: tabular-nums}
-.exact textarea {font-family: var(--font-mono); font-size: 0.875rem}
-footer {display: none !important}
-"""
 
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
@@ -80,7 +67,7 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
         app_kwargs={"middleware": [Middleware(Gate, tokens)]},
         footer_links=[],
         theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
-        css=CSS,
+        css=Path(__file__).with_name("page.css").read_text(encoding="utf-8"),
     )
     tokens += [quote(token, safe="")] if token else []  # from now on: Gradio has asked its own server without one
     weakref.finalize(page, uploads.cleanup)  # at the latest when the process ends

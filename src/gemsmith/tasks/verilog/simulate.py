@@ -114,13 +114,6 @@ class Failed(Exception):  # noqa: N818 - a verdict, not a fault
         self.reason = reason
 
 
-class Forged(Failed):
-    """The module reaches beyond itself; the message says how."""
-
-    def __init__(self, detail: str) -> None:
-        super().__init__("forged", detail)
-
-
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -140,14 +133,14 @@ def scope_names(testbench: str, reference: str) -> tuple[set[str], set[str]]:
 
 
 def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
-    """The preprocessed source with its printing silenced. Raises Forged where it is not a module for itself."""
+    """The preprocessed source with its printing silenced. Raises Failed where it is not a module for itself."""
     tokens = []
     for match in _TOKEN.finditer(source):
         kind = str(match.lastgroup)
         if match[0] in ('"', "`", "\\", "/*") or (
             not match[0].isprintable() and kind not in ("space", "comment", "string")
         ):
-            raise Forged(f"it holds {match[0]!r}, with which its text could be read in two ways")
+            raise Failed("forged", f"it holds {match[0]!r}, with which its text could be read in two ways")
         if kind != "comment":
             tokens.append(_Token(kind, match[0]))
     solid = [token for token in tokens if token.kind != "space"]
@@ -164,22 +157,22 @@ def guard(source: str, *, modules: set[str], scopes: set[str]) -> str:
         if token.text == "." and place and (solid[place - 1].name or solid[place - 1].text in ("]", ")")):
             root = _root(solid, place, openings, roots)
             if root is None or root in scopes:
-                raise Forged(f"it reaches into the testbench through {root or 'an expression'}")
+                raise Failed("forged", f"it reaches into the testbench through {root or 'an expression'}")
             roots[place] = root
     return "".join(_silenced(tokens))
 
 
 def _check(token: _Token, modules: set[str]) -> None:
     if token.name in modules:
-        raise Forged(f"it names {token.name}, a module of the testbench or the reference")
+        raise Failed("forged", f"it names {token.name}, a module of the testbench or the reference")
     if token.kind == "name" and token.text in _KEYWORDS:
-        raise Forged(f"it uses {token.text}, which changes other modules")
+        raise Failed("forged", f"it uses {token.text}, which changes other modules")
     if token.name.startswith("$"):  # Icarus takes \$finish for $finish
-        raise Forged(f"it uses {token.text}, an escaped name of a system task")
+        raise Failed("forged", f"it uses {token.text}, an escaped name of a system task")
     if token.kind == "directive" and token.text[1:] not in _DIRECTIVES:
-        raise Forged(f"it uses {token.text}, which is still there after the preprocessor")
+        raise Failed("forged", f"it uses {token.text}, which is still there after the preprocessor")
     if token.kind == "system" and token.text[1:] not in _SILENT and not _PRINTS.match(token.text):
-        raise Forged(f"it uses {token.text}, which a module under test has no need of")
+        raise Failed("forged", f"it uses {token.text}, which a module under test has no need of")
 
 
 def _root(tokens: Sequence[_Token], place: int, openings: Mapping[int, int], roots: Mapping[int, str]) -> str | None:
@@ -298,7 +291,7 @@ def judge(bench: Testbench, answer: str, sandbox: Sandbox) -> Verdict:
         guarded = guard(preprocessed, modules=bench.modules, scopes=bench.scopes)
         samples = _simulate(bench.problem, guarded, sandbox)
         if samples != bench.samples:
-            raise Forged(f"the testbench compared {samples} samples, with the reference {bench.samples}")
+            raise Failed("forged", f"the testbench compared {samples} samples, with the reference {bench.samples}")
     except Failed as failed:
         return Verdict(right=False, reason=failed.reason, detail=str(failed))
     return Verdict(right=True)
@@ -323,7 +316,7 @@ def _simulate(problem: Problem, source: str, sandbox: Sandbox) -> int:
         ran = sandbox.run(["vvp", "-n", f"{FOLDER}/tb.vvp", "-none"], folder, limits=RUNNING)
     _refuse_failed(ran, "wrong output")
     if ran.text.count(word) > 1:
-        raise Forged("the testbench's own word was printed twice")
+        raise Failed("forged", "the testbench's own word was printed twice")
     result = re.search(rf"^{word} (\d+) (\d+)$", ran.text, re.MULTILINE)
     if result is None:
         raise Failed("wrong output", "the simulation ended without a result")

@@ -6,13 +6,12 @@ model was asked the same. Their license is in verilog_eval_license.txt.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
-from gemsmith.system.sandbox import Sandbox, find_sandbox
-from gemsmith.tasks.base import PLACE, Question, QuestionSet, Sampling, Verdict
+from gemsmith.system.sandbox import find_sandbox
+from gemsmith.tasks.base import PLACE, Judges, Question, QuestionSet, Sampling, Verdict
 from gemsmith.tasks.messages import Message, text_message
 from gemsmith.tasks.verilog import simulate
 
@@ -46,22 +45,6 @@ def ask(specification: str, prompt: str) -> tuple[Message, ...]:
     return (text_message("user", f"{specification}\n\n{FENCED_RULE if prompt == 'fenced' else PAPER_RULE}"),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VerilogJudges:
-    """The problems that can be judged here, each with its testbench, by name, and why the others cannot."""
-
-    benches: Mapping[str, simulate.Testbench]
-    ungraded: Mapping[str, str]
-    tool: str
-    sandbox: Sandbox
-    sandboxed: bool
-
-    def score(self, question: Question, answers: Sequence[str]) -> list[Verdict]:
-        """Whether each answer's TopModule does what the reference does, in the problem's own testbench."""
-        bench = self.benches[question.origin]
-        return [simulate.judge(bench, answer, self.sandbox) for answer in answers]
-
-
 def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     """Every problem of the folder, asked as `prompt` says, as in `ask`. Raises DataError."""
     problems = simulate.read_problems(folder)
@@ -77,7 +60,7 @@ def read_questions(folder: Path, *, prompt: str) -> QuestionSet:
     return QuestionSet(questions=questions, sha256=simulate.problems_sha256(problems))
 
 
-def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> VerilogJudges:
+def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Judges:
     """What judges answers; each reference is run first, as not all can be. Raises MachineError without a simulator."""
     tool, sandbox = simulate.find_simulator(), find_sandbox(unsafe=unsafe)
     benches: dict[str, simulate.Testbench] = {}
@@ -92,5 +75,9 @@ def open_judges(questions: Sequence[Question], *, unsafe: bool = False) -> Veril
                 ungraded[question.origin] = f"its own reference does not pass: {failed.reason}, {failed}"
     finally:  # also after Ctrl-C: what has not begun need not be waited for
         pool.shutdown(wait=False, cancel_futures=True)
-    sandboxed = sandbox.bubblewrap is not None
-    return VerilogJudges(benches=benches, ungraded=ungraded, tool=tool, sandbox=sandbox, sandboxed=sandboxed)
+
+    def score(question: Question, answers: Sequence[str]) -> list[Verdict]:
+        """Whether each answer's TopModule does what the reference does, in the problem's own testbench."""
+        return [simulate.judge(benches[question.origin], answer, sandbox) for answer in answers]
+
+    return Judges(score=score, ungraded=ungraded, tool=tool, sandboxed=sandbox.bubblewrap is not None)

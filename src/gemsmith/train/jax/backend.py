@@ -19,9 +19,9 @@ from jax.sharding import Mesh
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers, is_peft_step
+from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
-from gemsmith.errors import CorruptCheckpointError, MachineError, RunError, first_line
+from gemsmith.errors import MachineError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.models.sharding import BATCH, axis_size
@@ -30,9 +30,9 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
-from gemsmith.train.inputs import load_init_adapter, load_samples
+from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
-from gemsmith.train.jax.compile import Compiled, compile_step, use_compile_cache
+from gemsmith.train.jax.compile import Compiled, compile_program, use_compile_cache
 from gemsmith.train.jax.distributed import (
     LONGEST_STEP_S,
     check_accelerator,
@@ -47,8 +47,8 @@ from gemsmith.train.jax.distributed import (
     shard_batch,
 )
 from gemsmith.train.jax.evaluation import HeldOut
-from gemsmith.train.jax.images import Arrays, ImageFeed, ImageLayout, count_buckets, image_input, padded_share
-from gemsmith.train.jax.lora import add_adapters, count_adapted
+from gemsmith.train.jax.images import Arrays, ImageLayout, count_buckets, image_input
+from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
 from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.jax.upstream import TunixTrainer
@@ -102,8 +102,8 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
         mesh = make_mesh(recipe, checkpoint.variant)
         check_hosts(run)
         with _one_line_errors(run):
-            backend, name = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant.name
-            return train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+            backend, variant = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant
+            return train_session(run, backend, steps=batches.steps, variant=variant, clock=clock, restart=restart)
 
 
 def adapted_model(
@@ -173,22 +173,14 @@ class TunixBackend:
         optimizer = make_optimizer(self._run.recipe.optimizer)
         return TunixTrainer(self.model, optimizer, place=lambda moments: shard_opt_state(moments, self.model))
 
-    def resumable_step(self) -> int | None:
-        step, folder = self.checkpoints.latest_step(), self._run.checkpoints
-        with contextlib.suppress(CorruptCheckpointError):  # that is told once the step is to be restored
-            if step is not None and (is_peft_step(folder / str(step)) or not self.checkpoints.read_metadata(step)):
-                raise RunError(
-                    f"{folder}/{step}: was not saved by train.backend tunix; set train.checkpoint_folder to another, "
-                    f"or start again with: gemsmith train {self._run.path} --force"
-                )
-        return step
-
     def prepare(self, session: TrainSession) -> None:
         self._session = session
         self.trainer.start_at(session.done)
 
     def restore(self, step: int) -> None:
-        self.checkpoints.maybe_restore(self.model, self.trainer.optimizer, step)
+        restored = self.checkpoints.read(step, self.model, self.trainer.optimizer)
+        nnx.update(self.model, restored["model_params"])
+        nnx.update(self.trainer.optimizer, restored["optimizer_state"])
 
     def check_saved(self, step: int) -> None:
         self.checkpoints.read(step, self.model, self.trainer.optimizer)
@@ -198,20 +190,21 @@ class TunixBackend:
 
         Raises DataError where an image cannot be read any more, once the step before its own is saved.
         """
+        session = self._session
         try:
             self._make_step()
             if self._images:
                 # Several hosts stop two steps after one of them has asked for it. An image that cannot be read for the
                 # first step is found before that is compiled.
-                ahead, first = 2 if jax.process_count() > 1 else 0, self._session.done + 1
-                self._feed = ImageFeed(self._batches, self._images, rows=self._rows, first=first, ahead=ahead)
+                ahead, first = 2 if jax.process_count() > 1 else 0, session.done + 1
+                self._feed = self._images.feed(self._batches, rows=self._rows, first=first, ahead=ahead)
                 raise_on_all_hosts(self._feed.fault)
             for bucket, inputs in self._inputs.items():
-                compiled = compile_step(self._step, inputs, self._session.stopping, self._run.recipe.train)
+                arguments = (self.trained, self.moments, self._step.frozen, inputs)
+                compiled = compile_program(self._step.update, arguments, session.stopping, self._run.recipe.train)
                 if compiled is None:
                     return
                 self._compiled[bucket] = compiled
-            session = self._session
             for held_out in filter(None, (self._held_out, self._prompts)):
                 if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
                     return
@@ -219,7 +212,13 @@ class TunixBackend:
             note_progress(longest_s=None if self._run.recipe.train.method == "full" else LONGEST_STEP_S)
             self._evaluate(session.done)
             session.start_clock()
-            self.trainer.run()
+            self.trainer.run(
+                update=self._update,
+                finish=self._finish,
+                evaluate=lambda example: self._evaluate(example[0]),
+                load=self._load,
+                checkpoints=self.checkpoints,
+            )
             self._refuse_fault()
         finally:
             self._watcher.shutdown(wait=False)
@@ -228,7 +227,7 @@ class TunixBackend:
             # Also after Ctrl-C: a save under way would otherwise meet the interpreter's end, or the next start.
             begun_s = time.monotonic()
             self.checkpoints.wait()
-            self._session.saved(time.monotonic() - begun_s, 0)
+            session.saved(time.monotonic() - begun_s, 0)
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
@@ -250,13 +249,6 @@ class TunixBackend:
             for bucket, step in first_of_each_bucket.items()
         }
         self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
-        self.trainer.attach(
-            update=self._update,
-            finish=self._finish,
-            evaluate=lambda example: self._evaluate(example[0]),
-            load=self._load,
-            checkpoints=self.checkpoints,
-        )
 
     def _images_of(self, batches: Batches) -> ImageLayout | None:
         """Of held-out rows, which need none where training's do."""
@@ -282,8 +274,10 @@ class TunixBackend:
         told = session.should_stop if jax.process_count() > 1 else session.stopping.is_set()
         if told or step > self._batches.steps or session.early_stop:
             return None
-        arrays = self._feed.take() if self._feed else self._batches.batch(step, self._rows).arrays()
-        return None if arrays is None else (step, arrays)
+        if self._feed is None or self._images is None:
+            return step, self._batches.batch(step, self._rows).arrays()
+        taken = self._feed.take()
+        return None if taken is None else (step, self._images.arrays(step, *taken))
 
     def _update(self, example: tuple[int, Arrays]) -> tuple[Any, Any]:
         note_progress()
@@ -349,14 +343,15 @@ class TunixBackend:
         compiled = list(self._compiled.values())
         for held_out in filter(None, (self._held_out, self._prompts)):
             compiled += held_out.compiled.values()
-        buckets = count_buckets(how, steps, self._batches.global_batch_size) if how else ()
+        rows = self._batches.global_batch_size
+        buckets = count_buckets(how, steps, rows) if how else ()
+        room = rows * sum(how.buckets.of(step.step).size for step in steps) if how else 0
         # The splash kernel's mask cannot depend on the rows (models/gemma4.py).
         nearby = "dense" if how and variant.bidirectional_images else execution.attention
         # On CPU devices do not say what they held: there it is the most that the process held.
         held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return BackendInfo(
             accelerators=find_accelerators(),
-            adapted=count_adapted(self.model),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
             attention={
@@ -368,7 +363,7 @@ class TunixBackend:
             peak_memory_bytes=max(held) if held else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             compile_s=round(sum(one.seconds for one in compiled), 3),
             compiled_from_cache=bool(compiled) and all(one.from_cache for one in compiled),
-            padding_fraction=padded_share(buckets) if buckets else 0.0,
+            padding_fraction=1 - sum(step.soft_tokens for step in steps) / room if room else 0.0,
             buckets=buckets,
         )
 

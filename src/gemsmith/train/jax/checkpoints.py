@@ -3,6 +3,7 @@
 Checksums are computed on the arrays' devices: only eight bytes of each tensor leave them.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -22,6 +23,7 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 from gemsmith.checkpoints.steps import (
     add_checksum,
     compare_checksums,
+    is_peft_step,
     mix,
     read_or_damage,
     read_step_metadata,
@@ -117,24 +119,15 @@ class OrbaxCheckpoints(CheckpointManager):
     def steps(self) -> list[int]:
         return sorted(self._checkpoint_manager.all_steps())
 
+    def others(self) -> list[int]:
+        last = self.steps()[-1:]
+        with contextlib.suppress(CorruptCheckpointError):  # that is told once the step is to be restored
+            return [step for step in last if is_peft_step(self._root / str(step)) or not self.read_metadata(step)]
+        return []
+
     def read_metadata(self, step: int) -> dict[str, Any]:
         """What `before_save` returned, and checksums; empty where saved without. Raises CorruptCheckpointError."""
         return read_step_metadata(self._root / str(step))
-
-    def maybe_restore(
-        self, model: Any, optimizer: Any = None, step: int | None = None, **_: Any
-    ) -> tuple[int, dict[str, Any]]:
-        """The step of the last complete checkpoint, restored where the present arrays lie; 0 without one.
-
-        Raises CorruptCheckpointError, and leaves model and optimizer as they are, where the step is not what was saved.
-        """
-        step = self.latest_step() if step is None else step
-        if step is None:
-            return 0, {}
-        restored = self.read(step, model, optimizer)
-        nnx.update(model, restored["model_params"])
-        nnx.update(optimizer, restored["optimizer_state"])
-        return step, {}
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
         """A step's arrays, placed where the model's and the optimizer's are. Raises CorruptCheckpointError."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import expanduser
 from gemsmith.system.signals import leave
 from gemsmith.train.jax.distributed import check_accelerator
-from gemsmith.train.jax.step import Step
 from gemsmith.train.jax.upstream import count_tpu_hosts
 from gemsmith.train.resume import Stop
 
@@ -75,7 +75,9 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def explain_refusal(error: Exception, flags: Mapping[str, Option], train: Train, *, platform: str) -> InputError | None:
+def explain_refusal(
+    error: BaseException, flags: Mapping[str, Option], train: Train, *, platform: str
+) -> InputError | None:
     """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
 
     A program of one sum does not get it either; those that the message names come first. None for another error.
@@ -160,11 +162,6 @@ def use_compile_cache() -> None:
     jax.config.update("jax_compilation_cache_max_size", 10 * 2**30)
 
 
-def compile_step(step: Step, inputs: dict[str, jax.ShapeDtypeStruct], stop: Stop, train: Train) -> Compiled | None:
-    """The step, compiled for these inputs; see compile_program."""
-    return compile_program(step.update, (step.trained, step.moments, step.frozen, inputs), stop, train)
-
-
 def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train: Train) -> Compiled | None:
     """A jitted function, compiled for these arguments or their shapes; None where `stop` was set first.
 
@@ -172,7 +169,14 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
     """
     begin_s, platform = time.monotonic(), jax.default_backend()
     flags = compiler_options(platform, train)
-    work = _Work(program, arguments, flags)
+    work: Future[Any] = Future()
+
+    def compiles() -> None:
+        try:
+            work.set_result(program.lower(*arguments).compile(compiler_options=flags))
+        except Exception as error:  # noqa: BLE001 - whoever waits raises it again
+            work.set_exception(error)
+
     # XLA cannot be told to stop, and the interpreter's end would crash under it: the process leaves without one.
     atexit.register(_leave, work, stop)
     hits: list[str] = []  # an entry for each program that JAX takes from its cache meanwhile
@@ -183,36 +187,20 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
 
     jax.monitoring.register_event_listener(listen)
     try:
-        work.start()
-        while not work.ended.wait(0.1):
+        threading.Thread(target=compiles, daemon=True).start()
+        while not wait([work], timeout=0.1).done:
             if stop.is_set():
                 return None
     finally:
         jax.monitoring.unregister_event_listener(listen)
     atexit.unregister(_leave)
-    if work.error:
-        raise explain_refusal(work.error, flags, train, platform=platform) or work.error
-    return Compiled(update=work.result, seconds=time.monotonic() - begin_s, from_cache=bool(hits))
+    if error := work.exception():
+        raise explain_refusal(error, flags, train, platform=platform) or error
+    return Compiled(update=work.result(), seconds=time.monotonic() - begin_s, from_cache=bool(hits))
 
 
-class _Work(threading.Thread):
-    def __init__(self, program: Any, arguments: tuple[Any, ...], options: dict[str, Option]) -> None:
-        super().__init__(daemon=True)
-        self._program, self._arguments, self._options = program, arguments, options
-        self.ended, self.result = threading.Event(), None
-        self.error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self.result = self._program.lower(*self._arguments).compile(compiler_options=self._options)
-        except Exception as error:  # noqa: BLE001 - whoever waits raises it again
-            self.error = error
-        finally:
-            self.ended.set()
-
-
-def _leave(work: _Work, stop: Stop) -> None:
-    if not work.ended.is_set():
+def _leave(work: Future[Any], stop: Stop) -> None:
+    if not work.done():
         leave(128 + stop.number if stop.is_set() else 130)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from jax._src.distributed import global_state
 from jax.experimental import multihost_utils
 
-from gemsmith.errors import EngineError, InputError, MachineError, RunError, Terminated, first_line
+from gemsmith.errors import EngineError, GemsmithError, MachineError, RunError, Terminated, first_line
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
 from gemsmith.system.signals import handling, leave
@@ -204,7 +204,7 @@ def check_hosts(run: Run) -> None:
         )
 
 
-def raise_on_all_hosts(fault: InputError | None, *, saved: str = "") -> None:
+def raise_on_all_hosts(fault: GemsmithError | None, *, saved: str = "") -> None:
     """Raises the fault that this host has met, or RunError where another has met one; `saved`: what is left of it."""
     faults = np.array([fault is not None])
     if jax.process_count() > 1:

@@ -11,11 +11,10 @@ from jax.sharding import Mesh
 
 from gemsmith.data.batches import Batches, BucketShape
 from gemsmith.recipe.schema import Train
-from gemsmith.runs.records import SampleAnswer
 from gemsmith.train.inputs import Answers, SamplePrompts
 from gemsmith.train.jax.compile import Compiled, compile_program
 from gemsmith.train.jax.distributed import local_rows, raise_on_all_hosts, shard_batch
-from gemsmith.train.jax.images import ImageFeed, ImageLayout
+from gemsmith.train.jax.images import ImageLayout
 from gemsmith.train.jax.step import Step, row_shapes
 from gemsmith.train.resume import Stop
 
@@ -66,41 +65,36 @@ class HeldOut:
         self, samples: SamplePrompts, trained: nnx.State, frozen: nnx.State, told: Callable[[], bool]
     ) -> Answers | None:
         """The answers to all prompts; the batches must be those of `samples`. None and raises as `evaluate`."""
-        found: list[SampleAnswer] = []
+
+        def next_tokens(
+            number: int, inputs: dict[str, jax.Array], tokens: np.ndarray, mask: np.ndarray
+        ) -> np.ndarray | None:
+            if told():
+                return None
+            bucket = self._bucket(number)
+            changed = {"tokens": tokens[self._rows], "loss_mask": mask[self._rows]}
+            rows = inputs | shard_batch(changed, self._rows, self._shapes[bucket])
+            return np.asarray(jax.device_get(self.compiled[bucket].update(trained, frozen, rows)))
+
         with closing(self._inputs()) as batches:
-            for number, inputs in batches:
-                bucket = self._bucket(number)
-
-                def next_tokens(
-                    tokens: np.ndarray,
-                    mask: np.ndarray,
-                    bucket: BucketShape | None = bucket,
-                    inputs: dict[str, jax.Array] = inputs,
-                ) -> np.ndarray | None:
-                    if told():
-                        return None
-                    changed = {"tokens": tokens[self._rows], "loss_mask": mask[self._rows]}
-                    rows = inputs | shard_batch(changed, self._rows, self._shapes[bucket])
-                    return np.asarray(jax.device_get(self.compiled[bucket].update(trained, frozen, rows)))
-
-                answers = samples.answer(number, next_tokens)
-                if answers is None:
-                    return None
-                found += answers
-        return tuple(found)
+            return samples.answer(batches, next_tokens)
 
     def _inputs(self) -> Generator[tuple[int, dict[str, jax.Array]]]:
         """The number of each batch, from 1, and its arrays on the devices."""
         with ExitStack() as stack:
             feed = None
             if self._images:
-                feed = ImageFeed(self._batches, self._images, rows=self._rows, first=1)
+                feed = self._images.feed(self._batches, rows=self._rows, first=1)
                 stack.callback(feed.close)
             for number in range(1, self._batches.steps + 1):
-                arrays = feed.take() if feed else self._batches.batch(number, self._rows).arrays()
-                if arrays is None or (feed and jax.process_count() > 1):
-                    raise_on_all_hosts(feed.fault if feed and arrays is None else None)
-                assert arrays is not None, "a batch that is not there has a fault"
+                if feed is None or self._images is None:
+                    arrays = self._batches.batch(number, self._rows).arrays()
+                else:
+                    taken = feed.take()
+                    if taken is None or jax.process_count() > 1:
+                        raise_on_all_hosts(None if taken else feed.fault)
+                    assert taken is not None, "a batch that is not there has a fault"
+                    arrays = self._images.arrays(number, *taken)
                 yield number, shard_batch(arrays, self._rows, self._shapes[self._bucket(number)])
 
     def _bucket(self, number: int) -> BucketShape | None:

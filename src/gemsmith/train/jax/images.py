@@ -3,7 +3,6 @@
 Axes: B rows, N images of a row, P patches, C values of a patch, S soft tokens of an image, L positions of a row.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,15 +11,14 @@ import numpy as np
 from gemsmith.arch import Vision
 from gemsmith.checkpoints import Checkpoint
 from gemsmith.data.batches import Batches, Buckets, BucketShape, find_buckets
-from gemsmith.data.images import decode_batches
-from gemsmith.errors import InputError
+from gemsmith.data.packing import Rows
 from gemsmith.hardware.model import ImageWork
 from gemsmith.images.patches import PatchConfig, Patches
 from gemsmith.images.workers import count_processes
 from gemsmith.models.vision import Images
 from gemsmith.recipe.schema import Data, Lora
 from gemsmith.runs.records import ImageBucket, TrainStep
-from gemsmith.train.inputs import check_patching
+from gemsmith.train.inputs import ImageFeed, check_patching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +79,17 @@ class ImageLayout:
         """What each row of the step, from 1, has room for."""
         return bucket_shape(self.vision, self.buckets.of(step))
 
+    def feed(self, batches: Batches, *, rows: Sequence[int], first: int, ahead: int = 0) -> ImageFeed:
+        """The batches' rows with their images, from a step on."""
+        processes = min(32, count_processes(len(rows) * self.buckets.buckets[-1].images))
+        return ImageFeed(batches, self.patching, rows=rows, first=first, processes=processes, ahead=ahead)
+
+    def arrays(self, step: int, batch: Rows, rows: Sequence[Sequence[Patches]]) -> Arrays:
+        """What the step takes of some of its rows, and of the images of each."""
+        images = batch_images(batch.tokens, rows, image_token=self.image_token, shape=self.shape(step))
+        patches, positions, places = map(np.asarray, (images.patches, images.positions, images.places))
+        return {**batch.arrays(), "patches": patches, "patch_positions": positions, "places": places}
+
 
 def image_input(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> ImageLayout | None:
     """What the rows' images need; None where no row has any. Raises as check_patching."""
@@ -103,61 +112,3 @@ def count_buckets(how: ImageLayout, steps: Sequence[TrainStep], global_batch_siz
             padding = 1 - sum(soft_tokens) / (len(soft_tokens) * global_batch_size * bucket.size)
             counted.append(ImageBucket(**bucket._asdict(), steps=len(soft_tokens), padding_fraction=padding))
     return tuple(counted)
-
-
-def padded_share(buckets: Sequence[ImageBucket]) -> float:
-    """Of the patches of all steps, the share that is padding.
-
-    >>> padded_share([ImageBucket(images=2, soft_tokens=64, steps=3, padding_fraction=0.375)])
-    0.375
-    """
-    sizes = [bucket.images * bucket.soft_tokens * bucket.steps for bucket in buckets]
-    padded = sum(size * (bucket.padding_fraction or 0) for size, bucket in zip(sizes, buckets, strict=True))
-    return padded / sum(sizes)
-
-
-class ImageFeed:
-    """The arrays of one step after the other, from step `first` on: of this host's rows, with their images.
-
-    `fault`: why the batch after those that are ready could not be made, such as an image that is gone. It is known
-    `ahead` steps before that batch is asked for, and `step` is that batch's.
-    """
-
-    def __init__(self, batches: Batches, how: ImageLayout, *, rows: Sequence[int], first: int, ahead: int = 0) -> None:
-        self.fault: InputError | None = None
-        self._how, self._ahead, self.step = how, ahead, first
-        self._ready: deque[Arrays] = deque()
-        processes = min(32, count_processes(len(rows) * how.buckets.buckets[-1].images))
-        steps = range(first, batches.steps + 1)
-        self._decoded = decode_batches(batches, steps, how.patching, processes=processes, rows=rows)
-        self._fill(ahead + 1)
-
-    def take(self) -> Arrays | None:
-        """The next step's arrays; None after the last, or where they could not be made."""
-        self._fill(self._ahead + 1)
-        return self._ready.popleft() if self._ready else None
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._decoded.close()
-
-    def _fill(self, count: int) -> None:
-        while len(self._ready) < count:
-            try:
-                batch, decoded = next(self._decoded)
-            except StopIteration:
-                return
-            except InputError as error:
-                self.fault = error
-                return
-            how, shape = self._how, self._how.shape(self.step)
-            self.step += 1
-            images = batch_images(batch.tokens, decoded, image_token=how.image_token, shape=shape)
-            self._ready.append(
-                {
-                    **batch.arrays(),
-                    "patches": np.asarray(images.patches),
-                    "patch_positions": np.asarray(images.positions),
-                    "places": np.asarray(images.places),
-                }
-            )

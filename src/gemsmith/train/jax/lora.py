@@ -5,7 +5,6 @@ A B. A starts uniform in ±1/sqrt(in), which is PEFT's start, B at 0. Both are f
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,9 +16,9 @@ import qwix
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gemsmith.arch import Tensor, Variant, VisionTower, kinds_of, lora_targets
+from gemsmith.arch import Tensor, Variant, VisionTower, lora_targets
 from gemsmith.checkpoints.peft import Adapter, LoraPair
-from gemsmith.models import Gemma4, path_of
+from gemsmith.models import Gemma4, by_path
 from gemsmith.models.attention import DenseAttention
 from gemsmith.models.layers import Layer
 from gemsmith.models.quantization import Quantized, dequantize_state
@@ -72,7 +71,8 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
         probe = partial(_probe_projector, variant.vision)
         adapted.embed_vision = adapt(adapted.embed_vision, ("embed_vision",), probe)
     # Injection that finds nothing adds nothing and says nothing.
-    found = set(adapted_paths(adapted))
+    paths = (path for path, _ in nnx.to_flat_state(nnx.state(adapted, nnx.LoRAParam)))
+    found = {path[:-1] for path in paths if path[-1] in _SIDES}
     assert found == set(targets), (
         f"adapters: {len(found)} modules have one, {len(targets)} should; {sorted(map(str, found ^ set(targets)))[:3]}"
     )
@@ -81,22 +81,7 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
 
 def targets_of(variant: Variant, lora: Lora) -> Targets:
     """The model's modules that get an adapter, each with its checkpoint's tensor for every layer of the stack."""
-    targets: Targets = {}
-    for tensor in lora_targets(variant, lora.targets):
-        targets.setdefault(path_of(variant, tensor)[:-1], []).append(tensor)
-    return targets
-
-
-def count_adapted(model: Gemma4) -> dict[str, int]:
-    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
-    paths, variant = set(adapted_paths(model)), model.variant
-    targets = lora_targets(variant, kinds_of(variant))
-    return dict(Counter(target.role for target in targets if path_of(variant, target)[:-1] in paths))
-
-
-def adapted_paths(model: Gemma4) -> list[ModulePath]:
-    """Paths of the modules that have an adapter, in the model's order."""
-    return [path[:-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)) if path[-1] == "kernel_lora_a"]
+    return {path[:-1]: found for path, found in by_path(variant, lora_targets(variant, lora.targets)).items()}
 
 
 def _adapt(

@@ -227,13 +227,11 @@ def _sum_nll(model: Gemma4, rows: _Arrays) -> tuple[jax.Array, jax.Array]:
 
 def _hidden(model: Gemma4, rows: _Arrays) -> jax.Array:
     """What the rows' logits are made from, (B, L, E)."""
-    images = _embed_images(model, rows) if "patches" in rows else None
-    return model.hidden(rows["tokens"], rows["positions"], rows["segments"], images)
-
-
-def _embed_images(model: Gemma4, rows: _Arrays) -> SoftTokens:
-    images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
-    return model.embed_images(images, length=rows["tokens"].shape[1])
+    soft_tokens: SoftTokens | None = None
+    if "patches" in rows:
+        images = Images(patches=rows["patches"], positions=rows["patch_positions"], places=rows["places"])
+        soft_tokens = model.embed_images(images, length=rows["tokens"].shape[1])
+    return model.hidden(rows["tokens"], rows["positions"], rows["segments"], soft_tokens)
 
 
 def _count_tokens(rows: _Arrays, targets: jax.Array) -> _Arrays:

@@ -142,7 +142,10 @@ class TunixTrainer(PeftTrainer):
         nnx.update(self.optimizer, place(nnx.state(self.optimizer)))
         self._pending: list[Any] = []
 
-    def attach(
+    def start_at(self, step: int) -> None:
+        self._train_steps = self._iter_steps = step
+
+    def run(
         self,
         *,
         update: Callable[[Any], tuple[Any, Any]],
@@ -151,7 +154,7 @@ class TunixTrainer(PeftTrainer):
         load: Callable[[int], Any],
         checkpoints: OrbaxCheckpoints,
     ) -> None:
-        """Gives the trainer its step, its data by the step's number, and its checkpoints.
+        """Trains until the data ends, which `load` gives by the step's number, then saves the last step.
 
         `update` returns a step's metrics and what `finish` takes once the device is done. `evaluate` is called with the
         batch after each update, before the step is saved.
@@ -159,12 +162,6 @@ class TunixTrainer(PeftTrainer):
         self._run_update, self._finish, self._evaluate = update, finish, evaluate
         self.checkpoint_manager = checkpoints
         self.with_data_hooks(_DataByStep(load))
-
-    def start_at(self, step: int) -> None:
-        self._train_steps = self._iter_steps = step
-
-    def run(self) -> None:
-        """Trains until the data ends, then saves the last step."""
         # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled.
         self.train((), skip_jit=True)
 

@@ -208,9 +208,6 @@ def _split(begin: int, end: int, images: np.ndarray, window: int, device: torch.
     One where its layer sees all of it, else blocks of a window's length, each with the keys in its reach. No border is
     in an image: what is after a token in it would be in no block of the token's.
     """
-    if end - begin <= window and not images[begin:end].any():
-        yield AttentionBlock(begin=begin, end=end, first=begin, mask=None)
-        return
     size, start = max(window, _BLOCK), begin
     while start < end:
         stop, first = min(start + size, end), max(begin, start - window + 1)

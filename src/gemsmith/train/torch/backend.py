@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints import Checkpoint, open_checkpoint
 from gemsmith.data.batches import Batches, load_batches, load_eval_batches
-from gemsmith.errors import USERS_ERRNOS, MachineError, RunError, explain_os_error, last_line
+from gemsmith.errors import USERS_ERRNOS, MachineError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.images.workers import count_processes
 from gemsmith.recipe.schema import Mesh
@@ -27,26 +27,24 @@ from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run
 from gemsmith.system.version import __version__
-from gemsmith.train.inputs import Answers, check_patching, load_init_adapter, load_samples
+from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
 from gemsmith.train.torch.attention import kernels
 from gemsmith.train.torch.checkpoints import PeftCheckpoints
 from gemsmith.train.torch.distributed import ProcessGroup, count_gpus, joined, started_by_torchrun
-from gemsmith.train.torch.images import DecodedImages
 from gemsmith.train.torch.model import (
     adapted_model,
     attention_heads,
-    count_adapted,
     set_moments,
-    set_start,
     set_weights,
     shard,
+    start_weights,
     trained_weights,
     whole_array,
     whole_moments,
 )
-from gemsmith.train.torch.trainer import Callbacks, TrlTrainer
+from gemsmith.train.torch.trainer import TrlTrainer
 from gemsmith.train.torch.upstream import quiet
 
 _MOST_PROCESSES = 32
@@ -73,8 +71,8 @@ def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
             # With experts, transformers asks for operations that have no deterministic form.
             torch.use_deterministic_algorithms(True, warn_only=bool(checkpoint.variant.experts))
-        backend, name = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant.name
-        record = train_session(run, backend, steps=batches.steps, model=name, clock=clock, restart=restart)
+        backend, variant = TrlBackend(run, checkpoint, batches, group, mesh), checkpoint.variant
+        record = train_session(run, backend, steps=batches.steps, variant=variant, clock=clock, restart=restart)
     del backend
     gc.collect()
     torch.cuda.empty_cache()  # vLLM, which this process may start next, wants nearly all of the memory
@@ -100,14 +98,6 @@ class TrlBackend:
         most = batches.global_batch_size // (group.size * run.recipe.train.gradient_accumulation_steps)
         self._prompts = load_samples(run, checkpoint, parts=group.size, most=most)
 
-    def resumable_step(self) -> int | None:
-        if others := self.checkpoints.others():
-            raise RunError(
-                f"{self.checkpoints.folder}/{others[-1]}: was trained with another recipe: train.backend was not trl; "
-                f"set train.checkpoint_folder to another, or start again with: gemsmith train {self._run.path} --force"
-            )
-        return max(self.checkpoints.steps(), default=None)
-
     def prepare(self, session: TrainSession) -> None:
         recipe, variant = self._run.recipe, self._checkpoint.variant
         same = {"versions": [__version__, torch.__version__], "last checkpoint": session.done}
@@ -124,18 +114,16 @@ class TrlBackend:
             shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
         self._session, self._model = session, model
         self._trainer = TrlTrainer(
-            self._model,
-            recipe,
+            model,
+            session,
             self._batches,
-            self._group,
-            Callbacks(plan=session.plan, finish=self._finish, should_stop=session.stopping.is_set),
-            done=session.done,
+            group,
+            finish=self._finish,
             attention=self._attention,
             checkpoint=self._checkpoint,
-            folder=self._run.logs,
         )
         if not session.done and not full:
-            set_start(self._model, recipe, variant, start)
+            set_weights(model, start_weights(recipe, variant, start))
 
     def restore(self, step: int) -> None:
         weights, moments = self.checkpoints.read(step)
@@ -151,27 +139,21 @@ class TrlBackend:
             self._group.bound_waits()
         with contextlib.ExitStack() as stack:
             self._trainer.feed = self._feed(stack, self._batches, first=self._session.done + 1)
-            if self._trainer.feed:
-                self._refuse_fault(self._trainer.feed)
+            self._refuse_fault()
             if not self._evaluate(self._session.done) or self._session.is_complete:
                 return
             self._session.start_clock()
             self._trainer.train()
-            if self._trainer.feed and not self._session.is_complete:
-                self._refuse_fault(self._trainer.feed)
+            if not self._session.is_complete:
+                self._refuse_fault()
 
-    def _feed(self, stack: contextlib.ExitStack, batches: Batches, *, first: int) -> DecodedImages | None:
+    def _feed(self, stack: contextlib.ExitStack, batches: Batches, *, first: int) -> ImageFeed | None:
         """The images of this process's rows until the stack ends; None where training's rows are text alone."""
         if self._patching is None:
             return None
         own, processes = self._group.rows(batches.global_batch_size), count_processes(_MOST_PROCESSES)
-        feed = DecodedImages(
-            batches,
-            self._patching,
-            rows=range(own.start, own.stop),
-            first=first,
-            processes=max(1, processes // self._on_this_machine),
-        )
+        options = {"first": first, "processes": max(1, processes // self._on_this_machine)}
+        feed = ImageFeed(batches, self._patching, rows=range(own.start, own.stop), **options, ahead=1)
         stack.callback(feed.close)
         return feed
 
@@ -196,12 +178,14 @@ class TrlBackend:
         session.evaluated(step, **sums, answers=answers, begun_s=begun_s)
         return True
 
-    def _refuse_fault(self, feed: DecodedImages) -> None:
-        """Raises in every process what one of them could not read."""
-        fault = self._group.first_fault(feed.fault)
+    def _refuse_fault(self) -> None:
+        """Raises in every process what one of them could not read for the next step."""
+        feed, steps = self._trainer.feed, self._session.log.steps
+        if feed is None:
+            return
+        fault = self._group.first_fault(feed.fault if feed.step == len(steps) + 1 else None)
         if fault is None:
             return
-        steps = self._session.log.steps
         saved = f"; step {steps[-1].step} is saved" if steps else ""
         raise type(fault)(f"step {len(steps) + 1} of training: {fault}{saved}")
 
@@ -228,9 +212,6 @@ class TrlBackend:
         real, padded = self._trainer.patches.tolist()
         return BackendInfo(
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
-            adapted={}
-            if train.method == "full"
-            else count_adapted(self._model, variant, self._run.recipe.lora.targets),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
             attention=kernels(self._attention, attention_heads(variant), group.device, dtype),

@@ -50,7 +50,6 @@ class PeftCheckpoints:
         return [step for step in checkpoint_steps(self.folder) if is_peft_step(self.folder / str(step))]
 
     def others(self) -> list[int]:
-        """Steps there that the JAX backend saved: an export would take theirs where they are later."""
         return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
 
     def save(self, step: int, weights: Arrays, moments: Arrays, metadata: Mapping[str, Any]) -> None:

@@ -9,46 +9,12 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from gemsmith.data.batches import Batches
-from gemsmith.data.images import decode_batches
 from gemsmith.data.packing import Rows
-from gemsmith.errors import DataError, GemsmithError
-from gemsmith.images.patches import PatchConfig, Patches
+from gemsmith.errors import DataError
+from gemsmith.images.patches import Patches
 
 Images = list[list[Patches]]
 """Those of each row, in the order of their soft tokens."""
-
-
-class DecodedImages:
-    """The images of some rows of each step from `first` on, decoded in processes while earlier steps run.
-
-    `fault`: why those of the step after the one last taken cannot be had, such as an image that is gone.
-    """
-
-    def __init__(
-        self, batches: Batches, patching: PatchConfig, *, rows: Sequence[int], first: int, processes: int
-    ) -> None:
-        self.fault: GemsmithError | None = None
-        steps = range(first, batches.steps + 1)
-        self._decoded = decode_batches(batches, steps, patching, processes=processes, rows=rows)
-        self._next = self._read()
-
-    def take(self) -> Images:
-        """Those of the next step."""
-        taken, self._next = self._next, self._read()
-        assert taken is not None, "no step is left, or the one before has told of a fault"
-        return taken
-
-    def close(self) -> None:
-        """Ends the processes."""
-        self._decoded.close()
-
-    def _read(self) -> Images | None:
-        try:
-            return next(self._decoded, (None, None))[1]
-        except GemsmithError as error:
-            self.fault = error
-            return None
 
 
 def number_images(tokens: np.ndarray, rows: Sequence[Sequence[Patches]], image_token: int) -> np.ndarray:

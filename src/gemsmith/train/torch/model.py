@@ -1,8 +1,7 @@
 """Gemma 4 in transformers with PEFT's adapters, for packed rows: loaded, checked, split by FSDP2; and its loss."""
 
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import MethodType
 from typing import Any
 
@@ -204,7 +203,8 @@ def load_base(
             table.forward = MethodType(embedded, table)
     model.config.use_cache = False
     model.adapts_images = False
-    model.forward = MethodType(_sum_nll_of_images if vision else _sum_nll, model)
+    model.takes_images = vision
+    model.forward = MethodType(_sum_nll, model)
     if recipe.train.remat != "none":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
@@ -235,20 +235,19 @@ def trained_weights(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def set_weights(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives what is trained the values that are under its names."""
+    """Gives what is trained, which is float32, the values that are under its names."""
     for name, weight in trained_weights(model):
+        assert weight.dtype == torch.float32, f"{name}: is {weight.dtype}"
         assign(weight, arrays[name])
 
 
-def set_start(model: peft.PeftModel, recipe: Recipe, variant: Variant, adapter: Adapter | None) -> None:
-    """Gives the adapters their values in float32: those of the given adapter, or new ones."""
-    layers = adapters_of(model)
+def start_weights(recipe: Recipe, variant: Variant, adapter: Adapter | None) -> dict[str, np.ndarray]:
+    """What adapters start from, by the names of trained_weights: the given adapter, or new ones."""
+    found: dict[str, np.ndarray] = {}
     for tensor in lora_targets(variant, recipe.lora.targets):
-        layer, pair = layers[tensor.module], first_pair(tensor, recipe.lora.rank, recipe.seed, adapter)
-        for matrices, value in ((layer.lora_A, pair.a), (layer.lora_B, pair.b)):
-            weight = matrices["default"].weight
-            assert weight.dtype == torch.float32, f"{tensor.module}: adapter in {weight.dtype}"
-            assign(weight, value)
+        pair = first_pair(tensor, recipe.lora.rank, recipe.seed, adapter)
+        found |= {f"{tensor.module}.a": pair.a, f"{tensor.module}.b": pair.b}
+    return found
 
 
 def assign(place: torch.Tensor, value: np.ndarray) -> None:
@@ -289,12 +288,6 @@ def whole_moments(optimizer: torch.optim.Optimizer, model: Any) -> dict[str, np.
     return {"step": np.array([step], np.float32), **arrays}
 
 
-def count_adapted(model: peft.PeftModel, variant: Variant, targets: Sequence[str]) -> dict[str, int]:
-    """How many modules of each kind have an adapter, such as {"q": 60, "k": 60, "v": 50}."""
-    found = adapters_of(model)
-    return dict(Counter(target.role for target in lora_targets(variant, targets) if target.module in found))
-
-
 def attention_heads(variant: Variant) -> dict[str, tuple[int, int, int]]:
     """(heads, kv heads, head_dim) by type of layer."""
     layers = {FULL if variant.is_global(layer) else SLIDING: layer for layer in reversed(range(variant.layers))}
@@ -309,54 +302,43 @@ def _sum_nll(
     positions: torch.Tensor,
     loss_mask: torch.Tensor,
     attention_mask: Mapping[str, Any],
-    predicts: bool = False,
-) -> Any:
-    """What the base's forward pass is replaced by: text only, and no logits. `predicts`: see _of_hidden."""
-    inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": attention_mask}
-    hidden = self.model.language_model(**inputs, use_cache=False).last_hidden_state
-    return _of_hidden(self, hidden, tokens, loss_mask, predicts=predicts)
-
-
-def _sum_nll_of_images(
-    self: Any,
-    tokens: torch.Tensor,
-    positions: torch.Tensor,
-    loss_mask: torch.Tensor,
-    attention_mask: Mapping[str, Any],
     pixel_values: torch.Tensor | None = None,
     image_position_ids: torch.Tensor | None = None,
     predicts: bool = False,
 ) -> Any:
-    """The same, of rows with images: (N, P, C) and (N, P, 2), in the order of their soft tokens."""
-    assert isinstance(attention_mask, Mapping) and {*attention_mask} == {FULL, SLIDING}, (
-        "upstream would make masks of its own"
-    )
-    blank = pixel_values is None and self.adapts_images
-    if blank:
-        pixel_values, image_position_ids = _blank_image(self.config.vision_config, tokens.device)
-    images = None if pixel_values is None else _embed_images(self, pixel_values, image_position_ids)
-    hidden = self.model(
-        input_ids=tokens,
-        position_ids=positions,
-        attention_mask=attention_mask,
-        mm_token_type_ids=(tokens == self.config.image_token_id).long(),
-        mm_encoder_outputs={} if blank else {"image": images},
-        use_cache=False,
-    ).last_hidden_state
-    if blank and images is not None:
-        hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
-    return _of_hidden(self, hidden, tokens, loss_mask, predicts=predicts)
+    """See token_nll: what the base's forward pass is replaced by. `predicts`: see next_tokens in train.jax.step.
 
-
-def _of_hidden(
-    base: Any, hidden: torch.Tensor, tokens: torch.Tensor, loss_mask: torch.Tensor, *, predicts: bool
-) -> Any:
-    """See token_nll; `predicts`: of each row the most likely token after the one that its loss mask marks, (B,)."""
-    embedding, softcap = base.get_output_embeddings().weight, base.config.get_text_config().final_logit_softcapping
+    Images are (N, P, C) and (N, P, 2), in the order of their soft tokens.
+    """
+    inputs = {"input_ids": tokens, "position_ids": positions, "attention_mask": attention_mask, "use_cache": False}
+    if self.takes_images:
+        hidden = _hidden_of_images(self, inputs, pixel_values, image_position_ids)
+    else:
+        hidden = self.model.language_model(**inputs).last_hidden_state
+    embedding, softcap = self.get_output_embeddings().weight, self.config.get_text_config().final_logit_softcapping
     if not predicts:
         return token_nll(hidden, embedding, tokens, loss_mask, softcap)
     marked = hidden[torch.arange(len(hidden), device=hidden.device), loss_mask.int().argmax(dim=1)]  # (B, E)
     return _float32_product(marked.to(embedding.dtype), embedding).argmax(dim=-1)  # whose order no softcap changes
+
+
+def _hidden_of_images(
+    base: Any, inputs: Mapping[str, Any], pixel_values: torch.Tensor | None, image_position_ids: torch.Tensor | None
+) -> torch.Tensor:
+    tokens, masks = inputs["input_ids"], inputs["attention_mask"]
+    assert isinstance(masks, Mapping) and {*masks} == {FULL, SLIDING}, "upstream would make masks of its own"
+    blank = pixel_values is None and base.adapts_images
+    if blank:
+        pixel_values, image_position_ids = _blank_image(base.config.vision_config, tokens.device)
+    images = None if pixel_values is None else _embed_images(base, pixel_values, image_position_ids)
+    hidden: torch.Tensor = base.model(
+        **inputs,
+        mm_token_type_ids=(tokens == base.config.image_token_id).long(),
+        mm_encoder_outputs={} if blank else {"image": images},
+    ).last_hidden_state
+    if blank and images is not None:
+        hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
+    return hidden
 
 
 def _embed_images(base: Any, pixel_values: torch.Tensor, image_position_ids: torch.Tensor | None) -> Any:

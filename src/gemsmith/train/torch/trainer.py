@@ -7,7 +7,7 @@ AdamW with the schedule, a loader, a loss and a callback. docs/numerics.md says 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,12 @@ from gemsmith.checkpoints import Checkpoint
 from gemsmith.data.batches import Batches
 from gemsmith.data.packing import Rows
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.records import SampleAnswer
-from gemsmith.train.inputs import Answers, SamplePrompts
-from gemsmith.train.loop import Plan, StepOutcome
+from gemsmith.train.inputs import Answers, ImageFeed, SamplePrompts
+from gemsmith.train.loop import StepOutcome, TrainSession
 from gemsmith.train.schedule import learning_rate
 from gemsmith.train.torch.attention import attention_inputs
 from gemsmith.train.torch.distributed import ProcessGroup
-from gemsmith.train.torch.images import DecodedImages, Images, count_patches, number_images, pad_images
-
-
-@dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """What the trainer asks whoever runs it.
-
-    `plan(step)`: what the step is run with. `finish(outcome)`: logs, saves or raises; returns whether to go on.
-    `should_stop()`: whether this process got SIGTERM.
-    """
-
-    plan: Callable[[int], Plan]
-    finish: Callable[[StepOutcome], bool]
-    should_stop: Callable[[], bool]
+from gemsmith.train.torch.images import Images, count_patches, number_images, pad_images
 
 
 class TrlTrainer(SFTTrainer):
@@ -56,27 +42,26 @@ class TrlTrainer(SFTTrainer):
     def __init__(
         self,
         model: Any,
-        recipe: Recipe,
+        session: TrainSession,
         batches: Batches,
         group: ProcessGroup,
-        hooks: Callbacks,
         *,
-        done: int,
+        finish: Callable[[StepOutcome], bool],
         attention: str,
         checkpoint: Checkpoint,
-        folder: Path,
     ) -> None:
-        self.recipe, self.batches, self.group, self.done = recipe, batches, group, done
+        """`finish`: logs, saves or raises; returns whether to go on."""
+        self.recipe, self.batches, self.group, self.done = session.run.recipe, batches, group, session.done
         self._attention, self._variant = attention, checkpoint.variant
         self._image_token: int = checkpoint.config.get("image_token_id", -1)
-        self.feed: DecodedImages | None = None
+        self.feed: ImageFeed | None = None
         """The images of this process's rows; None where rows are text alone."""
         self.patches = np.zeros(2, np.int64)
         """See images.count_patches: of this attempt's steps."""
         self.sums, self.counts = torch.zeros(2, device=group.device), dict[str, int]()
         """Of the step under way, this process's part of loss and correct tokens, and what the whole of it holds."""
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
-        optimizer = recipe.optimizer
+        optimizer = self.recipe.optimizer
         # As Hugging Face's own, decay leaves norms and router scales alone; of adapters every tensor is a matrix.
         vectors = {"params": [weight for weight in self.trained if weight.ndim < 2], "weight_decay": 0.0}
         groups: list[dict[str, Any]] = [{"params": [weight for weight in self.trained if weight.ndim > 1]}, vectors]
@@ -89,15 +74,15 @@ class TrlTrainer(SFTTrainer):
             fused=group.device.type == "cuda",
         )
         schedule = LambdaLR(
-            self.adamw, lambda update: learning_rate(optimizer, update=done + update, updates=batches.steps)
+            self.adamw, lambda update: learning_rate(optimizer, update=self.done + update, updates=batches.steps)
         )
         super().__init__(
             model,
-            _config(recipe, group, steps=batches.steps - done, folder=folder),
+            _config(self.recipe, group, steps=batches.steps - self.done, folder=session.run.logs),
             # TRL looks at one row; the loader below gives the others.
             train_dataset=datasets.Dataset.from_list([{"input_ids": batches.rows.tokens[0].tolist()}]),
             processing_class=transformers.AutoTokenizer.from_pretrained(checkpoint.folder),
-            callbacks=[_StepCallback(self, hooks)],
+            callbacks=[_StepCallback(self, session, finish)],
             optimizers=(self.adamw, schedule),
         )
         self.remove_callback(transformers.PrinterCallback)
@@ -118,7 +103,7 @@ class TrlTrainer(SFTTrainer):
         return nll / (count / self.group.size)
 
     def evaluate_held_out(
-        self, batches: Batches, feed: DecodedImages | None, told: Callable[[], bool]
+        self, batches: Batches, feed: ImageFeed | None, told: Callable[[], bool]
     ) -> dict[str, float] | None:
         """Over all rows the sum of the targets' nll, how many targets are correct, and how many there are.
 
@@ -126,10 +111,7 @@ class TrlTrainer(SFTTrainer):
         """
         total, stops = np.zeros(3), 0.0
         with evaluating(self.model, self.recipe, self.group) as model:
-            for number in range(1, batches.steps + 1):
-                if feed and (fault := self.group.first_fault(feed.fault)):
-                    raise fault
-                batch, images = batches.batch(number), feed.take() if feed else None
+            for _, batch, images in _read(batches, feed, self.group):
                 parts = [
                     torch.stack(model(**self._prepare_inputs(rows))).tolist() for rows in self._own_rows(batch, images)
                 ]
@@ -140,30 +122,21 @@ class TrlTrainer(SFTTrainer):
         return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
     def answer_prompts(
-        self, prompts: SamplePrompts, feed: DecodedImages | None, told: Callable[[], bool]
+        self, prompts: SamplePrompts, feed: ImageFeed | None, told: Callable[[], bool]
     ) -> Answers | None:
         """The greedy answers to all prompts; None and `feed` as of evaluate_held_out."""
-        answers: list[SampleAnswer] = []
         with evaluating(self.model, self.recipe, self.group) as model:
-            for number in range(1, prompts.batches.steps + 1):
-                if feed and (fault := self.group.first_fault(feed.fault)):
-                    raise fault
-                batch, images = prompts.batches.batch(number), feed.take() if feed else None
 
-                def next_tokens(
-                    tokens: np.ndarray, mask: np.ndarray, batch: Rows = batch, images: Images | None = images
-                ) -> np.ndarray | None:
-                    found = np.zeros(len(batch))
-                    (rows,) = self._own_rows(replace(batch, tokens=tokens, loss_mask=mask), images, parts=1)
-                    found[self.group.rows(len(batch))] = model(**self._prepare_inputs(rows), predicts=True).cpu()
-                    *ids, stops = self.group.total([*found.tolist(), float(told())])
-                    return None if stops else np.array(ids, np.int64)
+            def next_tokens(
+                _: int, batch: Rows, images: Images | None, tokens: np.ndarray, mask: np.ndarray
+            ) -> np.ndarray | None:
+                found = np.zeros(len(batch))
+                (rows,) = self._own_rows(replace(batch, tokens=tokens, loss_mask=mask), images, parts=1)
+                found[self.group.rows(len(batch))] = model(**self._prepare_inputs(rows), predicts=True).cpu()
+                *ids, stops = self.group.total([*found.tolist(), float(told())])
+                return None if stops else np.array(ids, np.int64)
 
-                some = prompts.answer(number, next_tokens)
-                if some is None:
-                    return None
-                answers += some
-        return tuple(answers)
+            return prompts.answer(_read(prompts.batches, feed, self.group), next_tokens)
 
     def micro_batches(self) -> Iterator[dict[str, Any]]:
         """What this process trains on, slice by slice: contiguous rows, as a device's in the JAX backend."""
@@ -178,7 +151,7 @@ class TrlTrainer(SFTTrainer):
                 "soft_tokens": sum(image.soft_tokens for image in seen),
             }
             self.patches += count_patches(batch, self.group.size * micro)
-            images = self.feed.take() if self.feed else None
+            images = _take(self.feed)
             for rows in self._own_rows(batch, images):
                 yield {"counts": counts, "rows": rows}
 
@@ -203,6 +176,22 @@ class TrlTrainer(SFTTrainer):
         return rows | {"attention_mask": mask}
 
 
+def _read(batches: Batches, feed: ImageFeed | None, group: ProcessGroup) -> Iterator[tuple[int, Rows, Images | None]]:
+    """Each batch, and the images of this process's rows of it. Raises what any process could not read."""
+    for number in range(1, batches.steps + 1):
+        if feed and (fault := group.first_fault(feed.fault)):
+            raise fault
+        yield number, batches.batch(number), _take(feed)
+
+
+def _take(feed: ImageFeed | None) -> Images | None:
+    if feed is None:
+        return None
+    taken = feed.take()
+    assert taken is not None, "no step is left, or the one before has told of a fault"
+    return taken[1]
+
+
 @contextlib.contextmanager
 def evaluating(model: nn.Module | None, recipe: Recipe, group: ProcessGroup) -> Iterator[nn.Module]:
     """The trainer's model, without dropout and gradients; it trains again afterwards, also where the block raises."""
@@ -221,8 +210,8 @@ def evaluating(model: nn.Module | None, recipe: Recipe, group: ProcessGroup) -> 
 class _StepCallback(transformers.TrainerCallback):
     """Seeds a step's dropout, decides whether its update counts, and hands on what it came to."""
 
-    def __init__(self, trainer: TrlTrainer, hooks: Callbacks) -> None:
-        self._trainer, self._hooks = trainer, hooks
+    def __init__(self, trainer: TrlTrainer, session: TrainSession, finish: Callable[[StepOutcome], bool]) -> None:
+        self._trainer, self._session, self._finish = trainer, session, finish
 
     def on_step_begin(self, args: Any, state: transformers.TrainerState, *_: Any, **__: Any) -> None:  # noqa: ARG002
         """Dropout follows from seed and step, so a resumed run needs no random state."""
@@ -235,10 +224,10 @@ class _StepCallback(transformers.TrainerCallback):
         trainer, highest = self._trainer, self._trainer.recipe.optimizer.max_grad_norm
         norm = trainer.accelerator.clip_grad_norm_(trainer.trained, math.inf if highest is None else highest)
         grad_norm = (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
-        stops = self._hooks.should_stop() or bool(trainer.feed and trainer.feed.fault)
+        stops = self._session.stopping.is_set() or bool(trainer.feed and trainer.feed.fault)
         loss, correct, told = trainer.group.total([*trainer.sums.tolist(), float(stops)])
         trainer.sums.zero_()
-        plan = self._hooks.plan(self._step)
+        plan = self._session.plan(self._step)
         values = zip((loss, grad_norm), plan.skip_above, strict=True)
         skipped = any(not math.isfinite(value) or value > limit for value, limit in values)
         if skipped:
@@ -254,7 +243,7 @@ class _StepCallback(transformers.TrainerCallback):
         )
 
     def on_step_end(self, args: Any, state: Any, control: transformers.TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        if not self._hooks.finish(self._outcome):
+        if not self._finish(self._outcome):
             control.should_training_stop = True
 
 

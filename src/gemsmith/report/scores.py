@@ -11,7 +11,7 @@ from gemsmith.analysis.summary import RunRecords, score_words
 from gemsmith.report.charts import score_chart
 from gemsmith.report.tables import Table
 from gemsmith.runs import eval_records as records
-from gemsmith.system.format import count, decimal, p_value, signed
+from gemsmith.system.format import count, counts, decimal, p_value, signed
 
 MOST_CHARACTERS = 2_000
 """Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
@@ -99,7 +99,6 @@ def make_scores(findings: RunRecords) -> dict[str, Any]:
         return {"lm_eval": lm_eval}
     return {
         "chart": score_chart(scores),
-        "verdict": scores.tasks[0].difference.summary,
         "measures": Table(
             title="Scores of each task",
             columns=("task", "measure, 95 % interval", "base", "tuned"),
@@ -165,14 +164,10 @@ def _answers(model: records.ModelResult) -> dict[str, str]:
         "answers asked for": count(model.answers),
         "cut at eval.max_tokens": count(model.score.cut),
         "output tokens, mean": "not told" if tokens is None else decimal(tokens),
-        "not answered": _counts(model.score.failed),
-        "not judged": _counts(model.score.ungraded),
-        "requests sent again": _counts(model.retries),
+        "not answered": counts(model.score.failed),
+        "not judged": counts(model.score.ungraded),
+        "requests sent again": counts(model.retries),
     }
-
-
-def _counts(reasons: dict[str, int]) -> str:
-    return ", ".join(f"{count(number)} {reason}" for reason, number in reasons.items())
 
 
 def _lm_eval(record: records.LmEvalRecord) -> Table:
