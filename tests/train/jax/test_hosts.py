@@ -29,11 +29,11 @@ if event in ("sleep", "PyDLL"):
 if event == "alone":
     distributed._PATIENCE_S = 3
 if event == "late":
-    backend.LONGEST_STEP_S, distributed._LOOK_S, compile_step = 20, 0.5, backend.compile_step
+    backend.LONGEST_STEP_S, distributed._LOOK_S, compile_program = 20, 0.5, backend.compile_program
     def late(*given):
         time.sleep(30 if stop_at else 0)
-        return compile_step(*given)
-    backend.compile_step = late
+        return compile_program(*given)
+    backend.compile_program = late
 def stopped(self, step, rows=None):
     if step == stop_at and event == "sleep":
         time.sleep(600)
