@@ -111,7 +111,7 @@ def bucket_server(*, fault_share: float = 0.0, seed: int = 0) -> Iterator[Bucket
         def do(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             fault = bucket.next_fault()
-            if fault in ("503", "429"):
+            if fault and fault.isdecimal():
                 self.reply(int(fault), b"", {})
                 return
             self.close_connection = fault is not None

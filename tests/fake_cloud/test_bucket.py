@@ -46,6 +46,17 @@ def test_a_client_sees_what_it_wrote_whatever_fails(fault_share):
     assert (bucket.faults.keys() == {*FAULTS}) is (fault_share > 0)
 
 
+def test_a_bucket_that_refuses_is_asked_once_and_told_with_its_answer():
+    with bucket_server() as bucket:
+        bucket.next_fault = lambda: bucket.faults.update(["403"]) or "403"
+        command = [sys.executable, "-c", CLIENT]
+        done = subprocess.run(
+            command, env=os.environ | bucket.environment, capture_output=True, text=True, check=False, timeout=60
+        )
+    assert done.returncode == 1 and bucket.faults["403"] == 1 and not bucket.objects
+    assert ".MachineError: gs://drill/x: cannot be reached (PERMISSION_DENIED: " in done.stderr.splitlines()[-1]
+
+
 def test_a_range_behind_the_end_is_refused():
     with bucket_server() as bucket:
         bucket.objects["a"] = (1, b"123")

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -25,6 +26,14 @@ from gemsmith.train.jax import backend, distributed
 batch, stop_at, event = Batches.batch, int(sys.argv.pop()), os.environ["EVENT"]
 if event in ("sleep", "PyDLL"):
     backend.LONGEST_STEP_S, distributed._LOOK_S = 8, 0.5
+if event == "alone":
+    distributed._PATIENCE_S = 3
+if event == "late":
+    backend.LONGEST_STEP_S, distributed._LOOK_S, compile_program = 20, 0.5, backend.compile_program
+    def late(*given):
+        time.sleep(30 if stop_at else 0)
+        return compile_program(*given)
+    backend.compile_program = late
 def stopped(self, step, rows=None):
     if step == stop_at and event == "sleep":
         time.sleep(600)
@@ -93,14 +102,16 @@ def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
 
 @pytest.mark.slow
 def test_two_hosts_answer_like_one(prepare, tmp_path):
-    """Three prompts over eight devices: the second host has rows of padding alone."""
+    """Three prompts over eight devices: the second host, late and slow to compile, has rows of padding alone."""
     keys = KEYS | {
         "data": KEYS["data"] | {"eval": {"task": "verilog", "rows": 5, "split": "held-out"}},
         "train": KEYS["train"] | {"max_steps": 1, "eval_steps": 1, "sample_answers": 3},
     }
     alone, together = (prepare(tmp_path / name, **keys) for name in ("alone", "together"))
     group = group_of(2)
-    started = [start(alone, devices=8), *(start(together, *group, n, devices=4) for n in (0, 1))]
+    started = [start(alone, devices=8), start(together, *group, 0, devices=4, event="late")]
+    time.sleep(10)
+    started.append(start(together, *group, 1, devices=4, event="late", stop_at=-1))
     told = [process.communicate(timeout=300) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], told
     assert told[1][1].count("train    answered  ") == 3 and "answered" not in told[2][1]
@@ -117,7 +128,7 @@ def lose(run, event, *, lost, hosts=2):
     all_ = [start(run, *group, host, devices=devices, stop_at=4 * (host == lost), event=event) for host in range(hosts)]
     others = [process for process in all_ if process is not all_[lost]]
     try:
-        ended = [process.communicate(timeout=300)[1] for process in others]
+        ended = [process.communicate(timeout=150)[1] for process in others]
         if event in HANGS:  # it does not stay either
             ended.append(all_[lost].communicate(timeout=90)[1])
     finally:
@@ -144,6 +155,28 @@ def test_a_host_that_hangs_ends_the_other_with_one_line(prepare, tmp_path, event
     assert codes == {1} and len(said) == 2, said
     told = f"error: training: host {lost} of 2 {{}}, without a step for 0.133 minutes; all hosts end, and continue"
     assert said[0].startswith((told.format("hangs"), f"error: training: host {lost} of 2 is lost:")), said
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (["7 120", "6 121", "7 119"], "host 1 of 3 hangs"),
+        (["6 120", "6 2"], "host 1 of 2 hangs"),  # in C, with Python's lock
+        (["5 121", "6 120", "7 120", "5 121"], "host 0 and 3 of 4 hangs"),
+        (["6 120", "6 121"], "the hosts hang"),
+    ],
+)
+def test_the_host_that_has_come_least_far_or_looks_no_more_is_the_one_that_hangs(said, expected):
+    assert hosts.who_hangs([(f"gemsmith/progress/{host}", each) for host, each in enumerate(said)], 120) == expected
+
+
+@pytest.mark.slow
+def test_a_first_host_that_waits_for_another_in_vain_ends_with_one_line(prepare, tmp_path):
+    process = start(prepare(tmp_path / "run", **KEYS), *group_of(2), 0, devices=4, event="alone")
+    err = process.communicate(timeout=300)[1]
+    said = [line for line in err.splitlines() if not line.startswith("train")]
+    assert process.returncode == 1, err
+    assert said == ["error: training: not all 2 hosts have come; start each with the same command"]
 
 
 @pytest.mark.slow
@@ -223,13 +256,17 @@ def test_hosts_of_a_tpu_slice_find_each_other_and_part(monkeypatch):
     begun = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **options: begun.append((given, options)))
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: begun.append("parted"))
-    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: os.dup(2))
-    monkeypatch.setattr(hosts, "_end_with_a_host_that_hangs", lambda _: None)
+    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda _: os.dup(2))
     for count in (1, 4):
         monkeypatch.setattr(hosts, "count_tpu_hosts", lambda count=count: count)
         with hosts.joined_hosts():
             begun.append("trains")
-    assert begun == ["trains", ((), {"heartbeat_timeout_seconds": 30}), "trains", "parted"]
+    assert begun == [
+        "trains",
+        ((), {"heartbeat_timeout_seconds": 30, "initialization_timeout": 300}),
+        "trains",
+        "parted",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -248,8 +285,7 @@ def test_a_host_that_fails_does_not_wait_for_the_others_and_one_that_is_told_to_
     monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
     monkeypatch.setattr(jax.distributed, "shutdown", lambda: seen.append("parts"))
     monkeypatch.setattr(hosts, "count_tpu_hosts", lambda: 2)
-    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda: None)
-    monkeypatch.setattr(hosts, "_end_with_a_host_that_hangs", lambda _: None)
+    monkeypatch.setattr(hosts, "_have_lost_hosts_said", lambda _: 0)
     monkeypatch.setattr(hosts.time, "sleep", lambda _: seen.append("waits"))
     monkeypatch.setattr(hosts.atexit, "register", lambda _, code: seen.append(code))
     lost = then[0] == "waits"

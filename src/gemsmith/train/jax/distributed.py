@@ -62,18 +62,15 @@ def joined_hosts() -> Iterator[None]:
     hosts, or one that does not come together. Where one is lost, JAX ends the others, and one line says so; where one
     hangs, each ends itself.
     """
-    if not _join():
+    if (terminal := _join()) is None:
         yield
         return
-    terminal, parted = _have_lost_hosts_said(), threading.Event()
-    threading.Thread(target=_end_with_a_host_that_hangs, args=(parted,), daemon=True, name="hosts").start()
+    threading.Thread(target=_end_with_a_host_that_hangs, daemon=True, name="hosts").start()
     try:
         yield
         # All are here; at its end JAX would wait for the first, which may have other stages, and abort after a while.
         multihost_utils.sync_global_devices("trained")
-        parted.set()
     except Terminated:  # on all hosts
-        parted.set()
         jax.distributed.shutdown()
         raise
     except BaseException as error:
@@ -90,29 +87,31 @@ def joined_hosts() -> Iterator[None]:
     os.close(terminal)
 
 
-def _join() -> bool:
-    """Whether this process has joined others, which are there now."""
+def _join() -> int | None:
+    """What `_have_lost_hosts_said` returns, once this process has joined others; None where there are none."""
     named = any(os.environ.get(name) for name in _NAMES)
     if jax.distributed.is_initialized() or not (named or count_tpu_hosts() > 1):
-        return False
+        return None
     # Its handler would take SIGTERM away from ours.
     jax.config.update("jax_enable_preemption_service", False)
     given = _find_first_host() if named else {}
+    given |= {"heartbeat_timeout_seconds": _SILENT_S, "initialization_timeout": _PATIENCE_S}
+    terminal = _have_lost_hosts_said(given.get("num_processes") or count_tpu_hosts())
     with handling(_DYING):
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=_SILENT_S, **given)
+            jax.distributed.initialize(**given)
         except RuntimeError as error:  # hosts that have parted do not meet again
             raise MachineError(f"the hosts cannot join ({first_line(error)}); train in a new process") from None
-    return True
+    return terminal
 
 
-def _have_lost_hosts_said() -> int:
+def _have_lost_hosts_said(hosts: int) -> int:
     """From here on lost_hosts.py passes on what is written to stderr; returns a descriptor of where it went before.
 
-    JAX aborts a process that has lost another: with exit code 1 now.
+    JAX aborts a process that has lost another, or waits for one in vain: with exit code 1 now.
     """
     terminal = os.dup(2)
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lost_hosts.py")), str(jax.process_count())]
+    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("lost_hosts.py")), str(hosts)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
     assert child.stdin is not None, "asked for"
     os.dup2(child.stdin.fileno(), 2)
@@ -129,25 +128,31 @@ def note_progress(*, longest_s: float | None = None) -> None:
     _progress.count, _progress.longest_s = _progress.count + 1, longest_s or _progress.longest_s
 
 
-def _end_with_a_host_that_hangs(parted: threading.Event) -> None:
-    """Until the hosts have parted: where this one comes no further for too long, says who hangs, and ends it."""
-    store, seen, looks = global_state.client, -1, 0
-    assert store is not None, "they have joined"
-    while not parted.wait(_LOOK_S):
+def _end_with_a_host_that_hangs() -> None:
+    """Until the hosts part: where this one comes no further for too long, says who hangs, and ends it."""
+    seen, looks = -1, 0
+    while (store := global_state.client) is not None:
         # Looks are counted, not seconds: this process may have been suspended itself.
         seen, looks = _progress.count, looks + 1 if seen == _progress.count else 0
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first host is gone, of which JAX tells
-            store.key_value_set(f"gemsmith/progress/{jax.process_index()}", str(seen), allow_overwrite=True)
+            store.key_value_set(f"gemsmith/progress/{jax.process_index()}", f"{seen} {looks}", allow_overwrite=True)
             if looks * _LOOK_S > _progress.longest_s:
-                counts = {key.rpartition("/")[2]: int(n) for key, n in store.key_value_dir_get("gemsmith/progress")}
-                least, most = min(counts.values()), max(counts.values())
-                behind = " and ".join(host for host, count in counts.items() if count == least < most)
-                who = f"host {behind} of {len(counts)} hangs" if behind else "the hosts hang"
-                told = f"error: training: {who}, without a step for {_progress.longest_s / 60:.3g} minutes; all hosts "
-                os.write(
-                    2, f"{told}end, and continue from the last saved step with the same command on each\n".encode()
+                who = who_hangs(store.key_value_dir_get("gemsmith/progress"), looks)
+                told = (
+                    f"error: training: {who}, without a step for {_progress.longest_s / 60:.3g} minutes; all hosts end"
                 )
+                os.write(2, f"{told}, and continue from the last saved step with the same command on each\n".encode())
                 os._exit(1)
+        time.sleep(_LOOK_S)
+
+
+def who_hangs(said: Sequence[tuple[str, str]], looks: int) -> str:
+    """Which hosts hang, by what each said last under its key: how often it came further, and its looks since then."""
+    found = {key.rpartition("/")[2]: (*map(int, last.split()),) for key, last in said}
+    least, most = min(found.values())[0], max(found.values())[0]
+    # One that holds Python's lock looks no more.
+    behind = [host for host, (count, idle) in found.items() if count == least < most or 2 * idle < looks]
+    return f"host {' and '.join(behind)} of {len(found)} hangs" if behind else "the hosts hang"
 
 
 def _leave(code: int) -> None:

@@ -34,7 +34,9 @@ def main() -> None:
             sys.stderr.buffer.flush()
     end.cancel()
     text = b"".join(held).decode(errors="replace")
-    if _ABORTS in text:
+    if _ABORTS in text and "/RegisterTask" in text:
+        text = f"error: training: not all {sys.argv[1]} hosts have come; start each with the same command\n"
+    elif _ABORTS in text:
         found = _SILENT.search(text)
         host = found[1] or found[2] if found else 0  # where the first is lost, nobody is left to say so
         text = (
