@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from gemsmith.tasks.base import Benchmark, DataGenerator, Scorer
+from gemsmith.tasks.base import Verdict as Verdict  # what scorers of users make
 
 
 class Listing(NamedTuple):

@@ -268,8 +268,8 @@ def test_nf4_is_held_as_the_jax_backend_holds_it(monkeypatch):
 
 
 def test_a_missing_library_is_one_line(prepared_run, gemsmith, monkeypatch):
-    monkeypatch.delitem(sys.modules, "gemsmith.train.torch.backend")
-    monkeypatch.delitem(sys.modules, "gemsmith.train.torch.trainer")
+    for module in ("backend", "trainer"):
+        monkeypatch.delitem(sys.modules, f"gemsmith.train.torch.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "trl", None)
     code, _, err = gemsmith("train", prepared_run(train=BACKEND).path)
     assert (
