@@ -1,7 +1,8 @@
-"""Stages that are killed, or find the disk full, wherever a file gets its name or reaches the disk: the same command
-makes what it makes undisturbed."""
+"""Stages that are killed or suspended, or find the disk full or slow, wherever a file gets its name or reaches the
+disk: the same command makes what it makes undisturbed."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -13,7 +14,7 @@ from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import Run, find_run, open_run
-from support.fault_points import commands
+from support.fault_points import commands, state, wait_until
 
 pytestmark = pytest.mark.slow
 PLACES = ("pathlib:Path.replace", "pathlib:Path.rename", "os:fsync")
@@ -101,3 +102,40 @@ def test_a_disk_that_is_full_from_any_write_on_is_one_line_and_nothing_is_half_w
     tries = disturbed(run, tmp_path, MODULES, "ENOSPC", check)
     record_property("tries", tries)
     assert tries > 20
+
+
+def test_a_stage_that_is_suspended_and_continued_makes_the_same_files(run, tmp_path, record_property):
+    whole = tmp_path / "whole"
+    shutil.copytree(run.path, whole)
+    for stage, module in MODULES.items():
+        with commands(tmp_path, module) as gemsmith:
+            shutil.rmtree(run.path)
+            shutil.copytree(whole, run.path)
+            code, err = gemsmith.run(stage, whole)
+            assert code == 0, err
+            if stage == "train":  # has its own test
+                continue
+            number = gemsmith.start(stage, run.path, fault="STOP 1 os:fsync")
+            wait_until(lambda process=number: state(process) == "T", number)
+            os.kill(number, signal.SIGCONT)
+            code, err = gemsmith.wait()
+            assert code == 0, err
+            assert contents(run.path) == contents(whole), stage
+    record_property("tries", len(MODULES) - 1)
+
+
+def test_on_a_slow_disk_the_stages_make_the_same_files(run, tmp_path):
+    """Each fsync and rename takes 0.2 s more."""
+    whole, slow = tmp_path / "whole", ",".join(f"SLOW 200 {place}" for place in PLACES)
+    shutil.copytree(run.path, whole)
+    for stage, module in MODULES.items():
+        with commands(tmp_path, module) as gemsmith:
+            for folder, fault in ((whole, ""), (run.path, slow)):
+                code, err = gemsmith.run(stage, folder, fault=fault)
+                assert code == 0, err
+        if stage == "train":  # its files tell times and folders
+            assert weights(run.path) == weights(whole)
+            shutil.rmtree(run.path)
+            shutil.copytree(whole, run.path)
+        else:
+            assert contents(run.path) == contents(whole), stage

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.run import Run
 from gemsmith.serve.client import batch
 from gemsmith.serve.client.stream import SamplingParams
+from support.fault_points import state, wait_until
 from support.hostile_server import Hostile, chat
 from support.images import image_bytes
 
@@ -240,3 +242,36 @@ def test_killed_at_random_it_writes_the_same_file(hostile: Hostile, tmp_path: Pa
     assert kills == 10
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert len(hostile.asked) < 200 + 2 * 3 * kills
+
+
+def test_suspended_and_continued_it_writes_the_same_file_and_asks_nothing_twice(
+    hostile: Hostile, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "r.jsonl", [{"prompt": f"row {number}"} for number in range(40)])
+    hostile.deed = echo
+    predict_url(hostile.url, rows, tmp_path / "whole.jsonl", sampling=GREEDY)
+    out, partial = tmp_path / "suspended.jsonl", tmp_path / "suspended.jsonl.partial" / "answers.jsonl"
+    was_suspended = threading.Event()
+
+    def answered() -> int:
+        return len(partial.read_bytes().splitlines()) if partial.exists() else 0
+
+    def until_it_is_suspended(asked: dict[str, Any]) -> tuple[int, bytes]:
+        while answered() >= 5 and not was_suspended.wait(0.01):
+            pass
+        return echo(asked)
+
+    hostile.deed = until_it_is_suspended
+    hostile.asked.clear()
+    command = [sys.executable, "-m", "gemsmith", "predict", str(rows), "--url", hostile.url, "--out", str(out)]
+    process = subprocess.Popen([*command, "--max-tokens", "8", "--concurrency", "2"], stderr=subprocess.PIPE)
+    wait_until(lambda: answered() >= 5, process.pid)
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state(process.pid) == "T", process.pid)
+    was_suspended.set()
+    assert not out.exists()
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(hostile.asked) == 40

@@ -42,10 +42,28 @@ def launched(recipe, tmp_path):
     return make
 
 
-def machine(root: str, attempt: int) -> subprocess.Popen:
+# Waits before step sys.argv[1] until the file `goes_on` is there.
+WAITING = """
+import sys, time
+from pathlib import Path
+from gemsmith.data.batches import Batches
+here, wanted, batch = Path.cwd(), int(sys.argv.pop(1)), Batches.batch
+def waiting(self, step, rows):
+    while step == wanted and not (here / "goes_on").exists():
+        (here / "waits").touch()
+        time.sleep(0.05)
+    return batch(self, step, rows)
+Batches.batch = waiting
+"""
+
+
+def machine(root: str, attempt: int, *, waits_at: int | None = None) -> subprocess.Popen:
     """A new machine: nothing is on its disk."""
     shutil.rmtree("work", ignore_errors=True)
-    command = [sys.executable, "-c", RUNNER, "launch", "worker", root, "--folder", "work", "--stages", STAGES]
+    words = ["launch", "worker", root, "--folder", "work", "--stages", STAGES]
+    command = [sys.executable, "-c", RUNNER, *words]
+    if waits_at is not None:
+        command = [sys.executable, "-c", WAITING + RUNNER, str(waits_at), *words]
     environment = os.environ | {"CLOUD_RUN_TASK_ATTEMPT": str(attempt), "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
 
@@ -147,3 +165,27 @@ def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched):
     err = finish(machine(disturbed, attempt))
     assert killed == KILLS and f"attempt {attempt}: complete in the bucket: data, plan" in err
     assert adapter_of(disturbed) == adapter_of(calm)
+
+
+@pytest.mark.timeout(600)
+def test_a_machine_that_is_told_to_stop_sends_the_step_under_way_and_another_goes_on(launched):
+    """SIGTERM as a provider sends it to the worker, and SIGHUP as it comes where it was started by hand."""
+    calm, stopped = launched("calm"), launched("stopped")
+    finish(machine(calm, 0))
+    asked, saved = {4: signal.SIGTERM, 8: signal.SIGHUP}, []
+    for attempt, (step, number) in enumerate(asked.items()):
+        process, deadline_s = machine(stopped, attempt, waits_at=step), time.monotonic() + 240
+        while not Path("waits").exists():
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.05)
+        process.send_signal(number)
+        Path("goes_on").touch()
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 143 and "note: " in err and "Traceback" not in err, err
+        saved.append(max(complete_checkpoints(Bucket(stopped))))
+        Path("waits").unlink()
+        Path("goes_on").unlink()
+    err = finish(machine(stopped, len(asked)))
+    assert saved[0] >= 3 and saved[1] >= 7, saved
+    record = json.loads(Bucket(stopped).read("run/train.json") or b"")
+    assert record["resumed_at"] == saved and adapter_of(stopped) == adapter_of(calm)

@@ -13,6 +13,7 @@ from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.resolve import resolve_file
 from gemsmith.runs.run import Run
 from gemsmith.runs.stages import STAGES
+from support.cases import each
 
 MISSING = (
     *("data.train=gone.jsonl", "train.init_adapter=gone", "eval.scorer=./gone.py", "data.eval=held.jsonl"),
@@ -117,3 +118,30 @@ def test_python_is_told_all_at_once_too(recipe: Path) -> None:
     told = str(error.value)
     assert all(said in told for said in (*SAID, "lora.rank: 100000 was given", "train.mesh.tp: 3 does not split"))
     assert not Path("runs").exists()
+
+
+IMPOSSIBLE = {
+    "train.init_adapter=/etc": "adapter /etc: has no adapter_config.json; give a folder that",
+    "lora.rank=100000": "lora.rank: 100000 was given; no matrix of tiny-31b with an adapter has more",
+    "lora.targets=[qq]": "lora.targets: 'qq' matches nothing (did you mean q?); allowed: q, k, v",
+    f"train.max_steps={10**22}": f"train.max_steps: {10**22} was given, input should be less than",
+    f"data.max_length={10**22}": f"data.max_length: {10**22} was given, input should be less than",
+    f"train.global_batch_size={10**9}": f"train.global_batch_size: {10**9} was given, input should be less than",
+    "optimizer.learning_rate=.inf": "optimizer.learning_rate: inf was given, input should be",
+    "train.mesh={replica: 64, fsdp: 1}": "8 rows do not divide over replica × fsdp = 64; set a multiple of 64",
+    "train.compiler_options={xla_no_such_flag: true}": "train.compiler_options.xla_no_such_flag: the recipe sets it",
+    "train.checkpoint_folder=/etc/mine": "train.checkpoint_folder: /etc/mine is the system's; name a folder",
+    "checkpoint=/etc": "checkpoint /etc: has no config.json; give a folder that holds",
+    "eval.scorer=./gone.py": "gone.py cannot be read (No such file or directory); name a Python file",
+    "hardware.machines=[v9x]": "hardware.machines: 'v9x' is not in the catalog; allowed: ",
+}
+
+
+@each(("setting", "said"), IMPOSSIBLE.items())
+def test_a_setting_that_cannot_be_is_one_line_before_rows_are_made(
+    gemsmith: Any, recipe: Path, setting: str, said: str
+) -> None:
+    code, _, err = gemsmith("run", recipe, "--set", setting)
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert code == 2 and said in line and "Traceback" not in err, err
+    assert not {"data.json", "train.json", "data", "checkpoints"} & {path.name for path in Path("runs").rglob("*")}

@@ -2,7 +2,8 @@
 
 It reads lines of JSON: the command line, where its stderr goes, and $GEMSMITH_FAULT, such as
 `KILL 2 gemsmith.train.loop:TrainSession.finish`: a signal that the process gets at that call of a function, or
-`ENOSPC`, an error that this call and all after it raise. For each it prints the number of the process, and what that
+`ENOSPC`, an error that this call and all after it raise, or `SLOW 500 os:fsync`: each call takes as many milliseconds
+longer. Several stand with a comma between them. For each command it prints the number of the process, and what that
 ended with.
 """
 
@@ -14,7 +15,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +30,9 @@ def arm(fault: str) -> None:
 
     @functools.wraps(call)
     def reached(*given, **options):
+        if name == "SLOW":
+            time.sleep(int(number) / 1000)
+            return call(*given, **options)
         calls.append(1)
         if hasattr(errno, name) and len(calls) >= int(number):
             raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), "/a/file")
@@ -50,8 +55,8 @@ def serve(modules: list[str]) -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
-            if fault:
-                arm(fault)
+            for one in filter(None, fault.split(",")):
+                arm(one)
             main(arguments)
         print(child, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
@@ -77,6 +82,19 @@ class Commands:
     def run(self, *arguments: object, fault: str = "") -> tuple[int, str]:
         self.start(*arguments, fault=fault)
         return self.wait()
+
+
+def state(number: int) -> str:
+    """T of a process that is suspended."""
+    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def wait_until(condition: Callable[[], bool], number: int) -> None:
+    """Waits for the condition as long as the process is there."""
+    deadline_s = time.monotonic() + 120
+    while not condition():
+        assert state(number) not in "ZX" and time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 @contextmanager

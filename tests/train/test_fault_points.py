@@ -5,8 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,7 @@ from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, find_run, read_record
 from gemsmith.train.stage import train
-from support.fault_points import commands
+from support.fault_points import commands, state, wait_until
 
 pytestmark = pytest.mark.slow
 LOOP, TUNIX, TRL = "gemsmith.train.loop", "gemsmith.train.jax", "gemsmith.train.torch"
@@ -108,18 +106,6 @@ def test_a_training_that_is_suspended_and_continued_ends_with_the_same_bytes(bot
         code, err = gemsmith.wait()
     assert code == 0, err
     assert read_record(run, TrainRecord).resumed_at == () and weights(run) == weights(whole)
-
-
-def state(number: int) -> str:
-    """T of a process that is suspended."""
-    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def wait_until(condition, number: int) -> None:
-    deadline_s = time.monotonic() + 120
-    while not condition():
-        assert state(number) not in "ZX" and time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 # `gemsmith train FOLDER`, which waits before step 4 until FOLDER/goes_on is there.

@@ -22,6 +22,7 @@ from gemsmith.serve.server import ask as ask_server
 from gemsmith.system.console import open_console, open_progress, track
 from gemsmith.system.files import sha256_json
 from gemsmith.system.format import counts
+from gemsmith.system.process import describe_exit
 from gemsmith.tasks.base import Judges, MultipleChoiceScorer, Question, Scorer, Verdict
 from gemsmith.tasks.messages import are_broken
 
@@ -184,7 +185,7 @@ def _ask_missing(asking: _Asking) -> None:
             if isinstance(server, RemoteServer):
                 raise
             if (code := server.process.poll()) is not None:
-                died = f"vLLM died (exit code {code})"
+                died = f"vLLM died ({describe_exit(code)})"
             # Its guard outlives it while it clears up, so that what nobody listens at is asked for, too.
             elif ask_server(server.url, timeout_s=PROOF_S) is None:
                 died = f"vLLM at {server.url} is gone"

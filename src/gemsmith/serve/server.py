@@ -25,7 +25,7 @@ from gemsmith.serve.container import refuse_open_server, remove_container
 from gemsmith.serve.settings import KEY_VARIABLE, ServeSettings, VllmEnvironment, api_headers, find_vllm
 from gemsmith.serve.vllm_checks import refuse_engine
 from gemsmith.system.console import open_console
-from gemsmith.system.process import last_lines, refuse_full_disk, stop, supervised
+from gemsmith.system.process import describe_exit, last_lines, refuse_full_disk, stop, supervised
 
 POLL_S = 0.2
 START_PROOF_TIMEOUT_S, PROOF_TIMEOUT_S = 5.0, 30.0
@@ -73,7 +73,7 @@ class Server:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
         if (code := self.process.poll()) is not None:
             refuse_full_disk(self.log)
-            raise EngineError(f"vLLM died (exit code {code}); the end of {self.log}:\n{last_lines(self.log)}")
+            raise EngineError(f"vLLM died ({describe_exit(code)}); the end of {self.log}:\n{last_lines(self.log)}")
 
     def prove(self) -> None:
         """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
@@ -174,7 +174,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
             if code is not None:
                 refuse_full_disk(server.log)
                 raise EngineError(
-                    f"vLLM died at start (exit code {code}) with {server.model}; the end of "
+                    f"vLLM died at start ({describe_exit(code)}) with {server.model}; the end of "
                     f"{server.log}:\n{last_lines(server.log)}"
                 )
             elapsed_s = time.monotonic() - begin_s

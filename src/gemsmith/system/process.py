@@ -5,6 +5,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,6 +71,16 @@ def last_lines(log: Path, count: int = 15) -> str:
     if cause and cause not in last:
         last = [cause, "...", *last]
     return "\n".join(last) or "(empty)"
+
+
+def describe_exit(code: int) -> str:
+    """How a guarded command ended: its exit code, and of SIGKILL who mostly sends it and what to do."""
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        return f"exit code {code}"
+    return (
+        f"exit code {code}: killed by SIGKILL, as the kernel does where the machine's memory, not the GPU's, runs out; "
+        "free some, or take a machine with more"
+    )
 
 
 def refuse_full_disk(log: Path) -> None:

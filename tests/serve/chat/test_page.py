@@ -88,6 +88,55 @@ class TestInChromium:
         tab.evaluate("(() => { new Image().src = 'https://evil.example/a.png' })()")
         tab.wait_for("window.refused == 'https://evil.example/a.png'")
 
+    def test_what_a_model_writes_is_shown_and_runs_and_loads_nothing(self, tab, page, speaker):
+        speaker.pieces = (
+            "<script>window.ran = 1</script>",
+            "<img src='https://evil.example/a.png' onerror='window.ran = 2'>",
+            "<iframe srcdoc='<script>top.ran = 3</script>'></iframe>",
+            "</pre><svg onload='window.ran = 4'></svg>[a](javascript:ran=5)",
+        )
+        open_page(tab, page)
+        tab.evaluate("addEventListener('securitypolicyviolation', event => { window.refused = event.blockedURI })")
+        tab.type("prompt 1")
+        send(tab, turns=2)
+        tab.wait_for("document.body.innerText.split('7 tokens in').length == 3")
+        shown = tab.evaluate("[...document.querySelectorAll('.turns pre.assistant')].map(one => one.innerText)")
+        assert shown == ["".join(speaker.pieces)] * 2
+        assert tab.evaluate("document.querySelectorAll('.turns :is(script, img, iframe, svg, a)').length") == 0
+        assert tab.evaluate("[window.ran, window.refused].every(one => one === undefined)")
+        assert not any("evil.example" in url for url in tab.requested)
+
+    @pytest.mark.parametrize(
+        ("tag", "address", "directive"),
+        [
+            ("script", "https://evil.example/a.js", "script-src-elem"),
+            ("iframe", "https://evil.example/", "frame-src"),
+            ("object", "/config", "object-src"),
+        ],
+    )
+    def test_what_the_policy_forbids_is_blocked_and_reported(self, tab, page, tag, address, directive):
+        open_page(tab, page)
+        tab.evaluate(
+            "addEventListener('securitypolicyviolation', event => { window.broke = event.effectiveDirective })"
+        )
+        place = "data" if tag == "object" else "src"
+        tab.evaluate(
+            f"(() => {{ const evil = document.createElement('{tag}'); evil.{place} = '{address}';"
+            " document.body.append(evil); })()"
+        )
+        tab.wait_for(f"window.broke == '{directive}'")
+
+    def test_what_is_no_script_is_not_run_as_one(self, tab, page):
+        """As X-Content-Type-Options: nosniff has it: without, the JSON would be read as JavaScript."""
+        open_page(tab, page)
+        tab.evaluate(
+            "(() => { const script = document.createElement('script'); script.src = '/config';"
+            " script.onload = () => { window.loaded = 'run' }; script.onerror = () => { window.loaded = 'refused' };"
+            " document.body.append(script); })()"
+        )
+        tab.wait_for("window.loaded")
+        assert tab.evaluate("window.loaded") == "refused"
+
     def test_a_second_prompt_brings_what_was_said_before(self, tab, page, speaker):
         open_page(tab, page)
         for number in (1, 2):

@@ -101,7 +101,7 @@ def test_a_process_that_is_waited_for_in_vain_ends_the_others(small_recipe, tmp_
     monkeypatch.setattr(trl_launch, "_WORKER", (sys.executable, "-c", DEAF))
     monkeypatch.setattr(trl_launch, "_PATIENCE_S", 0.2)
     run = Run(path=tmp_path, recipe=small_recipe(train={"mesh": {"fsdp": 2}}))
-    with pytest.raises(EngineError, match="process 0 of 2 ended with 1; its reason is above; continue with"):
+    with pytest.raises(EngineError, match="process 1 of 2 hangs, and the others have waited for it in vain; continue"):
         trl_launch.launch(run, 2, restart=True)
     assert "note: process 0 lost another" in capfd.readouterr().err
 

@@ -37,6 +37,8 @@ from gemsmith.train.resume import Stop, check_consistency, stopped
 _WORKER = (sys.executable, "-m", "gemsmith.train.torch.worker")
 # Tells a process who has started it.
 LAUNCHER = "GEMSMITH_LAUNCHER"
+# What a process ends with that has lost another, or has waited for it in vain.
+LOST_ANOTHER = 3
 _POLL_S = 0.1
 # A process that waits for one that has died hears nothing.
 _PATIENCE_S = 60.0
@@ -147,8 +149,8 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
     return process
 
 
-def _wait(started: Sequence[subprocess.Popen], run: Run) -> list[int]:
-    """The exit codes of all; 1 of those still there a while after one has failed, which then waited in vain.
+def _wait(started: Sequence[subprocess.Popen], run: Run) -> list[int | None]:
+    """The exit codes of all; None of those still there a while after one has failed.
 
     One that SIGTERM ended waits for the first, which still writes the checkpoint of all. Raises EngineError where one
     is suspended, by a signal or a debugger.
@@ -157,7 +159,7 @@ def _wait(started: Sequence[subprocess.Popen], run: Run) -> list[int]:
     while True:
         codes = [process.poll() for process in started]
         if None not in codes or (deadline_s and time.monotonic() > deadline_s):
-            return [1 if code is None else code for code in codes]
+            return codes
         if any(code not in (None, 0, Terminated.exit_code) for code in codes) and deadline_s is None:
             deadline_s = time.monotonic() + _PATIENCE_S
         # Looks are counted, not seconds: this process may have been suspended itself.
@@ -178,20 +180,26 @@ def _is_suspended(process: subprocess.Popen) -> bool:
         return False
 
 
-def _raise_for(codes: Sequence[int], run: Run, stop: Stop) -> None:
+def _raise_for(codes: Sequence[int | None], run: Run, stop: Stop) -> None:
     # One that SIGTERM met before it could save has saved nothing that it had.
     ended = [Terminated.exit_code if code == -signal.SIGTERM else code for code in codes]
-    failed = [(rank, code) for rank, code in enumerate(ended) if code]
+    failed = [(rank, code) for rank, code in enumerate(ended) if code != 0]
     if any(code in (130, -signal.SIGINT) for _, code in failed):
         raise _stopped(run, signal.SIGINT)
     known = (InputError.exit_code, Terminated.exit_code)
-    # One that only lost the others says less than the one that has a reason, or was killed.
-    for rank, code in sorted(failed, key=lambda item: (item[1] not in known, item[1] > 0, item[0])):
+
+    def says(code: int | None) -> int:
+        """0 for a reason of the user's, then more for one killed, one failed, one that hangs, one that lost another."""
+        return (code in known, (code or 0) < 0, code not in (None, LOST_ANOTHER), code is None, True).index(True)
+
+    for rank, code in sorted(failed, key=lambda item: (says(item[1]), item[0])):
         if code == Terminated.exit_code:
             raise _stopped(run, stop.number)
         kind = InputError if code == InputError.exit_code else EngineError
         how = f"ended with {code}; its reason is above"
-        if code < 0:
+        if code is None:
+            how = "hangs, and the others have waited for it in vain"
+        elif code < 0:
             memory = ", as where the machine's memory runs out" if code == -signal.SIGKILL else ""
             how = f"was ended by {signal.Signals(-code).name}{memory}"
         raise kind(f"training: process {rank} of {len(codes)} {how}; continue with: gemsmith train {run.path}")

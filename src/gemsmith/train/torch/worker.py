@@ -10,7 +10,7 @@ from gemsmith.errors import GemsmithError, MachineError, Terminated
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.run import Run
 from gemsmith.system.characters import escape_control_chars
-from gemsmith.train.torch.distributed import LAUNCHER
+from gemsmith.train.torch.distributed import LAUNCHER, LOST_ANOTHER
 
 _PR_SET_PDEATHSIG = 1
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
@@ -34,7 +34,7 @@ def main() -> int:
         if not any(words in str(error) for words in _LOST):
             raise
         print(escape_control_chars(f"note: process {rank} lost another"), file=sys.stderr)
-        return 1
+        return LOST_ANOTHER
     except KeyboardInterrupt:
         return 130
     return 0
