@@ -6,6 +6,7 @@ Fields and limits: the types of google-cloud-aiplatform 2.7.0 (ModelContainerSpe
 import re
 import time
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -90,7 +91,11 @@ def register(run: Run, asked: Registration, *, skip_verify_check: bool) -> str:
         refuse_unverified(run, "merged", are_here=asked.upload is not None)
     if asked.upload is not None:
         show(asked.upload)
-    operation = _request("POST", asked.url, asked.body)
+    # A model of that name is given another version, the newest first where several have it.
+    listed = {"filter": f'displayName="{asked.body["model"]["displayName"]}"', "orderBy": "create_time desc"}
+    there = _request("GET", f"{asked.url.removesuffix(':upload')}?{urlencode(listed)}").get("models", ())
+    mine = [model["name"] for model in there if LABEL in model.get("labels", {})]
+    operation = _request("POST", asked.url, asked.body | ({"parentModel": mine[0]} if mine else {}))
     while not operation.get("done"):
         time.sleep(_POLL_S)
         operation = _request("GET", f"{asked.url.partition('/projects/')[0]}/{operation['name']}")
