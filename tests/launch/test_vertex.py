@@ -129,6 +129,14 @@ def test_weights_that_a_launch_left_in_its_bucket_are_registered_there(
     assert code == 2 and "not pushed: they were never verified" in err and len(registry.bodies) == 1
 
 
+def test_the_servers_settings_make_no_record_one_of_other_settings(exported_run, gemsmith):
+    run = exported_run()
+    assert gemsmith("plan", run.path)[0] == 0 and run.record_file("plan").exists()
+    shown = gemsmith("push", run.path, *TO, *ON, "--bucket", "gs://m", "--print")[1]
+    assert "No record of" in printed(shown)["description"]
+    assert "other settings" not in printed(shown)["description"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
