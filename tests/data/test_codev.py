@@ -145,3 +145,16 @@ def test_rows_of_another_file_are_refused_by_name_and_nothing_is_written(
     with pytest.raises(DataError, match=r"nowhere\.jsonl: does not exist; give codev_r1_sft\.jsonl"):
         prepare_codev(tmp_path / "nowhere.jsonl", out)
     assert out.read_text() == "before\n" and not list(tmp_path.glob(".*"))
+
+
+def test_the_folder_is_made_and_one_in_a_bucket_is_told_how_the_data_set_gets_there(
+    source: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows, out = source(row(FENCED)), tmp_path / "new" / "codev.jsonl"
+    assert prepare_codev(rows, out).rows_written == 1 and len(written(out)) == 1
+    with pytest.raises(DataError, match=r"^--out gs://b/rows/x\.jsonl: must be a file here.*_TO=gs://b/rows$"):
+        prepare_codev(rows, Path("gs://b/rows/x.jsonl"))
+
+
+def test_so_is_that_of_the_benchmarks_problems(problems: Path, tmp_path: Path) -> None:
+    assert prepare_verilog_eval(problems, tmp_path / "new" / "out.jsonl").rows_written == 1

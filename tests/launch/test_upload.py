@@ -104,6 +104,10 @@ def test_the_greatest_bill_is_told_with_how_it_comes_about(launched):
     assert "Estimated: " in cost_lines(request)[1]
 
 
+def test_hours_of_training_are_not_told_of_a_launch_without_it(launched):
+    assert cost_lines(launched(stages="plan,data"))[1] == "Not estimated: training is not among the stages."
+
+
 def test_the_machine_gets_its_stages(launched):
     assert worker_command(launched(stages="data,train"), folder="/x")[-3:] == ("/x/big", "--stages", "data,train")
 

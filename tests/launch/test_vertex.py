@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -28,10 +29,14 @@ class Registry:
     bodies: list[dict] = field(default_factory=list)
     refuses: dict | None = None
 
+    has: list[dict] = field(default_factory=list)
+
     def answer(self) -> tuple[int, bytes]:
         if self.refuses is not None:
             return self.refuses["code"], json.dumps({"error": self.refuses}).encode()
-        if len(self.asked) < 3:
+        if "/models?" in self.asked[-1][1]:
+            return 200, json.dumps({"models": self.has} if self.has else {}).encode()
+        if len(self.asked) < 4:
             return 200, json.dumps({"name": OPERATION}).encode()
         return 200, json.dumps({"name": OPERATION, "done": True, "response": {"model": MODEL}}).encode()
 
@@ -81,8 +86,19 @@ def test_what_is_sent_is_what_print_shows_and_the_weights_come_first(exported_ru
     there, bearer = "/v1/europe-west4", "Bearer ya29.ours"
     operation = ("GET", f"{there}/{OPERATION}", bearer)
     upload = ("POST", f"{there}/projects/my-proj/locations/europe-west4/models:upload", bearer)
-    assert registry.asked == [upload, operation, operation]
+    assert registry.asked[1:] == [upload, operation, operation]
+    listed = urlsplit(registry.asked[0][1])
+    assert registry.asked[0][0] == "GET" and f"{listed.path}:upload" == upload[1]
+    assert parse_qs(listed.query)["filter"] == ['displayName="demo"']
     assert registry.bodies == [{"model": printed(shown)}] and json.loads(shown)["upload"] == copy
+
+
+def test_another_push_of_a_name_makes_a_version_of_the_same_model(exported_run, gemsmith, fake_tools, registry):
+    run, _ = exported_run(), fake_tools(TOKEN)
+    theirs = {"name": "projects/1/locations/europe-west4/models/9", "labels": {"team": "a"}}
+    registry.has = [theirs, {"name": MODEL, "labels": {"gemsmith-run": "demo"}}]
+    assert gemsmith("push", run.path, *TO, *ON, "--bucket", "gs://m")[0] == 0
+    assert registry.bodies[0]["parentModel"] == MODEL
 
 
 def test_the_model_is_served_as_a_launch_serves_it_and_described_by_its_records(exported_run, gemsmith):
@@ -106,11 +122,19 @@ def test_weights_that_a_launch_left_in_its_bucket_are_registered_there(
     code, out, err = gemsmith("push", "gs://runs/my", *TO, *ON)
     assert (code, err) == (0, "") and out == f"{MODEL}\n"
     assert registry.bodies[0]["model"]["artifactUri"] == "gs://runs/my/run/merged"
-    assert [call[1] for call in calls()] == ["auth"] * 3
+    assert [call[1] for call in calls()] == ["auth"] * 4
     (tmp_path / "runs/my/verify.json").unlink()
     run.record_file("verify").unlink()
     code, _, err = gemsmith("push", "gs://runs/my", *TO, *ON)
     assert code == 2 and "not pushed: they were never verified" in err and len(registry.bodies) == 1
+
+
+def test_the_servers_settings_make_no_record_one_of_other_settings(exported_run, gemsmith):
+    run = exported_run()
+    assert gemsmith("plan", run.path)[0] == 0 and run.record_file("plan").exists()
+    shown = gemsmith("push", run.path, *TO, *ON, "--bucket", "gs://m", "--print")[1]
+    assert "No record of" in printed(shown)["description"]
+    assert "other settings" not in printed(shown)["description"]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def cost_lines(request: LaunchRequest) -> list[str]:
     machines = [each.machine.name for each in (request, *request.others)]
     hours = float(bill.timeout_s.value) / 3600
     planned = (
-        f"Estimated: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
+        "Not estimated: training is not among the stages."
+        if "train" not in options.stages
+        else f"Estimated: {bill.hours[0]:.3g} to {bill.hours[1]:.3g} h of training, "
         f"{bill.usd[0]:,.2f} to {bill.usd[1]:,.2f} USD."
         if bill.hours and bill.usd
         else "How long training takes is not known before the rows are read."

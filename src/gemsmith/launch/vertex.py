@@ -5,7 +5,9 @@ Fields and limits: the types of google-cloud-aiplatform 2.7.0 (ModelContainerSpe
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -18,7 +20,7 @@ from gemsmith.launch.submit import ask, show
 from gemsmith.report.push import model_card, refuse_unverified, repository
 from gemsmith.runs.records import Part
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, find_run
 from gemsmith.serve.command import GPU_IMAGE
 from gemsmith.system.version import __version__
 
@@ -58,7 +60,8 @@ def make_registration(
     if server.chip.kind != "gpu":
         raise InputError(f"--machine {machine}: has no GPU; name one that has, such as 1xh100")
     deployment = deploy_merged(recipe, recipe_variant(recipe), server, artifacts, name=name)
-    card = model_card(run, f"{project}/{name}", weights="merged", license=license_).split("---\n", 2)[2].strip()
+    trained = replace(run, recipe=find_run(run.path))  # what --set says of the server makes no record stale
+    card = model_card(trained, f"{project}/{name}", weights="merged", license=license_).split("---\n", 2)[2].strip()
     labels = {LABEL: name, "model": recipe.model or "", "gemsmith": __version__, "license": license_ or ""}
     model = {
         "displayName": name,
@@ -90,7 +93,11 @@ def register(run: Run, asked: Registration, *, skip_verify_check: bool) -> str:
         refuse_unverified(run, "merged", are_here=asked.upload is not None)
     if asked.upload is not None:
         show(asked.upload)
-    operation = _request("POST", asked.url, asked.body)
+    # A model of that name is given another version, the newest first where several have it.
+    listed = {"filter": f'displayName="{asked.body["model"]["displayName"]}"', "orderBy": "create_time desc"}
+    there = _request("GET", f"{asked.url.removesuffix(':upload')}?{urlencode(listed)}").get("models", ())
+    mine = [model["name"] for model in there if LABEL in model.get("labels", {})]
+    operation = _request("POST", asked.url, asked.body | ({"parentModel": mine[0]} if mine else {}))
     while not operation.get("done"):
         time.sleep(_POLL_S)
         operation = _request("GET", f"{asked.url.partition('/projects/')[0]}/{operation['name']}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gemsmith.errors import DataError
 from gemsmith.runs.records import SCHEMA_VERSION, Part
 from gemsmith.system.files import atomic_write, sha256_file
 
@@ -50,8 +51,20 @@ class PreparedRecord(Part):
     """The first thousand."""
 
 
+def make_folder(out: Path, hub_id: str | None = None) -> None:
+    """Makes the folder of the file. Raises DataError for one in a bucket, with what brings the hub's data set there."""
+    if out.parts[:1] == ("gs:",):
+        asked = "gcloud builds submit --no-source --config docker/hub_to_bucket.yaml --region REGION --project PROJECT"
+        folder = f"gs://{'/'.join(out.parts[1:-1])}"
+        bring = f"{asked} --substitutions _TYPE=dataset,_FROM={hub_id},_TO={folder}"
+        remedy = f"; past this disk, the data set as it is goes into the bucket with: {bring}" if hub_id else ""
+        raise DataError(f"--out {folder}/{out.name}: must be a file here{remedy}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_prepared(rows: Sequence[Mapping[str, Any]], out: Path, *, source: str, source_sha256: str) -> PreparedRecord:
     """Writes all rows that were read of the source as JSONL, whole or not at all."""
+    make_folder(out)
     with atomic_write(out) as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return PreparedRecord(

@@ -16,7 +16,7 @@ from typing import Any
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.dedup import NEAR, Index, N, build_index, find_match
 from gemsmith.data.hub import PREFIX, name_split
-from gemsmith.data.prepare import PreparedRecord, SharedRow, write_prepared
+from gemsmith.data.prepare import PreparedRecord, SharedRow, make_folder, write_prepared
 from gemsmith.data.reader import stored_rows
 from gemsmith.errors import DataError
 from gemsmith.system.console import open_console
@@ -81,6 +81,7 @@ def prepare_codev(
 
     Without a source they are the hub's. Raises DataError for what cannot be read; `out` is written whole or not at all.
     """
+    make_folder(out, HUB_ID)
     address = str(source or name_split(HUB_ID, FILE, revision))
     if not address.startswith(PREFIX) and not Path(address).exists():
         raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}, or no file")

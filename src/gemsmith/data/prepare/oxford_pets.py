@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gemsmith.data.dataset import source_sha256
 from gemsmith.data.hub import name_split
-from gemsmith.data.prepare import PreparedRecord, write_prepared
+from gemsmith.data.prepare import PreparedRecord, make_folder, write_prepared
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, some
 from gemsmith.system.files import atomic_replace_dir, regular_file
@@ -57,6 +57,7 @@ def prepare_oxford_pets(source: Path | None, out: Path, *, split: str, revision:
     those seen from the folder of `out`. Without a source they are the hub's at `revision`, put into a new folder there.
     Raises DataError for what cannot be read, contradicts itself or is not there; `out` is written whole or not at all.
     """
+    make_folder(out, HUB_ID)
     if source is None:
         address = name_split(HUB_ID, SPLITS[split], revision)
         images, breeds, sha256 = *fetch_images(address, out.with_name(f"{out.stem}_images")), source_sha256(address)

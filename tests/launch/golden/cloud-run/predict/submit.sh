@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pets-31b: predict of gemma4-31b on 4 x cloud-run-20 in us-central1; 12.76 USD/h (public code: GPU 0.00036522, vCPU 0.000018, GiB 0.000002 a second, without zonal redundancy, 2026, autumn, not checked).
-# Estimated: HOURS
+# Not estimated: training is not among the stages.
 # At most 612.48 USD for the machine: 12 h x 4 attempts; bucket, image and network come on top.
 set -euo pipefail
 cd "$(dirname "$0")"
