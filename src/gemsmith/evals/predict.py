@@ -172,7 +172,7 @@ def _with_room(
     longest = max(lengths)
     needed = longest + max_tokens
     # In steps, so that a row more seldom makes another server, whose answers would be other ones.
-    run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP, why="the longest prompt and its answer")
+    run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP)
     holds = run.recipe.serve.max_model_len or recipe_variant(run.recipe).context
     if needed > holds:
         raise DataError(

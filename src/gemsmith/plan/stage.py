@@ -109,7 +109,7 @@ def plan_run(
 
     @functools.cache
     def work_in(dtype: str) -> StepCost:
-        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
+        return step_cost(with_values(recipe, [("train.dtype", dtype)]), variant, images=counted.images)
 
     asked = Asked(
         recipe=recipe,

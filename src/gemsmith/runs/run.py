@@ -114,7 +114,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
     one of `force`, which are about to be run again, or depends on one.
     """
-    recipe = with_values(recipe, [*absolute_paths(recipe)])
+    recipe = with_values(recipe, absolute_paths(recipe))
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)

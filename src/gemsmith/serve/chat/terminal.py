@@ -146,7 +146,7 @@ def chat_with_run(
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
     run = open_run_readonly(source, overrides, section="serve")
-    run = with_room(run, overrides, CONVERSATION_TOKENS, why="a conversation is longer than a row")
+    run = with_room(run, overrides, CONVERSATION_TOKENS)
     rows = functools.cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight, prompt_of = ImageSupport(takes_images=False), settle_prompts(run)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
