@@ -84,7 +84,7 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.checkpoints.folder import open_checkpoint
     from gemsmith.train.jax.backend import adapted_model
     from gemsmith.train.jax.mesh import make_mesh
 

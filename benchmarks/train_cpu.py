@@ -106,7 +106,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.checkpoints.folder import open_checkpoint
     from gemsmith.train.jax.backend import adapted_model
     from gemsmith.train.jax.compile import Compiled, compile_program
     from gemsmith.train.jax.mesh import make_mesh, micro_batches_on

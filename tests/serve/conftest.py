@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant, lora_targets
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
 from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord

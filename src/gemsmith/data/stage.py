@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.data.batches import (
     EVAL_ROWS,
     IMAGES,

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
 from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore

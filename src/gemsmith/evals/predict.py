@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document

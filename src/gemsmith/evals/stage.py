@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.dataset import Dataset
 from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.errors import InputError, RecipeError, RunError

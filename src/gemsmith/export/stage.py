@@ -21,7 +21,7 @@ import yaml
 from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import (
     WEIGHTS,
     Adapter,

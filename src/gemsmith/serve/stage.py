@@ -11,8 +11,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id, open_checkpoint
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import EngineError, RunError

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoints import Checkpoint, TensorPlace, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, read_peft_adapter, some
 from gemsmith.checkpoints.quantized import as_trained, with_trained
-from gemsmith.checkpoints.safetensors import FLOATS
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace
 from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.export.adapters import NO_ADAPTER, delta_norm, read_run_adapter, read_run_weights

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.folder import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder, patching_of
 from gemsmith.data.chat_template import GEMMA_CONTROL, find_template, settle_text
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import check_prompts, open_renderer

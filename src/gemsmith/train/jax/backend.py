@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
 from gemsmith.errors import MachineError, first_line

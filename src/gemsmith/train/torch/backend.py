@@ -17,7 +17,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.data.batches import Batches, load_batches, load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
