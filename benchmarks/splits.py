@@ -27,7 +27,7 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant, lora_targets
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "splits.json"

@@ -29,7 +29,7 @@ from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT, peak_memory_bytes
 
 RECORD = RECORDS / "train_cpu.json"

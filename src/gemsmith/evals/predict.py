@@ -24,10 +24,9 @@ from gemsmith.errors import DataError, EngineError, InputError, some
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord, Shard
-from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.records import read_record_file
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, host_info, start_clock
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import AnyServer, find_server

@@ -18,10 +18,9 @@ from gemsmith.errors import EngineError, RunError
 from gemsmith.recipe.load import differing_keys, load_recipe, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import Clock, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
 from gemsmith.serve.container import this_machine_as

@@ -19,9 +19,8 @@ from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.export.adapters import NO_ADAPTER, delta_norm, read_run_adapter, read_run_weights
 from gemsmith.export.merge import row_blocks
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
-from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
 from gemsmith.system.format import size

@@ -23,9 +23,8 @@ from gemsmith.errors import USERS_ERRNOS, MachineError, explain_os_error, last_l
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.images.workers import count_processes
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, start_clock
 from gemsmith.system.version import __version__
 from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
