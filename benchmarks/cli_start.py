@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith import __version__
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]

@@ -24,9 +24,9 @@ from gemsmith.hardware import load_catalog
 from gemsmith.hardware.model import choose_remat, memory_of, on_chips, step_cost
 from gemsmith.recipe.load import load_recipe
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import host_info
 from gemsmith.runs.records import TrainRecord, read_record_file
 from gemsmith.runs.resolve import recipe_variant
+from gemsmith.runs.run import host_info
 from plan_calibration import VARIANTS
 from short import RECORDS, SHORT
 from tiny_checkpoints import make_checkpoint

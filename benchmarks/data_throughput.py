@@ -27,7 +27,7 @@ import numpy as np
 
 from gemsmith import __version__
 from gemsmith.arch import find_variant
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "data_throughput.json"

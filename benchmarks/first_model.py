@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gemsmith import __version__
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 ROOT = Path(__file__).parents[1]

@@ -29,7 +29,7 @@ from gemsmith import __version__
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.patches import BUDGETS, PatchConfig
 from gemsmith.images.workers import decode_ahead
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "image_throughput.json"

@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import host_info, start_clock
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 

@@ -19,7 +19,7 @@ from gemsmith.bench.driver import WARMUP_REQUESTS
 from gemsmith.bench.sweep import run_sweep
 from gemsmith.checkpoints.folder import read_config
 from gemsmith.recipe.serving import Bench
-from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import host_info, start_clock
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServeSettings, find_vllm

@@ -30,9 +30,9 @@ import numpy as np
 
 from gemsmith import __version__
 from gemsmith.arch import Tensor, Variant, find_variant, lora_targets, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 from tiny_checkpoints import make_config, make_tokenizer
 

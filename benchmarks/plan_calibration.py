@@ -30,7 +30,7 @@ from gemsmith.hardware import Machine, load_catalog
 from gemsmith.hardware.model import StepCost, choose_remat, on_chips, step_cost
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, share_reached, step_time
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 from tiny_checkpoints import make_checkpoint
 from train_cpu import LENGTH, RANK, ROWS, VARIANT, recipe_of, train_ours

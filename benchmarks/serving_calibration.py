@@ -26,7 +26,7 @@ from gemsmith.hardware.model.serving import Served
 from gemsmith.plan.serving import Shares, output_tokens_per_s, roofline_utilization, under_way
 from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchCell
-from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import host_info, start_clock
 from gemsmith.serve.client.endpoint import endpoint_of
 from gemsmith.serve.server import running_server
 from gemsmith.serve.settings import ServeSettings, find_vllm

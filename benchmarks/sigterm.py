@@ -26,8 +26,7 @@ from typing import Any
 
 from gemsmith.arch import find_variant
 from gemsmith.export.adapters import read_run_adapter
-from gemsmith.runs.provenance import host_info, start_clock
-from gemsmith.runs.run import Run, find_run
+from gemsmith.runs.run import Run, find_run, host_info, start_clock
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 from tiny_checkpoints import make_checkpoint

@@ -27,7 +27,7 @@ from gemsmith import __version__
 from gemsmith.arch import find_variant, lora_targets
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT
 
 RECORD = RECORDS / "splits.json"
@@ -84,7 +84,7 @@ def open_model(checkpoint: Path, variant: str, micro_batches: int, mesh: Any = "
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.checkpoints.folder import open_checkpoint
     from gemsmith.train.jax.backend import adapted_model
     from gemsmith.train.jax.mesh import make_mesh
 

@@ -32,7 +32,7 @@ from gemsmith.plan.aot.compile import check_compiler, compile_in_child
 from gemsmith.plan.aot.timeline import HOST_BYTES_PER_S, KERNEL_SHARE, KINDS, Costs, Operation, walk
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe, Train
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from gemsmith.train.jax.compile import FUSED_GATHERS, WHOLE_MATMULS, compiler_options
 
 ROOT = Path(__file__).parents[1]

@@ -29,7 +29,7 @@ from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT, peak_memory_bytes
 
 RECORD = RECORDS / "train_cpu.json"
@@ -106,7 +106,7 @@ def train_ours(folder: Path, variant: Variant = VARIANT) -> dict[str, Any]:
     import jax
     from flax import nnx
 
-    from gemsmith.checkpoints import open_checkpoint
+    from gemsmith.checkpoints.folder import open_checkpoint
     from gemsmith.train.jax.backend import adapted_model
     from gemsmith.train.jax.compile import Compiled, compile_program
     from gemsmith.train.jax.mesh import make_mesh, micro_batches_on

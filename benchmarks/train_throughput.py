@@ -32,7 +32,7 @@ from gemsmith import __version__
 from gemsmith.arch import Variant, find_variant, lora_targets, text_tensors
 from gemsmith.checkpoints.peft import target_pattern
 from gemsmith.hardware import load_catalog
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from short import RECORDS, SHORT, peak_memory_bytes
 from tiny_checkpoints import make_config, make_tokenizer
 from train_cpu import VARIANT

@@ -24,7 +24,7 @@ from typing import Any
 
 import yaml
 
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 from gemsmith.system.version import __version__
 from short import RECORDS, SHORT
 from sigterm import SMALL

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import host_info, start_clock
 from gemsmith.system.version import __version__
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,9 +21,8 @@ from gemsmith.arch import find_variant
 from gemsmith.cli import main
 from gemsmith.launch.provider import LaunchRecord
 from gemsmith.recipe.load import build_recipe
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, FileSum, VerifyRecord
-from gemsmith.runs.run import Run, make_provenance, open_run, write_record
+from gemsmith.runs.run import Run, make_provenance, open_run, start_clock, write_record
 from gemsmith.system.files import sha256_file
 from support.images import image_bytes
 from support.made import made_once, shared_folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import VisionTower
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.prepare.fashion_mnist import CLASSES
 from support.images import image_bytes
 

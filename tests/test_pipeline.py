@@ -20,8 +20,7 @@ from gemsmith.errors import MachineError
 from gemsmith.plan.compiled import Limits
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.plan_records import CompiledStep
-from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.run import make_provenance, open_source, read_record, write_record
+from gemsmith.runs.run import make_provenance, open_source, read_record, start_clock, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 

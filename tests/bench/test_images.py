@@ -19,7 +19,6 @@ from gemsmith.errors import DataError, MachineError
 from gemsmith.images.check import sent_rgb
 from gemsmith.images.decode import make_rgb
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.run import Run, read_record, stage_keys
 from gemsmith.serve.settings import find_vllm
@@ -157,5 +156,5 @@ def test_a_model_that_sees_is_measured_with_images(
 def test_bench_reads_the_held_out_rows_only_where_it_sends_them(photo_run: Callable[..., Run]) -> None:
     recipe = photo_run({"bench": SWEEP}).recipe
     assert {"data.eval", "data.image_tokens", "bench.images"} <= stage_keys(recipe, "bench").keys()
-    text = with_values(recipe, [ResolvedValue("bench.images", False, "")])
+    text = with_values(recipe, [("bench.images", False)])
     assert not {"data.eval", "data.prompt"} & stage_keys(text, "bench").keys()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fake_cloud.bucket import bucket_server
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 
 
 def test_a_source_that_is_nothing_is_refused(tmp_path, refused):

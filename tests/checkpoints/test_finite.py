@@ -3,8 +3,7 @@ import shutil
 import numpy as np
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import refuse_nonfinite_base
+from gemsmith.checkpoints.folder import open_checkpoint, refuse_nonfinite_base
 from gemsmith.checkpoints.safetensors import count_nonfinite
 from gemsmith.errors import CheckpointError
 

@@ -10,8 +10,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import INDEX
+from gemsmith.checkpoints.folder import INDEX, open_checkpoint
 from gemsmith.errors import CheckpointError
 from tiny_checkpoints import make_checkpoint, with_vision
 

@@ -11,7 +11,7 @@ import torch
 
 from gemsmith.arch import text_tensors
 from gemsmith.arch.lora_targets import LEVELS, is_quantized
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.quantized import as_trained, dequantized
 from gemsmith.models.quantization import dequantize, quantize
 from gemsmith.recipe.schema import Train

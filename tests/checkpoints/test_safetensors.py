@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.safetensors import check_digest, fingerprint, read_header, write_tensors
 from gemsmith.errors import CheckpointError
 from tiny_checkpoints import make_checkpoint

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gemsmith.arch import VARIANTS, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from tiny_checkpoints import IMAGE_TOKENS, make_checkpoint, with_vision
 
 TINY = [name for name in VARIANTS if name.startswith("tiny")]

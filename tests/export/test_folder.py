@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter, write_peft_adapter
 from gemsmith.errors import MachineError, RunError, VerifyError
 from gemsmith.export import stage as folder_module

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
 from gemsmith.errors import CheckpointError, RunError, VerifyError
 from gemsmith.export import merge as merge_module

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant, vision_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, write_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export import merge as merge_module
@@ -259,7 +259,7 @@ def test_a_small_disk_is_refused_or_becomes_full_and_keeps_nothing(
 _SLOW_MERGE = """
 import sys, time
 from pathlib import Path
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.export import merge as module
 from gemsmith.system.files import atomic_replace_dir

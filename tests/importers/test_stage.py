@@ -193,7 +193,7 @@ def test_the_written_recipe_loads_to_the_same_one_and_gives_reasons(case, name, 
     _, ported, _, _ = case(name)
     text = dump_recipe(ported.recipe, ported.derived)
     (tmp_path / "ported.yaml").write_text(text, encoding="utf-8")
-    assert load_recipe(tmp_path / "ported.yaml") == with_values(ported.recipe, [*absolute_paths(ported.recipe)])
+    assert load_recipe(tmp_path / "ported.yaml") == with_values(ported.recipe, absolute_paths(ported.recipe))
     assert "  # " in text
 
 

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models import Execution, load_model
 from tiny_checkpoints import make_checkpoint, with_vision

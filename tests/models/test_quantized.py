@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from gemsmith.arch import LORA_KINDS, find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import Execution, abstract_model, load_model, token_nll
 from gemsmith.models.quantization import LEVELS, Quantized, dequantize, dequantize_state, holds_quantized, quantize
 from gemsmith.models.sharding import AXES

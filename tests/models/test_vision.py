@@ -24,7 +24,7 @@ import sys
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import Execution, Images, load_model
 from gemsmith.models.sharding import AXES
 

@@ -9,7 +9,7 @@ from flax import nnx
 from transformers import AutoModelForImageTextToText
 
 from gemsmith.arch import find_variant, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import by_path, load_model
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 

@@ -7,7 +7,7 @@ from flax import nnx
 from transformers import AutoModelForImageTextToText
 
 from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.batches import join, room_for
 from gemsmith.images.patches import Patches
 from gemsmith.models import load_model

@@ -9,9 +9,8 @@ from gemsmith.hardware import find_machine, load_catalog
 from gemsmith.plan.calibrate import calibrate
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord, TrainStep
-from gemsmith.runs.run import make_provenance, open_run, write_record
+from gemsmith.runs.run import make_provenance, open_run, start_clock, write_record
 
 H200 = ("NVIDIA H200",)
 

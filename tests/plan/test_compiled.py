@@ -12,7 +12,6 @@ from gemsmith.plan.aot import compile as compiled
 from gemsmith.plan.compiled import SLOWEST, Limits, cache_folder, cache_key
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import ResolvedValue
 
 SCAN = Path(__file__).parent / "aot" / "golden" / "scan_v5p.hlo"
 V5P = load_catalog().machines["v5p-8"]
@@ -79,10 +78,10 @@ def test_a_step_is_compiled_once_and_again_when_it_changes(compiler, recipe):
 
 def test_a_step_with_images_is_compiled_with_them(compiler, recipe):
     asked, rows = compiler(), recipe(machines=("v5p-8",))
-    rows = with_values(rows, [ResolvedValue("bench.images", True, ""), ResolvedValue("data.packing", False, "")])
+    rows = with_values(rows, [("bench.images", True), ("data.packing", False)])
     with_images = plan_only(rows, limits=LIMITS).machines[0]
     assert asked == ["v5p:2x2x1 1 x 288"] and with_images.compiled.peak_bytes == 20 * GIB
-    plan_only(with_values(rows, [ResolvedValue("bench.images", False, "")]), limits=LIMITS)
+    plan_only(with_values(rows, [("bench.images", False)]), limits=LIMITS)
     assert asked[1:] == ["v5p:2x2x1"], "another program"
 
 

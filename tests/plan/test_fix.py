@@ -8,7 +8,6 @@ from gemsmith.hardware.model import step_cost
 from gemsmith.plan.fix import find_fix
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import build_recipe, with_values
-from gemsmith.recipe.schema import ResolvedValue
 
 CATALOG = load_catalog()
 
@@ -18,7 +17,7 @@ def fix(recipe, machine, model="gemma4-31b"):
     return find_fix(
         recipe,
         find_machine(CATALOG, machine),
-        lambda dtype: step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant),
+        lambda dtype: step_cost(with_values(recipe, [("train.dtype", dtype)]), variant),
     )
 
 

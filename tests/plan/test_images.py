@@ -8,7 +8,6 @@ from gemsmith.arch import find_variant
 from gemsmith.plan.counts import count_images
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import build_recipe, with_values
-from gemsmith.recipe.schema import ResolvedValue
 
 PHOTOS = {"train": "pets", "format": "image-folder", "prompt": "Which?", "max_length": 4096}
 
@@ -78,7 +77,7 @@ def test_rows_that_are_not_here_have_images_where_bench_says_so():
     recipe, variant = make_recipe(train="absent.jsonl", eval="held_out.jsonl", **ROWS), find_variant("gemma4-31b")
     text = count_images(recipe, variant)
     assert text.images is None and "Rows are taken for text alone" in text.reasons[0]
-    seen = count_images(with_values(recipe, [ResolvedValue("bench.images", True, "")]), variant)
+    seen = count_images(with_values(recipe, [("bench.images", True)]), variant)
     assert seen.images.images == 1 and "bench.images says that rows have some" in seen.reasons[0]
     assert count_images(make_recipe(train={"task": "verilog", "rows": 4}, **ROWS), variant) == (None, (), 0)
 

@@ -13,9 +13,8 @@ from gemsmith.plan.serving import least_s, output_tokens_per_s, plan_serving, ro
 from gemsmith.plan.stage import plan_only
 from gemsmith.report.plan_table import serving_lines
 from gemsmith.runs.bench_records import BenchCell, BenchImages, BenchRecord, Percentiles
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ServerFacts
-from gemsmith.runs.run import make_provenance, open_run, write_record
+from gemsmith.runs.run import make_provenance, open_run, start_clock, write_record
 
 DECODE, PREFILL = 0.5, 0.25
 LOADS = ((512, 1.0), (512, 16.0), (2048, 1.5), (2048, 8.0))

@@ -18,7 +18,6 @@ from gemsmith.plan.serving import (
     prefill_s,
 )
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import ResolvedValue
 
 ROOT = Path(__file__).parents[2]
 MACHINES = load_catalog().machines
@@ -41,10 +40,10 @@ def test_published_load_tests_lie_within_the_range():
 
 def test_one_rtx_pro_6000_does_what_a_model_card_measured(recipe):
     """6,352 tokens/s of prefill, 24.1 of one stream and 494 of a full batch, prompts of 1,024 and answers of 200."""
-    asked = [ResolvedValue("bench.input_tokens", (1024,), ""), ResolvedValue("bench.output_tokens", 200, "")]
+    asked = [("bench.input_tokens", (1024,)), ("bench.output_tokens", 200)]
     machine = MACHINES["g4-standard-48"]
     (full,) = plan_serving(with_values(recipe(), asked), V31, machine)
-    (one,) = plan_serving(with_values(recipe(), [*asked, ResolvedValue("bench.max_concurrency", 1, "")]), V31, machine)
+    (one,) = plan_serving(with_values(recipe(), [*asked, ("bench.max_concurrency", 1)]), V31, machine)
     assert one.requests == 1 < full.requests
     assert full.prefill_s[0] < 1024 / 6352 < full.prefill_s[1]
     assert one.decode_step_s[0] < 1 / 24.1 < one.decode_step_s[1]
@@ -52,7 +51,7 @@ def test_one_rtx_pro_6000_does_what_a_model_card_measured(recipe):
 
 
 def test_the_loads_are_those_of_the_benchs_grid(recipe):
-    paper = with_values(recipe(), [ResolvedValue("bench.grid", "paper", "")])
+    paper = with_values(recipe(), [("bench.grid", "paper")])
     rows = plan_serving(paper, V31, MACHINES["8xh100"])
     lengths = [(row.input_tokens, row.output_tokens) for row in rows]
     assert lengths == [(128, 256), (512, 256), (1024, 512), (4096, 512), (8192, 512), (15_360, 512)]
@@ -90,9 +89,7 @@ def test_images_are_embedded_by_every_device_before_their_prompt(recipe):
     """Of 280 soft tokens, 2,520 patches of 768 numbers, through 27 layers of 1,152 with a hidden width of 4,304."""
     patches, layer = 2520, 1152 * (4 * 1152 + 3 * 4304)
     flops = 2 * (patches * (768 * 1152 + 27 * layer) + 280 * 1152 * 5376) + 27 * 4 * 1152 * patches**2
-    asked = with_values(
-        recipe(), [ResolvedValue("data.eval", "rows.jsonl", ""), ResolvedValue("bench.images", True, "")]
-    )
+    asked = with_values(recipe(), [("data.eval", "rows.jsonl"), ("bench.images", True)])
     text = plan_serving(recipe(), V31, MACHINES["v6e-8"])[0]
     one, two = (plan_serving(asked, V31, MACHINES["v6e-8"], images)[0] for images in (0, 2))
     chip = MACHINES["v6e-8"].chip

@@ -1,5 +1,4 @@
 from gemsmith.recipe.load import build_recipe, differing_keys, with_values
-from gemsmith.recipe.schema import ResolvedValue
 
 MINIMAL = {"checkpoint": "folder", "data": {"train": "rows.jsonl"}}
 
@@ -11,6 +10,6 @@ def test_differing_keys_are_named_with_both_values():
 
 def test_values_that_were_derived_are_put_in_their_section_and_leave_the_rest():
     recipe = build_recipe(MINIMAL, ["lora.rank=8"])
-    changed = with_values(recipe, [ResolvedValue("lora.alpha", 32.0, "")])
+    changed = with_values(recipe, [("lora.alpha", 32.0)])
     assert differing_keys(recipe, changed) == {"lora.alpha": (64.0, 32.0)}
     assert changed.lora.model_fields_set == {"rank", "alpha"}

@@ -2,7 +2,7 @@ import platform
 
 import pytest
 
-from gemsmith.runs.provenance import host_info
+from gemsmith.runs.run import host_info
 
 
 @pytest.mark.parametrize(
@@ -19,5 +19,5 @@ def test_a_machine_names_its_processor_and_its_widest_vectors(tmp_path, monkeypa
     file = tmp_path / "cpuinfo"
     if cpuinfo is not None:
         file.write_text(cpuinfo)
-    monkeypatch.setattr("gemsmith.runs.provenance._CPUINFO", file)
+    monkeypatch.setattr("gemsmith.runs.run._CPUINFO", file)
     assert host_info().processor == expected.format(platform.machine())

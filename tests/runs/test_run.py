@@ -11,7 +11,6 @@ from gemsmith import __version__
 from gemsmith.errors import MachineError, RecipeError, RunError, VersionError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import ResolvedValue
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, DataRecord, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import (
     Run,
@@ -25,6 +24,7 @@ from gemsmith.runs.run import (
     open_run_readonly,
     open_source,
     read_record,
+    start_clock,
     write_record,
 )
 

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant, lora_targets
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, write_peft_adapter
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, FileSum, VerifyRecord
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from support.hostile_server import Hostile, hostile_server
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemsmith.arch import find_variant, read_variant
-from gemsmith.checkpoints import read_config
+from gemsmith.checkpoints.folder import read_config
 from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import load_catalog
 from gemsmith.recipe.load import build_recipe

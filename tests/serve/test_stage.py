@@ -12,10 +12,18 @@ import httpx
 import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, MachineError, RunError
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import resolve
-from gemsmith.runs.run import Run, is_up_to_date, make_provenance, open_run, open_source, read_record, write_record
+from gemsmith.runs.run import (
+    Run,
+    is_up_to_date,
+    make_provenance,
+    open_run,
+    open_source,
+    read_record,
+    start_clock,
+    write_record,
+)
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.stage import FIRST_PROMPT, Servers, curl_line, keep_serving, make_settings, serve
 from gemsmith.system.locks import LOCK

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import RunError
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, ServeRecord, VerifyRecord
-from gemsmith.runs.run import Run, make_provenance, open_source, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, open_source, read_record, start_clock, write_record
 from gemsmith.runs.stages import STAGES
 from gemsmith.serve import stage as verified
 from gemsmith.serve.stage import Servers, find_verification_issue, serve

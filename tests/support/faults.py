@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gemsmith.runs.provenance import host_info, start_clock
+from gemsmith.runs.run import host_info, start_clock
 
 FILE = Path(__file__).parents[1] / "faults" / "faults.yaml"
 ROWS: dict[str, dict[str, Any]] = {

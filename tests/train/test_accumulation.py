@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.jax.backend import adapted_model

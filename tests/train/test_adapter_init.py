@@ -12,7 +12,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from gemsmith.arch import find_variant, lora_targets, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.inputs import load_init_adapter, start_adapter_hash

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError, EngineError, RunError
 from gemsmith.recipe.schema import Train
 from gemsmith.runs.records import TrainStep

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.hardware.model import memory_of, on_chips, step_cost
 from gemsmith.hardware.model.step_time import attention_flops, matmul_flops
 from gemsmith.models.sharding import AXES

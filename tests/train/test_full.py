@@ -17,7 +17,7 @@ from flax import nnx
 from gemsmith import load_model as load_model_of
 from gemsmith.arch import find_variant, text_tensors, trained_tensors
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError, InputError, RecipeError, RunError, VerifyError
 from gemsmith.export.adapters import read_run_weights
 from gemsmith.export.stage import export

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.errors import CheckpointError, RecipeError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.patches import PatchConfig

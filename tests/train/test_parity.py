@@ -14,7 +14,7 @@ import transformers
 from flax import nnx
 
 from gemsmith.arch import find_variant, lora_targets, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import by_path
 from gemsmith.recipe.backends import Saved
 from gemsmith.recipe.load import build_recipe

@@ -13,7 +13,7 @@ import torch
 import transformers
 from tensorboardX.proto.event_pb2 import Event
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS
 from gemsmith.data.batches import EVAL_ROWS, open_rows
 from gemsmith.data.images import decode_batches

@@ -7,9 +7,8 @@ import pytest
 
 from gemsmith.arch import find_variant
 from gemsmith.errors import DataError, EngineError, Terminated
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainStep
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, start_clock
 from gemsmith.train import loop as session
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, _per_s
 

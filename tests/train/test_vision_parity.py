@@ -12,8 +12,7 @@ import transformers
 from flax import nnx
 
 from gemsmith.arch import LORA_KINDS, VISION, VisionTower, find_variant, lora_targets, text_tensors, vision_tensors
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import read_config
+from gemsmith.checkpoints.folder import open_checkpoint, read_config
 from gemsmith.data.batches import join, load_batches, room_for
 from gemsmith.data.stage import prepare_data
 from gemsmith.export.adapters import read_run_adapter

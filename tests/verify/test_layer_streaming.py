@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import class_names, find_variant, lora_targets
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.recipe.schema import Train

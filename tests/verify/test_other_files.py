@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.verify.checks import compare_other_files
 from tiny_checkpoints import make_checkpoint, with_vision
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.packing import Rows
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.patches import read_patching, scale

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained
 from gemsmith.data.stage import prepare_data

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemsmith.bench.cell import plan_cells
-from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.folder import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder, patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, read_held_out
 from gemsmith.data.documents import Document

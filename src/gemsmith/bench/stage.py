@@ -11,9 +11,8 @@ from gemsmith.errors import InputError, RecipeError
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchRecord
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import ExportRecord
-from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine

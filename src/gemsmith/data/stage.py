@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.data.batches import (
     EVAL_ROWS,
     IMAGES,
@@ -46,10 +46,9 @@ from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.recipe.schema import Data, Recipe, eval_tasks
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import DataRecord, EvalRows, ImageBucket
 from gemsmith.runs.resolve import check_lengths
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import atomic_replace_dir, sha256_file
 from gemsmith.tasks import is_task_file

@@ -16,12 +16,11 @@ from typing import Any
 
 from rich.table import Table
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
 from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
-from gemsmith.runs.provenance import start_clock
-from gemsmith.runs.run import Run, write_record
+from gemsmith.runs.run import Run, start_clock, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE, clean_environment, run_python
 from gemsmith.serve.stage import Servers, provenance_with_engine

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
@@ -24,10 +24,9 @@ from gemsmith.errors import DataError, EngineError, InputError, some
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
 from gemsmith.images.patches import PatchConfig, read_patching
 from gemsmith.runs.eval_records import PredictRecord, Shard
-from gemsmith.runs.provenance import host_info, start_clock
 from gemsmith.runs.records import read_record_file
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, host_info, start_clock
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure, Reply, api_messages, read_chat
 from gemsmith.serve.client.endpoint import AnyServer, find_server
@@ -172,7 +171,7 @@ def _with_room(
     longest = max(lengths)
     needed = longest + max_tokens
     # In steps, so that a row more seldom makes another server, whose answers would be other ones.
-    run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP, why="the longest prompt and its answer")
+    run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP)
     holds = run.recipe.serve.max_model_len or recipe_variant(run.recipe).context
     if needed > holds:
         raise DataError(

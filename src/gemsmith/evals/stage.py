@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.dataset import Dataset
 from gemsmith.data.dedup import Overlap, find_overlap, overlap_notices, read_answers
 from gemsmith.errors import InputError, RecipeError, RunError
@@ -15,9 +15,8 @@ from gemsmith.evals.generate import Answers, Model, answer_all
 from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.runs.eval_records import Elsewhere, EvalRecord
-from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import ExportRecord
-from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
+from gemsmith.runs.run import Clock, Run, is_up_to_date, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine

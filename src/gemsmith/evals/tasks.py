@@ -10,8 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.folder import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder, patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
 from gemsmith.data.documents import Document

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 
 import gemsmith.system.format as formats
-from gemsmith.checkpoints import Checkpoint, TensorPlace
-from gemsmith.checkpoints.folder import INDEX
+from gemsmith.checkpoints.folder import INDEX, Checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, refuse_outside
-from gemsmith.checkpoints.safetensors import FLOATS, SIZE_BITS, count_nonfinite, numpy_dtype
+from gemsmith.checkpoints.safetensors import FLOATS, SIZE_BITS, TensorPlace, count_nonfinite, numpy_dtype
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.export.adapters import check_values
 from gemsmith.export.writer import FileWriter

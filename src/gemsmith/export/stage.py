@@ -21,7 +21,7 @@ import yaml
 from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import (
     WEIGHTS,
     Adapter,
@@ -50,9 +50,8 @@ from gemsmith.export.merge import (
     write_merged,
 )
 from gemsmith.recipe.load import build_recipe, load_recipe
-from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
-from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import Clock, ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, expanduser, sha256_file, write_text
 from gemsmith.system.format import duration, size

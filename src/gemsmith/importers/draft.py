@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gemsmith.arch import Variant, variant_of_hub_id
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import patching_of
+from gemsmith.checkpoints.folder import open_checkpoint, patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
 from gemsmith.data.documents import Document

@@ -257,7 +257,7 @@ def _request_on(
 ) -> LaunchRequest:
     """The request for one machine. Raises InputError where it does not do, by the image, the plan or the catalog."""
     _check_image(machine, recipe, options)
-    plan = plan_only(with_values(recipe, [ResolvedValue("hardware.machines", (machine.name,), "")]))
+    plan = plan_only(with_values(recipe, [("hardware.machines", (machine.name,))]))
     if not plan.machines[0].fits:
         raise RecipeError(f"--machine {machine.name}: does not fit by the plan: {plan.machines[0].notes[0]}")
     chosen, image = _choose(machine, root, provider, options)

@@ -27,7 +27,7 @@ from gemsmith.launch.provider import (
 )
 from gemsmith.launch.shards import PACKED
 from gemsmith.launch.upload import cost_lines, rendered_lists, upload_lines
-from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.run import start_clock
 from gemsmith.system.files import sha256_file, write_text
 from gemsmith.system.version import __version__
 

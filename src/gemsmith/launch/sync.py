@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import GemsmithError, RunError
-from gemsmith.runs.provenance import start_clock
+from gemsmith.runs.run import start_clock
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.files import sha256_file
 from gemsmith.system.storage import Bucket, files_below

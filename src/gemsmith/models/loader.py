@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from gemsmith.arch import Tensor, Variant, trained_tensors
 from gemsmith.arch.lora_targets import is_quantized
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.quantization import Kind, Quantized, quantize

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.errors import (
     USERS_ERRNOS,
     GemsmithError,

@@ -17,10 +17,9 @@ from gemsmith.plan.serving import read_shares
 from gemsmith.recipe.backends import Remat
 from gemsmith.recipe.schema import Mesh
 from gemsmith.runs.bench_records import BenchRecord
-from gemsmith.runs.provenance import host_info
 from gemsmith.runs.records import Computer, TrainRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, find_run, read_record
+from gemsmith.runs.run import Run, find_run, host_info, read_record
 from gemsmith.system.files import write_text
 from gemsmith.train.logging import timed_steps
 

@@ -17,7 +17,7 @@ from gemsmith.plan.cost import rounded, rounded_range
 from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.recipe.keys import KEYS
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.plan_records import CompiledStep
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.files import sha256_json, write_text
@@ -86,7 +86,7 @@ def compile_chosen(
     """What compiler and formula say of the recipe with the chosen mesh; None where nothing is compiled there."""
     if not _compiles_for(recipe, machine) or any(not problem.startswith("needs ") for problem in choice.problems):
         return None
-    recipe = with_values(recipe, [ResolvedValue("train.mesh", choice.mesh, "")])
+    recipe = with_values(recipe, [("train.mesh", choice.mesh)])
     file = cache_folder() / f"{cache_key(recipe, machine, images)}.json"
     try:
         step = CompiledStep.model_validate_json(file.read_bytes()).model_copy(update={"cached": True})

@@ -10,7 +10,7 @@ from gemsmith.arch import Variant
 from gemsmith.hardware.model import ImageWork, images_of
 from gemsmith.recipe.backends import bucket_of
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import GeneratedData, Recipe, ResolvedValue
+from gemsmith.recipe.schema import GeneratedData, Recipe
 from gemsmith.runs.records import DataRecord
 from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json
@@ -58,7 +58,7 @@ def count_evaluations(recipe: Recipe, data: DataRecord | None, steps: int) -> tu
         held_out = 1 - recipe.data.held_out if recipe.data.held_out else 0.0
         rows = {"data.train": recipe.data.eval, "data.held_out": held_out, "data.limit": None}
         values = rows | {"train.max_steps": None, "train.epochs": 1}
-        batches, _ = count_steps(with_values(recipe, [ResolvedValue(*item, "") for item in values.items()]))
+        batches, _ = count_steps(with_values(recipe, values.items()))
     return math.ceil(steps / recipe.train.eval_steps), batches
 
 

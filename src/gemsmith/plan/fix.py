@@ -16,7 +16,7 @@ from gemsmith.plan.mesh import USABLE_SHARE, Choice, choose_mesh
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.checks import check_recipe
 from gemsmith.recipe.load import with_values
-from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.recipe.schema import Recipe
 
 DTYPES = ("float32", "bfloat16", "int8", "nf4")
 """Of the base, from the largest to the smallest."""
@@ -75,7 +75,7 @@ def _try(recipe: Recipe, changed: Recipe, machine: Machine, work_in: Callable[[s
     except RecipeError:
         return None
     if choice.mesh.tp > 1 and changed.train.mesh == "auto":  # which training does not choose by itself
-        changed = with_values(changed, [ResolvedValue("train.mesh", choice.mesh, "")])
+        changed = with_values(changed, [("train.mesh", choice.mesh)])
     before, after = (each.train.model_dump(mode="json") for each in (recipe, changed))
     changes = {key: after[name] for key in KEYS if after[name := key.removeprefix("train.")] != before[name]}
     return Fix(recipe=changed, changes=changes, choice=choice) if changes else None
@@ -94,4 +94,4 @@ def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine
 
 def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:
     values = dict(zip(KEYS, (remat, mesh, micro_batches, rows, dtype), strict=True))
-    return with_values(recipe, [ResolvedValue(key, value, "") for key, value in values.items()])
+    return with_values(recipe, values.items())

@@ -8,7 +8,7 @@ from typing import Literal
 from gemsmith.errors import RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import StepCost, choose_remat, memory_of
-from gemsmith.hardware.model.limits import allowed_tp, check_mesh, trl_mesh
+from gemsmith.hardware.model.limits import allowed_tp, auto_mesh, check_mesh, trl_mesh
 from gemsmith.hardware.model.memory import Memory, held_on_cpu
 from gemsmith.hardware.model.step_time import StepTime, step_time
 from gemsmith.recipe.backends import BACKENDS, Remat
@@ -42,15 +42,11 @@ def choose_mesh(work: StepCost, machine: Machine, recipe: Recipe) -> Choice:
         return _weigh(work, machine, wanted, recipe)
     if recipe.train.backend == "trl":
         return _weigh(work, machine, Mesh(replica=slices, fsdp=machine.devices // slices), recipe)
-    # As training's auto: replica over slices, fsdp over as many devices as divide a slice's rows, then sequence.
-    rows = max(1, work.rows // work.micro_batches // slices)
-    choices = []
-    for tp in allowed_tp(work.variant):
-        devices, rest = divmod(machine.devices // slices, tp)
-        if rest == 0:
-            fsdp = math.gcd(rows, devices)
-            mesh = Mesh(replica=slices, fsdp=fsdp, sequence=devices // fsdp, tp=tp)
-            choices.append(_weigh(work, machine, mesh, recipe))
+    choices = [
+        _weigh(work, machine, auto_mesh(recipe, machine.devices, slices, tp=tp), recipe)
+        for tp in allowed_tp(work.variant)
+        if machine.devices // slices % tp == 0
+    ]
     usable = [choice for choice in choices if not choice.problems]
     if usable:
         return min(usable, key=lambda choice: choice.time.low_s + choice.time.high_s)

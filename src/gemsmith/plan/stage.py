@@ -28,10 +28,9 @@ from gemsmith.recipe.backends import LOGIT_TOKENS, OTHER_QUERY_BLOCK, QUERY_BLOC
 from gemsmith.recipe.load import build_recipe, dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import DataRecord, Range
 from gemsmith.runs.resolve import recipe_variant, resolve_file
-from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, write_record
+from gemsmith.runs.run import Run, is_up_to_date, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.files import sha256_file, write_text
 
 ALL = "all"
@@ -109,7 +108,7 @@ def plan_run(
 
     @functools.cache
     def work_in(dtype: str) -> StepCost:
-        return step_cost(with_values(recipe, [ResolvedValue("train.dtype", dtype, "")]), variant, images=counted.images)
+        return step_cost(with_values(recipe, [("train.dtype", dtype)]), variant, images=counted.images)
 
     asked = Asked(
         recipe=recipe,

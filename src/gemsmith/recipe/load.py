@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -64,10 +64,10 @@ def differing_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[s
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
-def with_values(recipe: Recipe, derived: Sequence[ResolvedValue]) -> Recipe:
+def with_values(recipe: Recipe, values: Iterable[tuple[str, Any] | ResolvedValue]) -> Recipe:
     """The recipe with these values; what was set in it and what was left to its default can still be told apart."""
-    for item in derived:
-        key, value = item.key, item.value
+    for item in values:
+        key, value = item[:2]
         while key:
             parent, _, name = key.rpartition(".")
             key, value = parent, value_at(recipe, parent).model_copy(update={name: value})

@@ -279,7 +279,7 @@ def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
     here = () if folder.resolve() == Path.cwd() else absolute_paths(recipe)
     made = "train.checkpoint_folder"
     kept = (item for item in here if item.key == made or isinstance(item.value, tuple) or os.path.exists(item.value))
-    return with_values(recipe, [*kept])
+    return with_values(recipe, kept)
 
 
 def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:

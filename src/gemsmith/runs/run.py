@@ -8,9 +8,12 @@ A stage is complete when its record was made from the same recipe keys and upstr
 
 import contextlib
 import json
+import os
 import platform
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +29,7 @@ from gemsmith.recipe.load import (
     with_values,
 )
 from gemsmith.recipe.schema import Recipe, ResolvedValue
-from gemsmith.runs.provenance import Clock, host_info
-from gemsmith.runs.records import Provenance, Record, RecordT, TrainStep, read_record_file
+from gemsmith.runs.records import Computer, Provenance, Record, RecordT, TrainStep, read_record_file
 from gemsmith.runs.resolve import absolute_paths, resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
 from gemsmith.system.files import bucket_path, is_system_folder, sha256_file, sha256_json, write_text
@@ -37,6 +39,8 @@ from gemsmith.system.version import __version__
 _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
 _LENGTH = ("train.max_steps", "train.epochs")
+# Linux's list of cores, and enough of it for the first one.
+_CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +118,7 @@ def open_run(path: Path, recipe: Recipe, derived: Sequence[ResolvedValue] = (), 
     Keys that no begun stage has read may change; raises RunError naming those that some stage has read, unless it is
     one of `force`, which are about to be run again, or depends on one.
     """
-    recipe = with_values(recipe, [*absolute_paths(recipe)])
+    recipe = with_values(recipe, absolute_paths(recipe))
     run = Run(path=path, recipe=recipe)
     if run.recipe_file.exists():
         there = load_recipe(run.recipe_file)
@@ -241,6 +245,41 @@ def read_record(place: ExportDir, kind: type[RecordT]) -> RecordT:
 def write_record(place: ExportDir, record: Record) -> None:
     """Writes the record whole or not at all."""
     write_text(place.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """When a stage began, for its record."""
+
+    started: str
+    _begin_s: float
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._begin_s
+
+
+def start_clock() -> Clock:
+    return Clock(started=datetime.now(UTC).isoformat(timespec="seconds"), _begin_s=time.monotonic())
+
+
+def host_info() -> Computer:
+    try:
+        with _CPUINFO.open(encoding="utf-8", errors="replace") as file:
+            cpuinfo = file.read(_FIRST_CORE_BYTES)
+    except OSError:
+        cpuinfo = ""
+    # Name and widest vectors of the first core that Linux lists: two machines of one cloud may differ in both.
+    lines = (line.partition(":") for line in cpuinfo.split("\n\n", maxsplit=1)[0].splitlines())
+    core = {key.strip(): value.strip() for key, _, value in lines}
+    flags = core.get("flags", "").split()
+    widest = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), None)
+    kind = ", ".join(filter(None, (platform.machine(), widest)))
+    return Computer(
+        system=f"{platform.system()} {platform.release()}",
+        processor=f"{core['model name']} ({kind})" if "model name" in core else platform.machine(),
+        cores=os.cpu_count() or 1,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
 
 
 def make_provenance(

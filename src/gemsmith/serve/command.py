@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.arch import Variant, read_variant
-from gemsmith.checkpoints import read_config
-from gemsmith.checkpoints.folder import name_variant
+from gemsmith.checkpoints.folder import name_variant, read_config
 from gemsmith.errors import MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model.limits import allowed_tp

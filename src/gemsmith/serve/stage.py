@@ -11,18 +11,16 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import is_hub_id
+from gemsmith.checkpoints.folder import is_hub_id, open_checkpoint
 from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.data.image_folder import FORMAT as IMAGE_FOLDER
 from gemsmith.errors import EngineError, RunError
 from gemsmith.recipe.load import differing_keys, load_recipe, read_reasons, with_values
-from gemsmith.recipe.schema import Recipe, ResolvedValue
+from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.provenance import Clock, start_clock
 from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import Clock, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
 from gemsmith.serve.container import this_machine_as
@@ -219,14 +217,14 @@ def make_settings(run: Run, **chosen: Any) -> ServeSettings:
     return settings_of(run.recipe, images=takes_images(run), **chosen)
 
 
-def with_room(run: Run, overrides: Sequence[str], tokens: int, *, why: str) -> Run:
+def with_room(run: Run, overrides: Sequence[str], tokens: int) -> Run:
     """The run, served with room for so many tokens, or as many as its model reads, unless the user has set how many."""
     key, recipe = "serve.max_model_len", run.recipe
     derived = {item.key for item in read_reasons(run.recipe_file.read_text(encoding="utf-8"))}
     if key not in derived or any(override.partition("=")[0].strip() == key for override in overrides):
         return run
     wanted = min(max(tokens, recipe.serve.max_model_len or 0), recipe_variant(recipe).context)
-    return replace(run, recipe=with_values(recipe, [ResolvedValue(key, wanted, why)]))
+    return replace(run, recipe=with_values(recipe, [(key, wanted)]))
 
 
 def takes_images(run: Run) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from gemsmith.arch import ALL_LINEAR, VISION, Tensor, Variant, lora_targets, vision_targets
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_finite, check_fit, read_peft_adapter
 from gemsmith.data.batches import EVAL_ROWS, Batches, open_rows
 from gemsmith.data.chat_template import SPECIAL_IDS

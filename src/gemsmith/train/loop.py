@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol
 
 from gemsmith.arch import Variant, lora_targets
 from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_line
-from gemsmith.runs.provenance import Clock
 from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
-from gemsmith.runs.run import Run, commit_recipe, make_provenance, write_record
+from gemsmith.runs.run import Clock, Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.train.inputs import Answers, start_adapter_hash
 from gemsmith.train.logging import (

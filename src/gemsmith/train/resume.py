@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from gemsmith.checkpoints import open_checkpoint
-from gemsmith.checkpoints.folder import refuse_nonfinite_base
+from gemsmith.checkpoints.folder import open_checkpoint, refuse_nonfinite_base
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.recipe.keys import PATHS
 from gemsmith.recipe.schema import Train

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.safetensors import numpy_dtype
 from gemsmith.errors import VerifyError
 from gemsmith.export.merge import files_to_write

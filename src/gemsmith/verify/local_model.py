@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.folder import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder, patching_of
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.documents import Document

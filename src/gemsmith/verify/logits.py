@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch import name_in_files
-from gemsmith.checkpoints import Checkpoint, open_checkpoint, read_config
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.checkpoints.safetensors import numpy_dtype
 from gemsmith.errors import CheckpointError, first_line

@@ -15,9 +15,9 @@ import numpy as np
 
 from gemsmith.arch import name_in_files
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints import Checkpoint, TensorPlace
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter
-from gemsmith.checkpoints.safetensors import numpy_dtype
+from gemsmith.checkpoints.safetensors import TensorPlace, numpy_dtype
 from gemsmith.errors import CheckpointError
 
 _LAYERS = f"{PREFIX}layers."

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from gemsmith.arch.tensors import PREFIX
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.data.batches import open_rows
 from gemsmith.data.packing import Rows

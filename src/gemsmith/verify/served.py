@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.evals.tasks import asked_messages, read_questions
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord

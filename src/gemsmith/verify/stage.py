@@ -10,18 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.checkpoints import Checkpoint, TensorPlace, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, LoraPair, read_peft_adapter, some
 from gemsmith.checkpoints.quantized import as_trained, with_trained
-from gemsmith.checkpoints.safetensors import FLOATS
+from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace
 from gemsmith.checkpoints.steps import checkpoint_steps
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.export.adapters import NO_ADAPTER, delta_norm, read_run_adapter, read_run_weights
 from gemsmith.export.merge import row_blocks
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
-from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, write_record
+from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console
 from gemsmith.system.files import sha256_file
 from gemsmith.system.format import size

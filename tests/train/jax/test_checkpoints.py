@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.stage import prepare_data
 from gemsmith.errors import CorruptCheckpointError
 from gemsmith.export.adapters import read_run_adapter

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data import batches as buckets
 from gemsmith.data.batches import load_batches

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from gemsmith.arch import LORA_KINDS, VARIANTS, find_variant, lora_targets
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import RecipeError
 from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import AXES

@@ -18,7 +18,7 @@ SCRIPT = """
 import json, sys
 import jax, numpy as np
 from flax import nnx
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import Execution, load_model
 from gemsmith.models.sharding import is_visual
 from gemsmith.models.sharding import AXES

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import find_variant
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import Execution, abstract_model
 from gemsmith.models.sharding import AXES
 from gemsmith.train.jax.backend import adapted_model

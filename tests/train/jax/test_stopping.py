@@ -20,7 +20,6 @@ from gemsmith.data.batches import Batches
 from gemsmith.errors import CheckpointError, EngineError, MachineError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.recipe.load import build_recipe, with_values
-from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, find_run, is_up_to_date, open_run, read_record
 from gemsmith.train import loop as session
@@ -156,7 +155,7 @@ def test_a_finished_run_whose_record_is_lost_writes_it_again_without_training(tr
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run, read_steps):
     run = prepared_run(optimizer={"warmup_steps": 0}, train={"save_steps": 1, "max_steps": 6})
-    run = replace(run, recipe=with_values(run.recipe, [ResolvedValue("optimizer.learning_rate", 1e30, "")]))
+    run = replace(run, recipe=with_values(run.recipe, [("optimizer.learning_rate", 1e30)]))
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
         train(run)
     assert [path.name for path in run.checkpoints.iterdir()] == ["1"]

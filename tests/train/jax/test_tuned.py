@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.models import Execution, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.backends import PLAIN, TUNED

@@ -8,7 +8,7 @@ import transformers
 from peft.tuners.lora import LoraLayer
 
 from gemsmith.arch import vision_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.errors import RecipeError
 from gemsmith.export.stage import export, start_recipe

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.torch import attention as trl_attention

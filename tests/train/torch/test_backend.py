@@ -12,7 +12,7 @@ import transformers
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from gemsmith.arch import find_variant, text_tensors
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.errors import CheckpointError, MachineError, RecipeError, RunError
 from gemsmith.export.stage import export

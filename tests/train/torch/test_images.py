@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
 from gemsmith.data.batches import load_batches
 from gemsmith.errors import DataError

@@ -9,7 +9,7 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 
 from gemsmith.arch import lora_targets
-from gemsmith.checkpoints import open_checkpoint
+from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.recipe.backends import BACKENDS
 from gemsmith.recipe.load import build_recipe
 from gemsmith.train.torch import upstream as trl_upstream

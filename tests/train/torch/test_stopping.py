@@ -14,7 +14,6 @@ import torch
 from gemsmith.data.batches import Batches
 from gemsmith.errors import EngineError, MachineError, Terminated
 from gemsmith.recipe.load import build_recipe, with_values
-from gemsmith.recipe.schema import ResolvedValue
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import find_run, is_up_to_date, open_run, read_record
 from gemsmith.train import loop as session
@@ -122,7 +121,7 @@ def test_a_killed_run_ends_with_the_bytes_of_one_that_never_stopped(
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_and_is_not_saved(prepared_run, read_steps):
     run = prepared_run(optimizer={"warmup_steps": 0}, train=BACKEND | {"save_steps": 1})
-    run = replace(run, recipe=with_values(run.recipe, [ResolvedValue("optimizer.learning_rate", 1e30, "")]))
+    run = replace(run, recipe=with_values(run.recipe, [("optimizer.learning_rate", 1e30)]))
     with pytest.raises(EngineError, match=r"step 2 has loss nan .* the last checkpoint is .*checkpoints/1;"):
         train(run)
     assert [path.name for path in run.checkpoints.iterdir()] == ["1"]

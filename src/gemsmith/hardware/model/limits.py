@@ -36,6 +36,14 @@ def _check_rank(recipe: Recipe, variant: Variant) -> None:
         raise RecipeError(f"lora.rank: {rank} was given; {remedy}")
 
 
+def auto_mesh(recipe: Recipe, devices: int, slices: int, *, tp: int = 1) -> Mesh:
+    """Replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions."""
+    rows = recipe.train.global_batch_size // recipe.train.gradient_accumulation_steps // slices
+    in_slice = devices // slices // tp
+    fsdp = math.gcd(max(1, rows), in_slice)
+    return Mesh(replica=slices, fsdp=fsdp, sequence=in_slice // fsdp, tp=tp)
+
+
 def check_mesh(recipe: Recipe, variant: Variant, sizes: Mapping[str, int]) -> None:
     """Raises RecipeError unless rows, positions and heads can be split over axes of these sizes."""
     rows, length = recipe.train.global_batch_size, recipe.data.max_length

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gemsmith.checkpoints import patching_of
-from gemsmith.checkpoints.folder import fetch_folder
+from gemsmith.checkpoints.folder import fetch_folder, patching_of
 from gemsmith.data.chat_template import GEMMA_CONTROL, find_template, settle_text
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import check_prompts, open_renderer
@@ -146,7 +145,7 @@ def chat_with_run(
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
     run = open_run_readonly(source, overrides, section="serve")
-    run = with_room(run, overrides, CONVERSATION_TOKENS, why="a conversation is longer than a row")
+    run = with_room(run, overrides, CONVERSATION_TOKENS)
     rows = functools.cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight, prompt_of = ImageSupport(takes_images=False), settle_prompts(run)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:

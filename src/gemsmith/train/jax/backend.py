@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
 from gemsmith.errors import MachineError, first_line
@@ -27,9 +27,8 @@ from gemsmith.models import Gemma4, base_kinds, load_model
 from gemsmith.models.sharding import BATCH, axis_size
 from gemsmith.recipe.backends import LANES
 from gemsmith.recipe.schema import Recipe
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, start_clock
 from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_program, use_compile_cache

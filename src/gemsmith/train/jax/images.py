@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemsmith.arch import Vision
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.data.batches import Batches, Buckets, BucketShape, find_buckets
 from gemsmith.data.packing import Rows
 from gemsmith.hardware.model import ImageWork

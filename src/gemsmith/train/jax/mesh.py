@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh
 from gemsmith.arch import Variant
 from gemsmith.errors import RecipeError
 from gemsmith.hardware.model import ImageWork, StepCost, choose_remat, micro_batches, on_chips, step_cost
-from gemsmith.hardware.model.limits import check_mesh, check_splash
+from gemsmith.hardware.model.limits import auto_mesh, check_mesh, check_splash
 from gemsmith.models import Execution
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.backends import Remat, default_optimizations, heads_fill_lanes
@@ -53,17 +53,10 @@ def count_slices(devices: Sequence[Any]) -> int:
 def mesh_sizes(recipe: Recipe, variant: Variant, *, devices: int, kind: str, slices: int = 1) -> dict[str, int]:
     """The size of every axis, the recipe's or chosen.
 
-    `auto`: replica over slices, fsdp as far as it divides the rows of a slice, the rest over positions. Raises
-    RecipeError where they do not fit the devices, the slices, the rows or the heads.
+    Raises RecipeError where they do not fit the devices, the slices, the rows or the heads.
     """
-    train, wanted = recipe.train, recipe.train.mesh
-    if wanted == "auto":
-        chips = devices // slices
-        rows = train.global_batch_size // train.gradient_accumulation_steps // slices
-        fsdp = math.gcd(max(1, rows), chips)
-        sizes = {"replica": slices, "fsdp": fsdp, "sequence": chips // fsdp, "tp": 1}
-    else:
-        sizes = {axis: getattr(wanted, axis) for axis in AXES}
+    wanted = recipe.train.mesh
+    sizes = (auto_mesh(recipe, devices, slices) if wanted == "auto" else wanted).model_dump()
     count = math.prod(sizes.values())
     if count != devices:
         raise RecipeError(

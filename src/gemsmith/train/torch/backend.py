@@ -17,15 +17,14 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from gemsmith.arch import VARIANTS
-from gemsmith.checkpoints import Checkpoint, open_checkpoint
+from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.data.batches import Batches, load_batches, load_eval_batches
 from gemsmith.errors import USERS_ERRNOS, MachineError, explain_os_error, last_line
 from gemsmith.hardware.model.limits import trl_mesh
 from gemsmith.images.workers import count_processes
 from gemsmith.recipe.schema import Mesh
-from gemsmith.runs.provenance import start_clock
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import Run
+from gemsmith.runs.run import Run, start_clock
 from gemsmith.system.version import __version__
 from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session

@@ -26,7 +26,7 @@ from gemsmith.arch import (
     vision_targets,
 )
 from gemsmith.arch.lora_targets import is_quantized
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
 from gemsmith.hardware.model.limits import check_trl_quantized

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.data.batches import Batches
 from gemsmith.data.packing import Rows
 from gemsmith.recipe.schema import Recipe

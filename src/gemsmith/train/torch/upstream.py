@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import rms_norm
 from transformers.utils import logging
 
-from gemsmith.checkpoints import Checkpoint
+from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.errors import CheckpointError
 
 
