@@ -81,19 +81,18 @@ def prepare_codev(
 
     Without a source they are the hub's. Raises DataError for what cannot be read; `out` is written whole or not at all.
     """
-    make_folder(out, HUB_ID)
     address = str(source or name_split(HUB_ID, FILE, revision))
     if not address.startswith(PREFIX) and not Path(address).exists():
         raise DataError(f"{source}: does not exist; give {FILE} of the Hugging Face dataset {HUB_ID}, or no file")
     if out.exists() and out.resolve() == Path(address).resolve():
         raise DataError(f"--out {out}: is what the rows are read from; name another file")
+    make_folder(out, HUB_ID)
     problems = read_problems(verilog_eval) if verilog_eval is not None else ()
-    texts = {
-        "specification": {problem.name: problem.prompt for problem in problems},
-        "module": {problem.name: problem.reference for problem in problems},
-    }
-    indices = tuple(build_index(kind, named) for kind, named in texts.items() if problems)
-    tally, written = _Tally(indices=indices, drop_contaminated=drop_contaminated), 0
+    indices = (
+        build_index("specification", {problem.name: problem.prompt for problem in problems}),
+        build_index("module", {problem.name: problem.reference for problem in problems}),
+    )
+    tally, written = _Tally(indices=indices if problems else (), drop_contaminated=drop_contaminated), 0
     with atomic_write(out) as file:
         for origin, row in islice(_stored(address), rows):
             if made := tally.take(origin, row):
