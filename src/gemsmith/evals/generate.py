@@ -185,7 +185,7 @@ def _ask_missing(asking: _Asking) -> None:
             if isinstance(server, RemoteServer):
                 raise
             if (code := server.process.poll()) is not None:
-                died = f"vLLM died ({describe_exit(code)})"
+                died = f"vLLM died (exit code {describe_exit(code)})"
             # Its guard outlives it while it clears up, so that what nobody listens at is asked for, too.
             elif ask_server(server.url, timeout_s=PROOF_S) is None:
                 died = f"vLLM at {server.url} is gone"

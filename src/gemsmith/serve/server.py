@@ -73,7 +73,9 @@ class Server:
         """Raises EngineError with the last log lines where the server has died, MachineError where the disk is full."""
         if (code := self.process.poll()) is not None:
             refuse_full_disk(self.log)
-            raise EngineError(f"vLLM died ({describe_exit(code)}); the end of {self.log}:\n{last_lines(self.log)}")
+            raise EngineError(
+                f"vLLM died (exit code {describe_exit(code)}); the end of {self.log}:\n{last_lines(self.log)}"
+            )
 
     def prove(self) -> None:
         """Raises PortTakenError where what answers is not our vLLM, EngineError where that is dead or silent."""
@@ -174,7 +176,7 @@ def _wait_until_ours(server: Server, timeout_s: float) -> tuple[float, bytes]:
             if code is not None:
                 refuse_full_disk(server.log)
                 raise EngineError(
-                    f"vLLM died at start ({describe_exit(code)}) with {server.model}; the end of "
+                    f"vLLM died at start (exit code {describe_exit(code)}) with {server.model}; the end of "
                     f"{server.log}:\n{last_lines(server.log)}"
                 )
             elapsed_s = time.monotonic() - begin_s

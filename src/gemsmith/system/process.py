@@ -74,13 +74,12 @@ def last_lines(log: Path, count: int = 15) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """How a guarded command ended: its exit code, and of SIGKILL who mostly sends it and what to do."""
-    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return f"exit code {code}"
-    return (
-        f"exit code {code}: killed by SIGKILL, as the kernel does where the machine's memory, not the GPU's, runs out; "
-        "free some, or take a machine with more"
+    """A guarded command's exit code, and of SIGKILL who mostly sends it and what to do."""
+    killed = (
+        ": killed by SIGKILL, as the kernel does where the machine's memory, not the GPU's, runs out; free some, or "
+        "take a machine with more"
     )
+    return f"{code}{killed if code in (-signal.SIGKILL, 128 + signal.SIGKILL) else ''}"
 
 
 def refuse_full_disk(log: Path) -> None:
