@@ -108,6 +108,14 @@ def test_a_recipe_that_is_no_recipe_ends_the_list_and_values_that_cannot_be_do_n
     assert {state for state, _ in found.values()} == others
 
 
+def test_each_mistake_of_a_recipe_has_a_line(gemsmith: Any, recipe: Path) -> None:
+    code, out, err = gemsmith(
+        "doctor", recipe.name, "--set", "optimizer.learning_rate=-1", "--set", "train.backend=wrong"
+    )
+    keys = re.findall(r"^fails +recipe +.*?: (\S+): ", out, re.MULTILINE)
+    assert (code, sorted(keys)) == (2, ["optimizer.learning_rate", "train.backend"]), out + err
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "said"),
     [

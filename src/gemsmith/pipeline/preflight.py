@@ -135,8 +135,7 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
         found[0] = Run(path=place, recipe=recipe)
         return f"{file}: {recipe.model}, {len(derived)} values derived"
 
-    (recipe,) = _check("recipe", read, guard)
-    yield recipe
+    yield from (read_recipe := _check("recipe", read, guard))
     if not found:
         return
     (run,), opened = found, list[Checkpoint]()
@@ -149,14 +148,13 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
         weights = size(sum(file.stat().st_size for file in files))
         return f"{checkpoint.folder}: {len(checkpoint.places)} tensors, {weights} in {len(files)} files"
 
-    (base,) = _check("checkpoint", open_base, guard)
-    yield base
-    told = {base.detail: base.check}
+    yield from (opened_base := _check("checkpoint", open_base, guard))
+    told = {base.detail: base.check for base in opened_base}
     case = Case(run=run, checkpoint=opened[0] if opened else None)
     # A share of data.train is rows of it once it is derived.
     shared = ("rows", "scoring") if eval_share(run.recipe.data) is not None else ()
     for name, check in CHECKS.items():
-        if recipe.state == "fails" and (check.resolved or name in shared):
+        if read_recipe[0].state == "fails" and (check.resolved or name in shared):
             yield Finding("skipped", name, "needs a recipe that passes")
             continue
         for finding in _check(name, partial(check.find, case), guard):
