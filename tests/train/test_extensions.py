@@ -111,6 +111,8 @@ def test_epochs_are_counted_in_all_and_what_asks_for_no_more_is_refused(prepared
     assert (found.epochs, found.max_steps) == (1, None)
     code, _, error = gemsmith("train", run.path, "--set", "lora.rank=2")
     assert code == 2 and f"do that again with: gemsmith train {run.path} --set lora.rank=2 --force" in error
+    code, _, error = gemsmith("data", run.path, "--set", "lora.rank=2", "--set", "data.max_length=80")
+    assert code == 2 and f"gemsmith data {run.path} --set data.max_length=80 --set lora.rank=2 --force; or" in error
     assert "--steps +N trains on" in gemsmith("train", run.path)[2]
 
 
@@ -124,6 +126,8 @@ def test_a_run_that_is_given_more_steps_again_and_again_warms_up_once(prepared_r
     for asked in ("+1", "12"):
         code, _, error = gemsmith("train", run.path, "--steps", asked)
         assert code == 0, error
+    code, _, error = gemsmith("run", run.path, "--set", "train.max_steps=null")
+    assert code == 2 and f"go on with it as it is: gemsmith run {run.path}; or do that again with: gemsmith d" in error
     record = read_record(run, TrainRecord)
     assert record.extensions == (
         Extension(after=4, planned_steps=4, steps=5),

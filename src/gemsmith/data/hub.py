@@ -72,7 +72,8 @@ def fetch_file(url: str) -> Path:
         partial.replace(target)
     except (httpx.HTTPError, OSError, MachineError, RunError) as error:
         partial.unlink(missing_ok=True)
-        raise DataError(f"{url}: could not be fetched ({first_line(error)}); check it, or name a file here") from None
+        why = error if isinstance(error, MachineError) else first_line(error)  # its own words, or a library's
+        raise DataError(f"{url}: could not be fetched ({why}); check it, or name a file here") from None
     return target
 
 

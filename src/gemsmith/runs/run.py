@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import platform
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -382,18 +383,24 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> None:
-    for key, (old, new) in differing_keys(there, run.recipe).items():
+    differing, used = differing_keys(there, run.recipe), dict[str, str]()
+    for key, (old, _) in differing.items():
         # How far the steps so far had warm-up, training finds in their learning rates.
-        if _is_open(key, old) and not run.record_file("train").exists():
-            continue
-        if readers := _readers(run, key, force):
-            value, stage = json.dumps(new), readers[0]
-            remedy = f"do that again with: gemsmith {stage} {run.path} --set {key}={value} --force"
-            if key in _LENGTH and new:
-                remedy = (
-                    f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
-                )
-            raise RunError(
-                f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and {value} "
-                f"here, and {stage} has used it; {remedy}; or name another directory with --run"
-            )
+        if (not _is_open(key, old) or run.record_file("train").exists()) and (readers := _readers(run, key, force)):
+            used[key] = readers[0]
+    if not used:
+        return
+    key = next(iter(used))
+    (old, new), stage = differing[key], min(used.values(), key=[*STAGES].index)
+    wanted = {name: json.dumps(differing[name][1]) for name in used if not _readers(run, name, (*force, stage))}
+    values = " ".join(f"--set {shlex.quote(f'{name}={value}')}" for name, value in wanted.items())
+    remedy = f"do that again with: gemsmith {stage} {run.path} {values} --force"
+    if key in _LENGTH and len(used) == 1:
+        if new is None or (old is not None and new < old):
+            remedy = f"go on with it as it is: gemsmith run {run.path}; or {remedy}"
+        else:
+            remedy = f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
+    raise RunError(
+        f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
+        f"{json.dumps(new)} here, and {used[key]} has used it; {remedy}; or name another directory with --run"
+    )

@@ -62,6 +62,7 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
             f"others, such as --steps +{done}, or start again with: {in_data}, then: gemsmith train {path} --force"
         )
     if record.hosts > 1:
+        in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
         raise InputError(
             f"{option}: is for training on one host, and this was on {record.hosts}; first: {in_data}, then on each "
             f"host: gemsmith train {path}"
