@@ -65,7 +65,7 @@ demo-launch: env serve-env $(if $(IMAGES),build/fashion_mnist)
 	$(BIN)/python scripts/demo_launch.py $(if $(IMAGES),--recipe recipes/demo_images.yaml --folder runs/demo-launch-images)
 
 test: env
-	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 3 --dist worksteal
 
 test-slow: env
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal

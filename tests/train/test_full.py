@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -194,19 +195,17 @@ def test_a_run_that_was_stopped_ends_with_the_bytes_of_one_that_was_not(prepare,
 
 
 @pytest.fixture(scope="module")
-def runs(prepare, tmp_path_factory):
-    """A trained run of each backend."""
+def runs(trained_once, tmp_path_factory):
+    """A trained run of each backend, of which these tests may change this copy."""
     keys = {"method": "full", "max_steps": 4, "save_steps": 4, "eval_steps": 4, "sample_answers": 2}
     sections = {"data": {"eval": {"task": "verilog", "rows": 4, "split": "held-out"}}}
     sections |= {"optimizer": {"learning_rate": 1e-4, "warmup_steps": 1, "weight_decay": 0.1}, "lora": DEFAULTS}
     backends = {"tunix": {}, "trl": {"gradient_accumulation_steps": 2}}
-    runs = {
-        name: prepare(tmp_path_factory.mktemp(name) / "run", train=keys | {"backend": name} | more, **sections)
-        for name, more in backends.items()
-    }
-    for run in runs.values():
-        train(run)
-    return runs
+    found = {}
+    for name, more in backends.items():
+        run, _ = trained_once(f"full-{name}", train=keys | {"backend": name} | more, **sections)
+        found[name] = replace(run, path=shutil.copytree(run.path, tmp_path_factory.mktemp(name) / "run"))
+    return found
 
 
 def test_both_backends_train_the_same_weights(runs):
