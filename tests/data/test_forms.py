@@ -1,6 +1,7 @@
 """Forms of rows: the same conversation in each, and what of each is refused."""
 
 import json
+import re
 from typing import get_args
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_other_names_of_columns_are_those_that_the_recipe_gives(write_rows):
     names = {"prompt": "task", "response": "code", "image": "picture"}
     found = read_dataset(str(write_rows(row)), data=Data(train="-", columns=names))
     assert (found.documents[0].messages, found.ignored_columns) == ((ADD, WIRE), {"id": 1})
+    assert not found.warnings
+    other = read_dataset(str(write_rows({"prompt": "add", "code": "wire"})), data=Data(train="-", columns=names))
+    assert re.fullmatch(
+        r"data\.train: no row of .*\.jsonl has picture, task, which data\.columns names", *other.warnings
+    )
     text = refused(write_rows({"task": "add", "cod": "wire"}), data=Data(train="-", columns=names))
     assert "has the columns cod, prompt, and none that data.columns has as {response: code}; allowed: messages" in text
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -226,9 +226,10 @@ def read_dataset(
     images = images or _images_beside(source)
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents, ignored, bad, form = list[Document](), Counter[str](), BadRows(), None
-    rows, left_out, settled = 0, 0, 0
+    rows, left_out, settled, unread = 0, 0, 0, set(data.columns.values())
     for rows, (origin, row) in enumerate(_source_rows(source, seed, columns, data, part), start=1):  # noqa: B007
         try:
+            unread.difference_update(row if isinstance(row, Mapping) else ())
             named = _with_answer(row) if asked else _renamed(row, data.columns)
             fits = _check_form(named, origin, form, data)
             if share and _is_held_out(named, fits, share) != (part == "held-out"):
@@ -243,8 +244,8 @@ def read_dataset(
         except RowError as error:
             bad.add(origin, error)
     warnings = bad.settle(rows - left_out, wanted)
+    key = "data.eval" if part == "held-out" else "data.train"
     if settled:
-        key = "data.eval" if part == "held-out" else "data.train"
         how = "left out of them" if data.control_tokens == "drop" else "read as text"
         warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
     if not documents:
@@ -253,8 +254,15 @@ def read_dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
-        warnings=(*warnings, *(folder_notices(str(source), data) if data.format == FORMAT else ())),
+        warnings=(*warnings, *_source_notices(source, data, key, unread)),
     )
+
+
+def _source_notices(source: str | GeneratedData, data: Data, key: str, unread: Collection[str]) -> Iterator[str]:
+    if unread and not isinstance(source, GeneratedData):
+        yield f"{key}: no row of {source} has {some(sorted(unread), _NAMED)}, which data.columns names"
+    if data.format == FORMAT:
+        yield from folder_notices(str(source), data)
 
 
 def _no_rows(name: str, split: int, part: str | None, share: float) -> DataError:
