@@ -14,6 +14,7 @@ import yaml
 
 from gemsmith.errors import InputError, MachineError, RunError
 from gemsmith.report.push import model_card, push
+from gemsmith.runs.eval_records import Elsewhere, EvalRecord
 from gemsmith.runs.records import Check, VerifyRecord
 from gemsmith.runs.run import Run, read_record, write_record
 
@@ -152,6 +153,16 @@ def test_a_check_that_names_a_place_of_this_machine_does_not_in_the_card(make_ru
     write_record(run, record.model_copy(update={"checks": (check,)}))
     card = model_card(run, "me/tuned", weights="merged")
     assert "| failed | base | " in card and str(run.path.resolve()) not in card
+
+
+def test_a_server_that_was_asked_is_named_without_its_address(make_run: Callable[..., Run]) -> None:
+    run = make_run()
+    record: EvalRecord = read_record(run, EvalRecord)
+    warning = "The tuned model is mine at http://10.0.0.7:8000: Gemsmith has not checked its weights."
+    asked = Elsewhere(url="http://10.0.0.7:8000", model="mine", root=None)
+    write_record(run, record.model_copy(update={"elsewhere": {"tuned": asked}, "warnings": (warning,)}))
+    card = model_card(run, "me/tuned", weights="adapter")
+    assert "The tuned model is mine: Gemsmith has not checked its weights." in card and "10.0.0.7" not in card
 
 
 def test_the_card_has_scores_training_and_checks_and_no_path_of_this_machine(make_run: Callable[..., Run]) -> None:

@@ -121,6 +121,8 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
     card = "\n".join(parts)
     for place in (str(run.path.resolve()), run.recipe.checkpoint):  # which a check or a warning may name
         card = card.replace(place, _public(place)) if os.path.isabs(place) else card
+    for server in found.eval.elsewhere.values() if found.eval else ():
+        card = card.replace(f" at {server.url}", "")
     return card
 
 
