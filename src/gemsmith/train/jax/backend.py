@@ -207,7 +207,7 @@ class TunixBackend:
                 if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
                     return
             raise_on_all_hosts(None)  # all have compiled
-            note_progress(longest_s=None if self._run.recipe.train.method == "full" else LONGEST_STEP_S)
+            note_progress()
             self._evaluate(session.done)
             session.start_clock()
             self.trainer.run(
@@ -278,9 +278,11 @@ class TunixBackend:
         return None if taken is None else (step, self._images.arrays(step, *taken))
 
     def _update(self, example: tuple[int, Arrays]) -> tuple[Any, Any]:
-        note_progress()
         step, arrays = example
-        plan = self._session.plan(step)
+        plan, before = self._session.plan(step), self._session.log.steps
+        # Some steps take long by their size: how long is known once one has ended.
+        timed = before and self._run.recipe.train.method != "full"
+        note_progress(longest_s=max(LONGEST_STEP_S, 10 * before[-1].step_s) if timed else None)
         numbers = {
             "learning_rate": plan.learning_rate,
             "step": step,

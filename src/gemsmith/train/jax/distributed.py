@@ -38,10 +38,10 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 _PATIENCE_S = 300
 # After which a host that says nothing, killed or suspended, ends the others; JAX's own is 100.
 _SILENT_S = 30
-# The longest that a host comes no further, while it loads and compiles, and in a step of LoRA; how often it looks.
+# The longest that a host comes no further: until a first step has ended, and at least in those of LoRA after it.
 _LONGEST_SILENCE_S = 3600.0
 LONGEST_STEP_S = 600.0
-_LOOK_S = 5.0
+_LOOK_S = 5.0  # between two looks
 # What a collective says whose other end is gone.
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
 # Where all hosts fail, the first stays as long as the others need to say why: JAX ends them with it.
