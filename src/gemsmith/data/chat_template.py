@@ -153,7 +153,8 @@ def _read_file(file: str) -> tuple[str, str]:
     try:
         return file, regular_file(expanduser(file), most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise DataError(f"data.template: {file} cannot be read ({error}); give a Jinja chat template file") from None
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"data.template: {file} cannot be read ({why}); give a Jinja chat template file") from None
 
 
 def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
