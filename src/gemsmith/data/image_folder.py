@@ -49,6 +49,12 @@ def find_image_files(source: str) -> dict[str, list[Path]]:
     return found
 
 
+def folder_files(source: str) -> tuple[Path, ...]:
+    """The files that the rows are made of: the one with the labels, if any, and the images, class by class."""
+    labels, images = find_label_file(source), find_image_files(source).values()
+    return (*([labels] if labels else []), *(file for files in images for file in files))
+
+
 def find_label_file(source: str) -> Path | None:
     """The file that says of which class each image is, where there is one."""
     return next((file for name in _LABEL_FILES if (file := expanduser(source) / name).exists()), None)

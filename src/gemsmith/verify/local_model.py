@@ -57,7 +57,7 @@ class LocalModel:
             ]
         answered = [*prompt, {"role": "assistant", "content": "-"}]  # as a row, which is then checked like any
         row = {"messages": answered, "images": [os.fspath(image) for image in images]}
-        inputs = self._inputs(read_document(row, "generate", FORMS["messages"], ImageSource()).messages)
+        inputs = self._inputs(read_document(row, "generate", FORMS["messages"], ImageSource(), {}).messages)
         with quiet():
             found = self.model.generate(**inputs, **{"do_sample": False, "max_new_tokens": max_new_tokens} | options)
         return self.renderer.tokenizer.decode(found[0, inputs["input_ids"].shape[1] :].tolist())
