@@ -75,10 +75,8 @@ def count_rows(train: Train, packed_rows: int) -> int:
 def check_batch(recipe: Recipe, packed_rows: int) -> None:
     """Raises DataError for too few rows for one step."""
     if packed_rows < (size := recipe.train.global_batch_size):
-        raise DataError(
-            f"train.global_batch_size: {size} is more than all data makes, {packed_rows} packed rows of "
-            f"{recipe.data.max_length}; set {packed_rows} or less, or lower data.max_length"
-        )
+        what = f"{size} is more than all data makes, {packed_rows} packed rows of {recipe.data.max_length}"
+        raise DataError(f"train.global_batch_size: {what}; set {packed_rows} or less, or lower data.max_length")
 
 
 def load_batches(run: Run) -> Batches:
@@ -88,10 +86,9 @@ def load_batches(run: Run) -> Batches:
     check_batch(run.recipe, record.packed_rows)
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
-        raise RunError(
-            f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are "
-            f"{rows.tokens.shape}; write both again with: gemsmith data {run.path} --force"
-        )
+        what = f"it says rows of shape {shape}, the arrays are {rows.tokens.shape}"
+        remedy = f"write both again with: gemsmith data {run.path} --force"
+        raise RunError(f"{run.record_file('data')}: is damaged: {what}; {remedy}")
     return Batches(
         global_batch_size=train.global_batch_size,
         total_rows=count_rows(train, record.packed_rows),

@@ -53,10 +53,8 @@ def read_answers(folder: Path) -> np.ndarray | None:
     except (ValueError, EOFError):
         found = None
     if found is None or found.dtype != np.uint64 or found.ndim != 2 or found.shape[1] != 2:
-        raise RunError(
-            f"{file}: is damaged; copy it again, or delete it, and eval does not tell which held-out rows were "
-            "trained on"
-        )
+        remedy = "copy it again, or delete it, and eval does not tell which held-out rows were trained on"
+        raise RunError(f"{file}: is damaged; {remedy}")
     return np.asarray(found)
 
 
@@ -82,10 +80,8 @@ def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iter
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     """What a reader must know of held-out rows that are trained on, if any are; or that it is not known."""
     if overlap is None:
-        return (
-            "data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no "
-            f"{FILE}",
-        )
+        why = f"because the run's data folder has no {FILE}"
+        return (f"data.eval: whether held-out rows are also trained on is not known, {why}",)
     counts, first = overlap
     if not counts.same_prompt:
         return ()

@@ -92,13 +92,11 @@ def fetch_split(source: str) -> tuple[Path, ...]:
     name, revision, split = found["name"], found["revision"], found["split"] or "train"
     patterns = [f"{folder}{split}{rest}" for folder in ("", "*/") for rest in ("", ".*", "-*", "/*")]
     if not _COMMIT.fullmatch(revision or ""):
-        raise DataError(
-            f"{source}: names no commit, so its rows may change; write {name_split(name, split, revision)}, which is "
-            f"what {revision or 'main'} holds now"
-        )
+        remedy = f"write {name_split(name, split, revision)}, which is what {revision or 'main'} holds now"
+        raise DataError(f"{source}: names no commit, so its rows may change; {remedy}")
     with _hub_errors(source):
-        folder = Path(
-            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
+        folder = huggingface_hub.snapshot_download(
+            name, repo_type="dataset", revision=revision, allow_patterns=patterns
         )
-    names = {file: file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()}
+    names = {file: file.relative_to(folder).as_posix() for file in sorted(Path(folder).rglob("*")) if file.is_file()}
     return tuple(file for file, name in names.items() if any(fnmatch(name, pattern) for pattern in patterns))

@@ -86,9 +86,8 @@ def _decode(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise _bad_image(
-            f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
-        ) from None
+        fault = f"are not base64 ({error}); write them so, or a path"
+        raise _bad_image(f"{where} has an image whose bytes {fault}") from None
 
 
 def kind(value: Any) -> str:
@@ -110,16 +109,14 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart] | None, source
         case {"type": "image_url", "image_url": {"url": url}}:  # OpenAI's
             given, keys = {"url": url}, ["url"]
         case _:
-            raise RowError(
-                "unknown part", f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}"
-            )
+            what = given.get("type", kind(part))
+            raise RowError("unknown part", f"{where} has a part that is {what}; a part must be {_PARTS}")
     if len(keys) > 1:
         raise _bad_image(f"{where} has an image with {' and '.join(keys)}; keep one of them")
     if not keys:
         if (image := next(column or iter(()), None)) is None:
-            raise _bad_image(
-                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
-            )
+            remedy = "give each a path, bytes or a file:// URL"
+            raise _bad_image(f"{where} has more images than the row's column images; {remedy}")
         return image
     value = given[keys[0]]
     if keys == ["url"] and not str(value).startswith(("file://", "data:")):

@@ -123,10 +123,9 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a tokenizer that cannot be read, or has ids that the model has not."""
     highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
     if highest >= checkpoint.variant.vocabulary:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
-            f"{checkpoint.variant.vocabulary} rows; give the tokenizer that the weights came with"
-        )
+        what = f"its tokenizer has the id {highest}, its embedding {checkpoint.variant.vocabulary} rows"
+        remedy = "give the tokenizer that the weights came with"
+        raise CheckpointError(f"checkpoint {checkpoint.source}: {what}; {remedy}")
 
 
 def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[str, int]]:
@@ -212,10 +211,8 @@ def _pack(
     if recipe.train.eval_steps is not None:
         part = _pack_eval(data, checkpoint.folder, template, held_out.documents, patching)
         if part.images and not parts[""].images:
-            raise DataError(
-                "data.eval: has rows with images, and data.train none, so training could not see them; take them out, "
-                "or leave train.eval_steps out"
-            )
+            what = "has rows with images, and data.train none, so training could not see them"
+            raise DataError(f"data.eval: {what}; take them out, or leave train.eval_steps out")
         parts[EVAL_ROWS] = part
     return parts, dataset.documents, held_out.documents
 
@@ -264,16 +261,11 @@ def _pack_eval(
     fitting = data.model_copy(update={"on_too_long": "drop"})
     part = _pack_part(fitting, folder, template, Dataset(documents=documents), patching, key="data.eval")
     if not any(np.count_nonzero(document.trained[1:]) for document in part.documents):
-        raise DataError(
-            "data.eval: none of its rows has an answer, so there is no token to measure a loss on; give rows with "
-            "answers, or leave train.eval_steps out"
-        )
+        what = "none of its rows has an answer, so there is no token to measure a loss on"
+        raise DataError(f"data.eval: {what}; give rows with answers, or leave train.eval_steps out")
     if too_long := len(part.lengths) - len(part.documents):
-        warning = (
-            f"data.eval: rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave "
-            f"out: {too_long:,} of {len(documents):,}"
-        )
-        part = replace(part, warnings=(*part.warnings, warning))
+        what = "rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave out"
+        part = replace(part, warnings=(*part.warnings, f"data.eval: {what}: {too_long:,} of {len(documents):,}"))
     return part
 
 
@@ -281,10 +273,8 @@ def _validate(checkpoint: Checkpoint, dataset: Dataset, patching: PatchConfig, *
     """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
     first = next((document for document in dataset.documents if images_of(document.messages)), None)
     if first and not checkpoint.config.get("vision_config"):
-        raise CheckpointError(
-            f"{key}, {first.origin}: has an image, and the config.json of checkpoint {checkpoint.source} has no "
-            "vision_config, so it takes text alone; give one that takes images"
-        )
+        what = f"the config.json of checkpoint {checkpoint.source} has no vision_config, so it takes text alone"
+        raise CheckpointError(f"{key}, {first.origin}: has an image, and {what}; give one that takes images")
     return validate_images(dataset, patching, bad=bad, key=key)
 
 
@@ -303,15 +293,11 @@ def _keep_fitting(
         kept = [document for document, count in zip(before, sizes, strict=True) if count <= limit]
         most = max(sizes)
         if data.on_too_long == "error" and len(kept) < len(before):
-            raise DataError(
-                f"{before[sizes.index(most)].origin}: has {most} {unit}, {key} is {limit}; raise it, or set "
-                "data.on_too_long to drop"
-            )
+            longest, remedy = before[sizes.index(most)], "raise it, or set data.on_too_long to drop"
+            raise DataError(f"{longest.origin}: has {most} {unit}, {key} is {limit}; {remedy}")
         if not kept:
-            raise DataError(
-                f"{rows}: each of its {len(before)} rows has more than {key} = {limit} {unit} "
-                f"(the longest {most}), so none is left; raise {key}"
-            )
+            what = f"each of its {len(before)} rows has more than {key} = {limit} {unit} (the longest {most})"
+            raise DataError(f"{rows}: {what}, so none is left; raise {key}")
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
@@ -330,10 +316,8 @@ def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str
     except OSError as error:
         packed_rows = sum(len(part.rows) for part in parts.values())
         need_bytes = packed_rows * length * sum(dtype.itemsize for dtype in ARRAYS.values())
-        raise MachineError(
-            f"{run.data}: cannot be written ({error.strerror or error}); "
-            f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
-        ) from None
+        remedy = f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
+        raise MachineError(f"{run.data}: cannot be written ({error.strerror or error}); {remedy}") from None
     return hashes
 
 

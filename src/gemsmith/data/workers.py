@@ -123,9 +123,8 @@ def _explain(template: str, code: int, call: "partial[Any]") -> Exception:
         seconds = f"{LIMITS.killed_after_s:g} s of CPU"
         return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
     if code == -signal.SIGKILL:
-        return MachineError(
-            f"{rows}: the process that rendered them was killed; where memory ran out, free some and run it again"
-        )
+        remedy = "where memory ran out, free some and run it again"
+        return MachineError(f"{rows}: the process that rendered them was killed; {remedy}")
     if code < 0:
         return DataError(f"{template} crashes Python ({signal.Signals(-code).name}), at one of {rows}; {mend}")
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")

@@ -43,9 +43,8 @@ def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
     rgb = make_rgb(data)
     line = longest_line(*rgb.size, patching)
     if patching.positions is not None and line > patching.positions:
-        raise InvalidImageError(
-            "too thin", f"has {line} patches in a line, and the model positions for {patching.positions}"
-        )
+        what = f"has {line} patches in a line, and the model positions for {patching.positions}"
+        raise InvalidImageError("too thin", what)
     return ImageInfo(
         path=source if isinstance(source, str) else "",
         sha256=hashlib.sha256(data).hexdigest(),

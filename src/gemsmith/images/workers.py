@@ -73,9 +73,8 @@ def _explain(code: int, call: Call) -> Exception:
     path = image.path if isinstance(image, ImageInfo) else image
     name = path if isinstance(path, str) and path else "an image"
     if code == -signal.SIGKILL:
-        return MachineError(
-            f"{name}: the process that decoded it was killed; where memory ran out, free some and run it again"
-        )
+        remedy = "where memory ran out, free some and run it again"
+        return MachineError(f"{name}: the process that decoded it was killed; {remedy}")
     if code < 0:
         line = f"crashes its decoder ({signal.Signals(-code).name})"
         is_cut = isinstance(image, ImageInfo)

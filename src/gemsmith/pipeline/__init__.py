@@ -79,10 +79,8 @@ def _refuse_missing_records(run: Run, stages: Sequence[str], to_run: Collection[
             if needed not in stages and (
                 any(depends_on(needed, each) for each in to_run) or not is_up_to_date(run, needed)
             ):
-                raise InputError(
-                    f"--skip {needed}: {stage} needs its record, and {run.record_file(needed)} is missing or would be "
-                    f"out of date; run {needed}, too, or add --skip {stage}"
-                )
+                why = f"{stage} needs its record, and {run.record_file(needed)} is missing or would be out of date"
+                raise InputError(f"--skip {needed}: {why}; run {needed}, too, or add --skip {stage}")
 
 
 def _run_each(
@@ -101,9 +99,8 @@ def _run_each(
             if force and (stage != "plan" or len(stages) == 1):
                 commit_recipe(run)
             if isinstance(record, TrainRecord) and record.hosts > 1:
-                console.print(
-                    f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
-                )
+                rest = f"the other stages need only one: gemsmith run {run.path}"
+                console.print(f"trained on {record.hosts} hosts; {rest}")
                 return [*records, record]
             if stage == "data" and (planned := _plan_again(run)) and stages[0] == "plan":
                 records[0] = planned
@@ -139,9 +136,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
     for upstream in STAGES[stage].upstream:
         read_record(run, STAGES[upstream].record)
         if not is_up_to_date(run, upstream):
-            raise RunError(
-                f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
-            )
+            remedy = f"run first: gemsmith {upstream} {run.path}"
+            raise RunError(f"{run.record_file(upstream)}: was made from other settings; {remedy}")
     if not force and is_up_to_date(run, stage):
         trains_on = ", --steps +N trains on" if stage == "train" else ""
         from gemsmith.system.console import open_console
@@ -200,7 +196,5 @@ def _refuse_changed_rows(run: Run) -> None:
     from gemsmith.data.dataset import source_sha256
 
     if read not in (None, source_sha256(data.train, data.format)):
-        raise RunError(
-            f"data.train: {', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made "
-            "from it; put it back, or name another run directory with --run"
-        )
+        what = f"{', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made from it"
+        raise RunError(f"data.train: {what}; put it back, or name another run directory with --run")

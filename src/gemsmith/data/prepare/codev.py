@@ -188,9 +188,8 @@ def _stored(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for origin, row in stored_rows(source, lambda name: name in _READ):
         if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
             columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
-            raise DataError(
-                f"{origin}: has {columns}; CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
-            )
+            remedy = f"CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
+            raise DataError(f"{origin}: has {columns}; {remedy}")
         yield origin, row
 
 

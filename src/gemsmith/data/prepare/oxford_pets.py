@@ -75,10 +75,8 @@ def find_images(folder: Path, split: str, *, seen_from: Path) -> tuple[list[tupl
     names: dict[int, ImageFile] = {}
     for image in (image for part in images.values() for image in part):
         if (first := names.setdefault(image.number, image)).breed != image.breed:
-            raise DataError(
-                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
-                f"are two breeds; {_WHERE}"
-            )
+            what = f"class {image.number} is that of {first.name} and of {image.name}, which are two breeds"
+            raise DataError(f"{folder / 'annotations'}: {what}; {_WHERE}")
     there = folder / "images"
     missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
     if missing:
@@ -125,10 +123,8 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
         if not line.strip() or line.startswith("#"):
             continue
         if not (found := _LINE.fullmatch(line.strip())):
-            raise DataError(
-                f"{file.name} line {number}: is {line.strip()[:80]!r}; must be NAME CLASS SPECIES BREED, as "
-                "Abyssinian_100 1 1 1"
-            )
+            allowed = "must be NAME CLASS SPECIES BREED, as Abyssinian_100 1 1 1"
+            raise DataError(f"{file.name} line {number}: is {line.strip()[:80]!r}; {allowed}")
         images.append(ImageFile(found["name"], int(found["number"])))
     if not images:
         raise DataError(f"{file}: names no image; {_WHERE}")
