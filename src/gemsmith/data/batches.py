@@ -157,7 +157,7 @@ def open_rows(run: Run, folder: str = "") -> Rows:
         if found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
     # Not with images, of which it would take 12 µs each.
-    if IMAGES not in found and rows_sha256(found, place / IMAGES) != record.rows_sha256:
+    if IMAGES not in found and rows_sha256(found, place) != record.rows_sha256:
         raise RunError(f"{run.record_file('data')}: is damaged: its rows_sha256 is not that of its files; {remedy}")
     lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
     images = StoredImages(lines=lines, base=run.path) if lines else ()
@@ -179,8 +179,8 @@ class StoredImages(Sequence[tuple[ImageInfo, ...]]):
         return tuple(replace(image, path=str(self.base / image.path)) for image in images)
 
 
-def rows_sha256(files: Mapping[str, str], images: Path) -> str:
-    """One SHA-256 for what the rows are: of the arrays' files, and of what `images` says of each row's, if any.
+def rows_sha256(files: Mapping[str, str], folder: Path) -> str:
+    """One SHA-256 for what the rows in the folder are: of the arrays' files, and of each row's images, if any.
 
     Where images lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
     SHA-256, in the order of ARRAYS, and IMAGES where there are any.
@@ -188,7 +188,7 @@ def rows_sha256(files: Mapping[str, str], images: Path) -> str:
     digests = dict(files)
     if IMAGES in digests:
         total = hashlib.sha256()
-        for line in images.read_bytes().splitlines():
+        for line in (folder / IMAGES).read_bytes().splitlines():
             placeless = [{**image, "path": ""} for image in json.loads(line)]
             total.update(json.dumps(placeless).encode() + b"\n")
         digests[IMAGES] = total.hexdigest()
@@ -226,6 +226,13 @@ class Buckets:
     def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
         return self.of_step[step - 1]
+
+
+def plan_buckets(recipe: Recipe, rows: Sequence[Sequence[int]]) -> Buckets:
+    """The buckets of a training of the recipe on these rows, in its order; the soft tokens of each row's images."""
+    order, train = shuffled_order(len(rows), recipe.seed), recipe.train
+    total = count_rows(train, len(rows))
+    return find_buckets(rows, order, total_rows=total, global_batch_size=train.global_batch_size)
 
 
 def find_buckets(

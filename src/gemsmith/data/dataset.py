@@ -19,7 +19,7 @@ from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
 from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks, sources_of
 from gemsmith.system.files import expanduser
-from gemsmith.tasks import SOURCES, find_generator, find_scorer
+from gemsmith.tasks import SOURCES, find_generator, find_scorer, is_task_file
 from gemsmith.tasks.base import SupportsOptions
 
 _NAMED = 8
@@ -134,11 +134,20 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
             f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
             f"allowed: {', '.join(allowed) or 'none'}"
         )
-    return read_eval(recipe, columns, keep)
+    return _read_eval(recipe, columns, keep)
 
 
-def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[bytes], str] | None = None) -> Dataset:
-    """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
+def read_eval(recipe: Recipe, keep: Callable[[bytes], str] | None = None) -> Dataset:
+    """The rows of data.eval, if any, found bad now, not after training; `keep`: their images, with train.eval_steps."""
+    if recipe.data.eval is None:
+        return Dataset(documents=[])
+    keep = keep if recipe.train.eval_steps else None
+    if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
+        return _read_eval(recipe, NO_COLUMNS, keep)
+    return read_held_out(recipe, keep)
+
+
+def _read_eval(recipe: Recipe, columns: Columns, keep: Callable[[bytes], str] | None) -> Dataset:
     assert recipe.data.eval is not None
     found = _read_sources(recipe.data.eval, recipe, "held-out", keep, columns)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")

@@ -13,27 +13,9 @@ import numpy as np
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.data.batches import (
-    EVAL_ROWS,
-    IMAGES,
-    check_batch,
-    count_rows,
-    count_steps,
-    find_buckets,
-    rows_sha256,
-    shuffled_order,
-    write_rows,
-)
+from gemsmith.data.batches import EVAL_ROWS, check_batch, count_steps, plan_buckets, rows_sha256, write_rows
 from gemsmith.data.chat_template import ChatTemplate, find_template
-from gemsmith.data.dataset import (
-    BadRows,
-    Dataset,
-    describe_columns,
-    read_eval,
-    read_held_out,
-    read_train,
-    source_sha256,
-)
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_eval, read_train, source_sha256
 from gemsmith.data.dedup import find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
@@ -45,13 +27,12 @@ from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
-from gemsmith.recipe.schema import Data, Recipe, eval_tasks
+from gemsmith.recipe.schema import Data, Recipe
 from gemsmith.runs.records import DataRecord, EvalRows, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import atomic_replace_dir, sha256_file
-from gemsmith.tasks import is_task_file
 from gemsmith.tasks.messages import images_of
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
@@ -139,16 +120,6 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[s
     return len(parts[""].documents), parts[""].dropped
 
 
-def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
-    """The rows of data.eval, found bad now rather than after training; `keep`: their images, with train.eval_steps."""
-    if recipe.data.eval is None:
-        return Dataset(documents=[])
-    keep = keep if recipe.train.eval_steps else None
-    if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        return read_eval(recipe, keep=keep)
-    return read_held_out(recipe, keep)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Part:
     """Documents in packed rows: those that are trained on, or those of data.eval, of which some may be left out."""
@@ -177,7 +148,7 @@ class _Part:
             "packed_rows": len(self.rows),
             "tokens": sum(len(document.ids) for document in self.documents),
             "supervised_tokens": sum(np.count_nonzero(document.trained) for document in self.documents),
-            "rows_sha256": rows_sha256(files, folder / IMAGES),
+            "rows_sha256": rows_sha256(files, folder),
             "files": files,
         }
 
@@ -195,7 +166,7 @@ def _pack(
     """
     data = recipe.data
     patching = read_patching(checkpoint.config, data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(recipe, keep), patching, bad="error", key="data.eval")
+    held_out = _validate(checkpoint, read_eval(recipe, keep), patching, bad="error", key="data.eval")
     marking = (
         f"data.train: the column {name} ({dataset.ignored_columns[name]:,} rows) is ignored: every row is trained on, "
         f"whatever its {name}"
@@ -328,12 +299,7 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     buckets: tuple[ImageBucket, ...] = ()
     if part.images:
         soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
-        found = find_buckets(
-            soft_tokens,
-            shuffled_order(len(rows), recipe.seed),
-            total_rows=count_rows(train, len(rows)),
-            global_batch_size=train.global_batch_size,
-        )
+        found = plan_buckets(recipe, soft_tokens)
         buckets = tuple(ImageBucket(**one._asdict(), steps=found.of_step.count(one)) for one in found.buckets)
     return {
         "packing_efficiency": sum(len(document.ids) for document in kept) / (len(rows) * data.max_length),
