@@ -58,8 +58,7 @@ class Batches:
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
         begin = (step - 1) * self.global_batch_size
         places = [begin + row for row in (range(self.global_batch_size) if rows is None else rows)]
-        chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
-        return self.rows.take(chosen)
+        return self.rows.take([int(self.order[place]) if place < self.total_rows else None for place in places])
 
 
 def count_steps(train: Train, packed_rows: int) -> int:

@@ -65,7 +65,6 @@ def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iter
     """
     asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
     prompts, answers = np.isin(asked[:, 0], hashes[:, 0]), np.isin(asked[:, 1], hashes[:, 1])
-    first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
     known = {image.sha256 for document in trained for image in document.images}
     same_image = sum(any(image.sha256 in known for image in document.images) for document in held_out)
     counts = HeldOut(
@@ -74,7 +73,7 @@ def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iter
         same_answer=int(answers.sum()),
         same_image=same_image if any(document.images for document in held_out) else None,
     )
-    return Overlap(counts, first)
+    return Overlap(counts, tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED]))
 
 
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:

@@ -81,7 +81,6 @@ def fetch_split(source: str) -> tuple[Path, ...]:
     """All files of a split, `train` where none is named: train.jsonl, train-00000-of-00002.parquet, data/train/….
 
     A split may be a path, with the folder that it is in. Only a commit is fetched: a run resumes on the same rows.
-
     Raises DataError where the source is of another form, names no commit, or cannot be reached.
     """
     import huggingface_hub

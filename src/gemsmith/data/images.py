@@ -28,8 +28,7 @@ def validate_images(dataset: Dataset, patching: PatchConfig, *, bad: str, key: s
     if not sources:
         return dataset
     found = check_images(sources, patching, processes=count_processes(len(sources)))
-    console = open_console(soft_wrap=False)
-    images = dict(zip(track(sources, "decoding images", console), found, strict=True))
+    images = dict(zip(track(sources, "decoding images", open_console(soft_wrap=False)), found, strict=True))
     kept, faults = [], []
     for document in dataset.documents:
         seen = [images[part.source] for part in images_of(document.messages)]

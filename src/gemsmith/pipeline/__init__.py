@@ -47,15 +47,13 @@ def run_stages(run: Run, stages: Sequence[str] = tuple(STAGES), *, force: bool =
         stages = [stage for stage in stages if stage != "eval"]
         console.print("eval     ", end="")
         console.print("left out: data.eval names no held-out rows", style="dim")
-    with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack)
+    with _open_servers(run) as servers:
         if not (force and "data" in stages):
             _refuse_changed_rows(run)
         to_run = [stage for stage in stages if force or not is_up_to_date(run, stage)]
         _refuse_missing_records(run, stages, to_run)
-        missing = refuse_problems(run, to_run)
         served = ", ".join(stage for stage in to_run if stage in SERVED)
-        for problem in missing:  # before hours of training for what comes after it
+        for problem in refuse_problems(run, to_run):  # before hours of training for what comes after it
             console.print("warning: ", style="yellow", end="")
             console.print(f"{served} will not run here, the stages before will: {problem}")
         try:
@@ -125,9 +123,7 @@ def _write_report(run: Run) -> Path:
 
 
 def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False, **more: Any) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again.
-
-    Where that fails, the earlier record and files stay.
+    """Runs one stage, unless its record is complete; `force` does it again: where that fails, the earlier one stays.
 
     `skip_verify_check`: merged weights are served whatever verify says of them. `more` is for the stage's own function.
     """
@@ -146,7 +142,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
         return read_record(run, STAGES[stage].record)
     refuse_problems(run, [stage])
     with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
+        opened = _open_servers(run, skip_verify_check=skip_verify_check) if stage in SERVED else None
+        servers = stack.enter_context(opened) if opened else None
         record = _call(run, stage, servers, force=force, **more)
     if stage == "data":
         _plan_again(run)
@@ -171,16 +168,14 @@ def print_warnings_of(record: Record, *, told: Collection[str] = ()) -> None:
     print_warnings(record.stage, left, critical=record.critical_warnings)
 
 
-def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":
+def _open_servers(run: Run, *, skip_verify_check: bool = False) -> "Servers":
     from gemsmith.serve.stage import Servers
 
-    return stack.enter_context(Servers(run, skip_verify_check=skip_verify_check))
+    return Servers(run, skip_verify_check=skip_verify_check)
 
 
 def _refuse_changed_rows(run: Run) -> None:
-    """Raises RunError where the dataset is no longer what the data stage has read.
-
-    One that is gone by now is not missed.
+    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone is not missed.
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """

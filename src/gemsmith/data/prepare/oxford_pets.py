@@ -30,24 +30,16 @@ PROMPT = (
     "\n\nWhich breed is the animal in this image?"
 )
 _NAMED = 3
-_LINE = re.compile(r"(?P<name>[^\s/]+_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
+_LINE = re.compile(r"(?P<name>(?P<breed>[^\s/]+)_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
 _WHERE = "give the folder that images.tar.gz and annotations.tar.gz of the data set were unpacked in"
 
 
 class ImageFile(NamedTuple):
-    """One line of a split: the image's name, without .jpg, and the breed's number, from 1."""
+    """One line of a split: the image's name, without .jpg, the breed that is in it, and that breed's number, from 1."""
 
     name: str
+    breed: str
     number: int
-
-    @property
-    def breed(self) -> str:
-        """Its breed.
-
-        >>> ImageFile("Egyptian_Mau_10", 12).breed
-        'egyptian_mau'
-        """
-        return self.name.rpartition("_")[0].lower()
 
 
 def prepare_oxford_pets(source: Path | None, out: Path, *, split: str, revision: str | None = None) -> PreparedRecord:
@@ -125,7 +117,7 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
         if not (found := _LINE.fullmatch(line.strip())):
             allowed = "must be NAME CLASS SPECIES BREED, as Abyssinian_100 1 1 1"
             raise DataError(f"{file.name} line {number}: is {line.strip()[:80]!r}; {allowed}")
-        images.append(ImageFile(found["name"], int(found["number"])))
+        images.append(ImageFile(found["name"], found["breed"].lower(), int(found["number"])))
     if not images:
         raise DataError(f"{file}: names no image; {_WHERE}")
     return images
