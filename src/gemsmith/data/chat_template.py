@@ -171,10 +171,9 @@ def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
         inside = named["default"]
     if isinstance(inside, str):
         return str(folder / "tokenizer_config.json"), inside
-    raise CheckpointError(
-        f"checkpoint {folder}: has no chat template (base models ship none); set data.template to a template file, "
-        "such as the chat_template.jinja of the instruction-tuned checkpoint of the same size"
-    )
+    what = "has no chat template (base models ship none); set data.template to a template file"
+    like = "such as the chat_template.jinja of the instruction-tuned checkpoint of the same size"
+    raise CheckpointError(f"checkpoint {folder}: {what}, {like}")
 
 
 class _Generation(Extension):

@@ -89,9 +89,6 @@ class Columns:
     optional: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.needed or name in self.optional
-
 
 NO_COLUMNS = Columns()
 
@@ -130,10 +127,8 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
     columns = Columns(needed=(*needed,), optional=(*optional,), given=known | recipe.eval.options)
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
-        raise RecipeError(
-            f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
-            f"allowed: {', '.join(allowed) or 'none'}"
-        )
+        what = f"the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}"
+        raise RecipeError(f"eval.options.{unknown}: {what}; allowed: {', '.join(allowed) or 'none'}")
     return _read_eval(recipe, columns, keep)
 
 
@@ -294,12 +289,8 @@ def _source_rows(
         return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
     if data.format == FORMAT:
         return folder_rows(source, data, held_out=part == "held-out")
-    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
-    return stored_rows(
-        source,
-        lambda name: name in read or name in columns or name.strip().lower() in _MEANINGFUL,
-        on_bad=lambda error: error,
-    )
+    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values(), *columns.needed, *columns.optional}
+    return stored_rows(source, lambda name: name in read or name.strip().lower() in _MEANINGFUL, lambda error: error)
 
 
 def _renamed(row: Any, names: Mapping[str, str]) -> Any:
@@ -395,12 +386,11 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
     for column in others:
         remedy = _MEANINGFUL.get(column.strip().lower())
         if remedy and row[column] not in ("", [], {}):
-            raise RowError(
-                f"column {_in_line(column)}",
-                f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
-                f"Gemsmith does not read; {remedy}, or rename or drop the column to train without it",
-            )
-    return [_in_line(column) for column in others if column not in columns]
+            where = f"column {_in_line(column)}"
+            what = f"has a value in the {where}, which changes what a row says and which Gemsmith does not read"
+            remedy = f"{remedy}, or rename or drop the column to train without it"
+            raise RowError(where, f"{origin}: {what}; {remedy}")
+    return [_in_line(column) for column in others if column not in (*columns.needed, *columns.optional)]
 
 
 @lru_cache(1024)

@@ -24,8 +24,7 @@ from gemsmith.tasks.messages import ImagePart, text_of
 
 FILE = "answers.npy"
 _HASH_BYTES = 8
-_WHITE_SPACE = b"\t\n\v\f\r\x1c\x1d\x1e\x1f"
-_SPACES = bytes.maketrans(_WHITE_SPACE, b" " * len(_WHITE_SPACE))
+_SPACES = bytes.maketrans(b"\t\n\v\f\r\x1c\x1d\x1e\x1f", b" " * 9)
 _NAMED = 3
 
 
@@ -86,11 +85,9 @@ def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
         return ()
     named = ", ".join(first) + (", …" if counts.same_prompt > len(first) else "")
     same = f"{counts.same_answer:,}" if counts.same_answer else "none"
-    return (
-        f"data.eval: held-out rows whose prompt is also trained on: {counts.same_prompt:,} of {counts.rows:,} "
-        f"({named}), {same} of them with the same answer; a score on such rows does not show how the model does on new "
-        "ones: take them out of data.train or data.eval",
-    )
+    found = f"{counts.same_prompt:,} of {counts.rows:,} ({named}), {same} of them with the same answer"
+    why = "a score on such rows does not show how the model does on new ones: take them out of data.train or data.eval"
+    return (f"data.eval: held-out rows whose prompt is also trained on: {found}; {why}",)
 
 
 def hash_turns(document: Document) -> bytes:

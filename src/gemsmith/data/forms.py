@@ -198,12 +198,10 @@ def _check_result(turn: Message, where: str, asked: Sequence[Mapping[str, Any]])
     """Raises RowError where none of the calls before it is the one that a tool's result names."""
     name, number = ((turn.beside or {}).get(field) for field in ("name", "tool_call_id"))
     if not any(call.get("id") == number if number else call["function"]["name"] == name for call in asked):
-        what = f"the tool_call_id {number!r}" if number else f"the name {name!r}"
-        raise RowError(
-            "tool result without its call",
-            f"{where} is a tool's result with {what}, and no tool call of the assistant turn before it has that; "
-            "give it the id of its call, or the name of the function",
-        )
+        given = f"the tool_call_id {number!r}" if number else f"the name {name!r}"
+        what = f"is a tool's result with {given}, and no tool call of the assistant turn before it has that"
+        remedy = "give it the id of its call, or the name of the function"
+        raise RowError("tool result without its call", f"{where} {what}; {remedy}")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> Message:

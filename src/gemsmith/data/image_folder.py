@@ -20,7 +20,6 @@ from gemsmith.system.files import expanduser
 
 FORMAT = "image-folder"
 SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
-_LABELS = "{labels}"
 _LABEL_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMED = 4
 
@@ -82,7 +81,7 @@ def folder_rows(source: str, data: Data, *, held_out: bool) -> Iterator[tuple[st
     images = find_image_files(source)
     labels = _label_texts(images, data.labels)
     folder = expanduser(source)
-    prompt = data.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
+    prompt = data.prompt.replace("{labels}", ", ".join(sorted(set(labels.values()))))
     for name, files in images.items():
         share = _held_out(files, data.held_out)
         for file in files:

@@ -16,7 +16,6 @@ from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 IMAGE_COLUMNS = ("image", "images")
 """Columns of a row beside its texts: an image, or a list of them."""
 _bad_image = partial(RowError, "unusable image")
-_KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 _URLS = "only file:// and data: URLs are read: fetch it first"
 PLACEHOLDER = "<image>"
@@ -105,7 +104,7 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart] | None, source
         case {"type": "text", "text": str(text)}:
             return TextPart(text=text)
         case {"type": "image"}:
-            keys = [name for name in _KEYS if name in given]
+            keys = [name for name in ("path", "bytes", "url", "image") if name in given]
         case {"type": "image_url", "image_url": {"url": url}}:  # OpenAI's
             given, keys = {"url": url}, ["url"]
         case _:

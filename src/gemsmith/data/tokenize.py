@@ -41,7 +41,6 @@ from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import BREAK, images_of, plain_messages, text_of
 
 _no_mask = partial(RowError, "no mask")
-_KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
 class ImageTokenIds(NamedTuple):
@@ -57,7 +56,7 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokenIds:
     from gemsmith.checkpoints.folder import read_config
 
     config, ids = read_config(folder), []
-    for key in _KEYS:
+    for key in ("image_token_id", "boi_token_id", "eoi_token_id"):
         number = config.get(key)
         if not isinstance(number, int):
             raise CheckpointError(f"checkpoint {folder}: its config.json has no {key}, which rows with images need")

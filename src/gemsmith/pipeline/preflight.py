@@ -334,8 +334,7 @@ def _disk(case: Case) -> str:
     run, base = case.run, case.checkpoint
     if base is None and Path(run.recipe.checkpoint).is_dir():
         base = _open_base(run)
-    there = base is not None and bool(base.places)
-    need_bytes = merged_bytes(base) if base and there else 2 * 2 * plan_only(run.recipe).parameters
+    need_bytes = merged_bytes(base) if base and base.places else 2 * 2 * plan_only(run.recipe).parameters
     check_space(run.path, need_bytes)
     if case.depth == "all":
         check_directory(run)
