@@ -251,13 +251,11 @@ _REMEDY = "a control token that only the chat template may write; take it out, o
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ControlTokens:
-    """A tokenizer's control tokens."""
+    """A tokenizer's control tokens: their texts by id, and the pattern that finds one in a text."""
 
     tokenizer: Tokenizer
     texts: Mapping[int, str]
-    """By id."""
     pattern: re.Pattern[str]
-    """Finds one in a text."""
     marks: np.ndarray
     """bool by id; the last is False, and stands for all ids above."""
     _known: set[tuple[object, ...]] = field(default_factory=set)

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from gemsmith.errors import DataError, GemsmithError, MachineError
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
@@ -20,9 +18,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _COMMAND = worker_command("gemsmith.images.workers")
-
-Call = partial[ImageInfo] | partial[np.ndarray]
-"""A request: of validate_image or patchify, with their arguments."""
 
 
 def main() -> None:
@@ -60,12 +55,12 @@ def decode_ahead(
             yield item, [scale(reply.result(), patching) for reply in replies]
 
 
-def open_workers(processes: int) -> AbstractContextManager[Callable[[Call], "Future[Any]"]]:
-    """A function that has a call made by one of so many processes, which end with the block."""
+def open_workers(processes: int) -> AbstractContextManager[Callable[[Any], "Future[Any]"]]:
+    """A function that has calls of validate_image or patchify made by so many processes, which end with the block."""
     return open_pool(_COMMAND, processes, explain=_explain)
 
 
-def _explain(code: int, call: Call) -> Exception:
+def _explain(code: int, call: "partial[Any]") -> Exception:
     image = call.args[0]
     path = image.path if isinstance(image, ImageInfo) else image
     name = path if isinstance(path, str) and path else "an image"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal, NamedTuple
 
 from gemsmith.arch import VARIANTS
@@ -56,11 +56,10 @@ class _SkippedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a check is asked about."""
+    """What a check is asked about; `stages` are those that are to run."""
 
     run: Run
     stages: Collection[str] = tuple(STAGES)
-    """Those that are to run."""
     depth: Depth = "all"
     checkpoint: Checkpoint | None = None
 
@@ -184,8 +183,7 @@ def _files(case: Case) -> str:
     def ask(place: str, function: str, *arguments: object, always: bool = False) -> None:
         elsewhere = "://" in place or place.startswith("hub:")
         if always or not (elsewhere or os.path.exists(expanduser(place))):
-            module, _, name = function.rpartition(".")
-            checks.append(partial(getattr(import_module(f"gemsmith.{module}"), name), *arguments))
+            checks.append(partial(resolve_name(f"gemsmith.{function}"), *arguments))
 
     light = not reads and data.format != "image-folder"  # where it is the same, and imported in 5 ms, not in 160
     find, form = ("data.reader.find_files", []) if light else ("data.dataset.find_source_files", [data.format])

@@ -48,7 +48,7 @@ class PreparedRecord(Part):
     contaminated_by: dict[str, int] = Field(default_factory=dict)
     """`same specification`, `near module` and so on -> rows."""
     shared: tuple[SharedRow, ...] = ()
-    """The first thousand."""
+    """The first thousand; all are counted."""
 
 
 def make_folder(out: Path, hub_id: str | None = None) -> None:

@@ -7,7 +7,7 @@ Kept is the code of the last block that has a module. Rows are read, changed and
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -26,8 +26,7 @@ from gemsmith.tasks.verilog.simulate import problems_sha256, read_problems
 
 HUB_ID = "zhuyaoyu/CodeV-R1-dataset"
 FILE = "codev_r1_sft.jsonl"
-LISTED = 1000
-"""How many shared rows a record lists; all are counted."""
+_LISTED = 1000
 _READ = ("prompt", "response")
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|\Z)", re.DOTALL)
@@ -47,8 +46,12 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     shared: list[SharedRow] = field(default_factory=list)
 
-    def take(self, origin: str, row: Mapping[str, Any]) -> dict[str, str] | None:
-        """The row that is made of it; None where it is dropped."""
+    def take(self, origin: str, row: Any) -> dict[str, str] | None:
+        """The row that is made of it; None where it is dropped. Raises DataError where it is none of CodeV-R1's."""
+        if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
+            columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
+            remedy = f"CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
+            raise DataError(f"{origin}: has {columns}; {remedy}")
         self.ignored.update(name for name, value in row.items() if name not in _READ and value is not None)
         made = make_row(row)
         if isinstance(made, str):
@@ -59,7 +62,7 @@ class _Tally:
         found = [match for match in matches if match]
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
-        self.shared += found[: LISTED - len(self.shared)]
+        self.shared += found[: _LISTED - len(self.shared)]
         if found and self.drop_contaminated:
             self.dropped["shared with verilog-eval"] += 1
             return None
@@ -92,7 +95,7 @@ def prepare_codev(
     )
     tally, written = _Tally(indices=indices if problems else (), drop_contaminated=drop_contaminated), 0
     with atomic_write(out) as file:
-        for origin, row in islice(_stored(address), rows):
+        for origin, row in islice(stored_rows(address, _READ.__contains__), rows):
             if made := tally.take(origin, row):
                 written += 1
                 file.write(json.dumps(made, ensure_ascii=False) + "\n")
@@ -177,15 +180,6 @@ def print_prepared(record: PreparedRecord) -> None:
         console.print(f"  {each.row}: {how} {each.kind} as {each.problem}")
     if "shared with verilog-eval" not in record.dropped:
         console.print("they were written all the same; --drop-contaminated leaves them out")
-
-
-def _stored(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for origin, row in stored_rows(source, lambda name: name in _READ):
-        if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
-            columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
-            remedy = f"CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
-            raise DataError(f"{origin}: has {columns}; {remedy}")
-        yield origin, row
 
 
 def _counted(reasons: Mapping[str, int]) -> str:
