@@ -247,7 +247,7 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
                 f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take "
                 "the row out"
             )
-        refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
+        refuse_tools(document, "measure their loss while training (train.eval_steps), and run with --skip eval")
         question = Question(
             messages=messages[:last],
             expected=text_of(messages[last]).replace(BREAK, ""),

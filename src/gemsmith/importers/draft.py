@@ -13,7 +13,7 @@ import numpy as np
 from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints.folder import open_checkpoint, patching_of
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, has_tools, read_held_out, read_train
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import FORMS, RawText, guess_columns
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
@@ -88,6 +88,10 @@ def write_draft(
     """Writes the recipe; returns what a reader must know. Raises InputError, and writes nothing, for bad arguments."""
     if out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
+    if evaluated is not None and expanduser(evaluated) == expanduser(data):
+        raise InputError(
+            f"--eval {evaluated}: is --data itself, on which a score says nothing; name other rows, or none"
+        )
     base = _open_base(checkpoint)
     start = {"checkpoint": checkpoint, "data.train": data}
     reasons = [ResolvedValue("checkpoint", checkpoint, str(base))]
@@ -123,7 +127,10 @@ def write_draft(
     write_text(
         out, _HEADING.format(out=out) + dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
     )
-    return tuple(_notices(dataset, base, guessed, scored=bool(held_out)))
+    notices = [*_notices(dataset, base, guessed, scored=bool(held_out))]
+    if any(map(has_tools, held_out)):
+        notices.append(f"rows have tools, which eval asks without: gemsmith run {out} --skip eval")
+    return tuple(notices)
 
 
 def _open_base(source: str) -> OpenBase:
