@@ -239,11 +239,11 @@ def _tokenizer(case: Case) -> str:
 
 
 def _rows(case: Case) -> str:
-    from gemsmith.data.stage import count_usable
+    from gemsmith.data.stage import count_usable, describe_dropped
 
-    kept, dropped = count_usable(case.run.recipe, _opened(case))
-    left_out = "".join(f", {count:,} left out: {reason}" for reason, count in dropped.items())
-    return f"data.train: {kept:,} rows are read and rendered{left_out}"
+    recipe = case.run.recipe
+    kept, dropped = count_usable(recipe, _opened(case))
+    return f"data.train: {kept:,} rows are read and rendered{describe_dropped(dropped, recipe.data)}"
 
 
 def _scoring(case: Case) -> str:
