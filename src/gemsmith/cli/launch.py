@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, lazy_import, option, print_json, require_extra, set_option
+from gemsmith.cli.main import cli, lazy_import, print_json, require_extra
+from gemsmith.cli.options import FOLDER, Number, option, set_option
 from gemsmith.cli.serve import OF_A_RUN, SAMPLING, max_tokens_option, seed_option, temperature_option, top_p_option
 from gemsmith.errors import InputError
 
