@@ -39,9 +39,7 @@ def _check_held_out(recipe: Recipe) -> Iterator[str]:
             f"rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
         )
     if (data.held_out or share) and isinstance(data.train, GeneratedData):
-        yield (
-            "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
-        )
+        yield "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
 
 
 def _check_image_folder(recipe: Recipe) -> Iterator[str]:
