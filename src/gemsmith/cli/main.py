@@ -134,7 +134,7 @@ def _treat_hangup_as_sigterm() -> None:
         signal.signal(signal.SIGHUP, hang_up)
 
 
-def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM or SIGHUP."""
     sigterm = _Sigterm()
     signal.signal(signal.SIGTERM, sigterm)
@@ -155,7 +155,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code, *messages = _outcome(command, arguments)
+        code, *messages = _outcome(arguments)
     except BaseException as error:
         sigterm.over = True
         if isinstance(error, Terminated):
@@ -183,11 +183,11 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     sys.exit(code)
 
 
-def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[Any, ...]:
+def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
     """The exit code of a command line, and what to say of it, in one text or several."""
     try:
         # Returns None after a verb, an exit code after --help or --version.
-        return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
+        return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
         return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:

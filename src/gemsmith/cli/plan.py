@@ -131,9 +131,8 @@ def _plan(
     stage, source = lazy_import("plan.stage"), args.source
 
     def warn(run: Any) -> None:
-        for text in lazy_import("pipeline.preflight").plan_warnings(run):
-            click.secho("plan: warning: ", fg="yellow", err=True, nl=False)
-            echo(text, err=True)
+        if found := lazy_import("pipeline.preflight").plan_warnings(run):
+            lazy_import("system.console").print_warnings("plan", found)
 
     if fix is not None:
         stage.check_fix(fix)

@@ -114,20 +114,16 @@ class LaunchRecord(ChosenOptions):
     """Rendered file -> SHA-256."""
 
 
-def launch_folder(name: str) -> Path:
-    return LAUNCHES / name
-
-
 def write_launch(record: LaunchRecord) -> None:
     """Writes the record whole or not at all."""
-    folder = launch_folder(record.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "launch.json", record.model_dump_json(indent=1) + "\n")
+    file = LAUNCHES / record.name / "launch.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, record.model_dump_json(indent=1) + "\n")
 
 
 def read_launch(name: str) -> LaunchRecord:
     """The record of a launch. Raises InputError with the names that there are, or for one that is damaged."""
-    file = launch_folder(name) / "launch.json"
+    file = LAUNCHES / name / "launch.json"
     try:
         return LaunchRecord.model_validate_json(file.read_bytes())
     except OSError:

@@ -34,7 +34,7 @@ _COMPILED = "/mnt/compiled"
 def render_files(
     request: LaunchRequest, provider: str, values: dict[str, Any], own: Mapping[str, str], service: str | None = None
 ) -> dict[str, str]:
-    """All files of a launch: the recipe, its target's own, and submit.sh, which uploads before it submits.
+    """All files of a launch: the recipe, its target's own, submit.sh, which uploads before it submits, lists of images.
 
     The service of the tuned model has a script of its own. `values`: the target's, for commands.yaml.
     """
@@ -43,7 +43,7 @@ def render_files(
     files = {"recipe.yaml": request.recipe_text, **own, "submit.sh": render_commands(steps, cost_lines(request))}
     if service is not None:
         files |= {"service.yaml": service, "serve.sh": render_commands(steps_of(provider, "serve", known))}
-    return files
+    return files | {images.list_file: images.list_text for images in request.inputs.images}
 
 
 def render_template(name: str, request: LaunchRequest, **values: Any) -> str:

@@ -53,11 +53,6 @@ def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     return [*steps, *steps_of("upload", "recipe", {"launched": launched})]
 
 
-def rendered_lists(request: LaunchRequest) -> dict[str, str]:
-    """File name -> text of the lists of images, which every target's files have among them."""
-    return {images.list_file: images.list_text for images in request.inputs.images}
-
-
 def upload_lines(request: LaunchRequest) -> list[str]:
     """What of this machine goes to the bucket, a line each."""
     lines = []

@@ -110,7 +110,7 @@ def _answer_rows(run: Run, bucket: Bucket, folder: Path, asked: str, console: Co
         Bucket(place).download(name, Path(rows))
     made = (bucket.read(f"{RUN}export.json") or b"").decode() if model == "tuned" else run.recipe.checkpoint
     key = sha256_json([source_sha256(rows), model, made, how])[:12]
-    index, count = int(os.environ.get("CLOUD_RUN_TASK_INDEX", 0)), int(os.environ.get("CLOUD_RUN_TASK_COUNT", 1))
+    index, count = int(os.environ.get("CLOUD_RUN_TASK_INDEX", "0")), int(os.environ.get("CLOUD_RUN_TASK_COUNT", "1"))
     shard = Shard(number=index + 1, of=count)
     parts = Bucket(f"{bucket.url}/answers/{key}")
     mine = folder / f"{shard.number}-of-{count}"

@@ -81,10 +81,8 @@ def percent(value: float) -> str:
     >>> percent(0.9712).replace(_NBSP, " "), percent(0.0004).replace(_NBSP, " ")
     ('97.1 %', '0.04 %')
     """
-    if not math.isfinite(value):
-        return "not finite"
     digits = 2 if 0 < abs(value) < 0.001 else 1
-    return f"{100 * value:.{digits}f}{_NBSP}%"
+    return f"{100 * value:.{digits}f}{_NBSP}%" if math.isfinite(value) else "not finite"
 
 
 def duration(seconds: float) -> str:
@@ -148,9 +146,8 @@ def usd(value: float) -> str:
     >>> usd(56.114), usd(12_345.6)
     ('$56.11', '$12,346')
     """
-    if not math.isfinite(value):
-        return "not finite"
-    return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
+    digits = 2 if abs(value) < 1000 else 0
+    return f"${value:,.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def price(value: float) -> str:
