@@ -15,15 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from gemsmith.errors import (
-    USERS_ERRNOS,
-    GemsmithError,
-    MachineError,
-    Terminated,
-    explain_os_error,
-    first_line,
-    problems_of,
-)
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, MachineError, Terminated, explain_os_error, first_line
 from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 from gemsmith.system.version import __version__
 
@@ -76,8 +68,8 @@ def require_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        modules = [frame.f_globals["__name__"].removeprefix("gemsmith.") for frame in frames]
+        walked = traceback.walk_tb(error.__traceback__)
+        modules = [frame.f_globals["__name__"].removeprefix("gemsmith.") for frame, _ in walked]
         in_use = [part for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)]
         extra = _EXTRAS[in_use[0]] if in_use else None
         if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
@@ -194,7 +186,7 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
         # Click makes an Abort of Ctrl-C.
         return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
     except GemsmithError as error:
-        return error.exit_code, *map(str, problems_of(error))
+        return error.exit_code, *map(str, error.problems)
     except OSError as error:
         # Of the kernel's own folders, /proc says that a file to be made does not exist.
         if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
