@@ -76,8 +76,7 @@ class RunArgs:
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
-        refuse = lazy_import("pipeline.preflight").refuse_before
-        check = partial(refuse, stages=[name], force=self.force)
+        check = partial(lazy_import("pipeline.preflight").refuse_before, stages=[name], force=self.force)
         opened = self.open_run(force=(name,) if self.force else (), trains=name == "train", check=check)
         return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 

@@ -103,8 +103,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
 def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
     """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
 
-    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
-    takes whichever it gets has the others of that kind beside it.
+    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives.
     """
     recipe, derived = resolve_file(source, options.overrides, stages=())
     refuse_problems(Run(path=Path(), recipe=recipe), options.stages or STAGES_THERE, "names")
@@ -127,9 +126,7 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     for machine in _machines(recipe, catalog, target, provider, options):
         request = None
         try:
-            request = _request_on(
-                machine, recipe, derived, inputs=inputs, root=root, provider=provider, options=options
-            )
+            request = _request_on(machine, recipe, derived, inputs, root=root, provider=provider, options=options)
             target.check(request)
             found.append(request)
             if "any machine" not in target.FEATURES:
@@ -249,8 +246,8 @@ def _request_on(
     machine: Machine,
     recipe: Recipe,
     derived: Sequence[ResolvedValue],
-    *,
     inputs: LaunchInputs,
+    *,
     root: str,
     provider: str,
     options: LaunchOptions,
@@ -282,7 +279,6 @@ def _request_on(
 
 
 def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> None:
-    """Raises InputError for what Gemsmith's image for such a machine cannot do."""
     if options.image is not None:
         return
     stages, gpu = options.stages or (), machine.chip.kind == "gpu"
@@ -331,7 +327,6 @@ def _region(machine: Machine, options: LaunchOptions) -> str:
 
 
 def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedValue]:
-    """Keys of the recipe that the machine decides."""
     keys = [ResolvedValue("hardware.machines", (machine.name,), "--machine")]
     if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
         return keys

@@ -52,10 +52,9 @@ def ask(command: Command) -> subprocess.CompletedProcess[str]:
 
 
 def show(command: Command, *, needs: Sequence[str] = ()) -> None:
-    """Runs a command whose output is the user's to read.
+    """Runs a command whose output is the user's to read; it finds this Gemsmith, also where that is not on PATH.
 
-    Raises MachineError where it, or a program that it needs, is missing, EngineError where it fails. It finds this
-    Gemsmith, also where the environment that it is in is not on PATH.
+    Raises MachineError where it, or a program that it needs, is missing, EngineError where it fails.
     """
     for program in (command[0], *needs):
         if shutil.which(program) is None:

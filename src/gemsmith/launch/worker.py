@@ -94,10 +94,7 @@ def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, co
 
 
 def _answer_rows(run: Run, bucket: Bucket, folder: Path, asked: str, console: Console) -> None:
-    """Answers the part of the rows that is this task's. `asked`: JSON of rows, model and the fields of SamplingParams.
-
-    What an earlier attempt has answered is in the bucket and not asked again; a part that is whole there is kept.
-    """
+    """Answers this task's part of the rows. `asked`: JSON of rows, model and the fields of SamplingParams."""
     from gemsmith.data.dataset import source_sha256
     from gemsmith.evals.predict import predict_run
     from gemsmith.serve.client.stream import SamplingParams

@@ -43,7 +43,6 @@ def _check_held_out(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_image_folder(recipe: Recipe) -> Iterator[str]:
-    """What a folder of images needs."""
     data = recipe.data
     if data.format != "image-folder":
         for key in ("labels", "prompt"):
@@ -123,7 +122,6 @@ def _check_saving(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_backend(recipe: Recipe) -> Iterator[str]:
-    """What one of the backends has not, whatever the machine."""
     train, name, backend = recipe.train, recipe.train.backend, BACKENDS[recipe.train.backend]
     remat = NAMES if isinstance(train.remat, tuple) else train.remat
     for key, value, allowed in (

@@ -18,7 +18,7 @@ from gemsmith.recipe.serving import Bench, Serve
 from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-SpikeFactor = Annotated[float, Field(gt=1, le=1e6)]
+SpikeFactor = Annotated[float, Field(gt=1, le=1e6), Says(compiled=False)]
 Devices = Annotated[int, Field(gt=0, le=16_384)]
 """The largest TPU pods have 9,216 chips."""
 NotCompiled = Annotated[T, Says(compiled=False)]
@@ -294,12 +294,10 @@ class Train(Section):
     on_nonfinite: NotCompiled[Literal["stop", "skip"]] = Field(
         "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
     )
-    spike_factor: NotCompiled[SpikeFactor] = Field(
+    spike_factor: SpikeFactor = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
-    grad_norm_spike_factor: NotCompiled[SpikeFactor] = Field(
-        10.0, description="The same of a gradient norm before clipping."
-    )
+    grad_norm_spike_factor: SpikeFactor = Field(10.0, description="The same of a gradient norm before clipping.")
     on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
         "report", description="What a step does whose loss or gradient norm is a spike."
     )

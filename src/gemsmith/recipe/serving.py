@@ -35,16 +35,14 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Loads, and how many requests measure one: at least `fewest` and `arrivals_s` of arrivals, at most `most`.
-
-    `exact`: loads of which so many are sent instead, with no warm-up.
-    """
+    """Loads, and how many requests measure one: at least `fewest` and `arrivals_s` of arrivals, at most `most`."""
 
     loads: tuple[Load, ...]
     fewest: int
     most: int
     arrivals_s: float
     exact: Mapping[Load, int] = field(default_factory=dict)
+    """Loads of which so many are sent instead, with no warm-up."""
 
 
 def _loads(lengths: Iterable[tuple[int, int]], rates: Iterable[float], at_once: int | None = None) -> tuple[Load, ...]:

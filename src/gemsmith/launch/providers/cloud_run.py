@@ -22,8 +22,6 @@ REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
 LONGEST_S = 168 * 3600
 """Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
 UNDISPUTED_S = 12 * 3600
-
-
 VCPUS = {"cloud-run-20": 20, "cloud-run-30": 30, "cloud-run-44": 44}
 """Of the catalog's machines: 20 are the least that go with this GPU, 44 the most."""
 GIB_A_VCPU = 4
