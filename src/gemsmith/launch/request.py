@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 
 from gemsmith.checkpoints.folder import is_hub_id
@@ -30,7 +29,7 @@ from gemsmith.launch.upload import check_wheel
 from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
-from gemsmith.recipe.keys import PATHS
+from gemsmith.recipe.keys import PATHS, value_at
 from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
@@ -67,7 +66,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
-    for key, value in [*((key, attrgetter(key)(recipe)) for key in PATHS), (ROWS, rows)]:
+    for key, value in [*((key, value_at(recipe, key)) for key in PATHS), (ROWS, rows)]:
         if isinstance(value, tuple) and any("://" not in one.path and one.path[:4] != "hub:" for one in value):
             raise RecipeError(f"{key}: several sources, some here, of which a launch copies one; join them in a folder")
         if not isinstance(value, str):
@@ -235,8 +234,7 @@ def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, o
 
     def usd_per_hour(machine: Machine) -> float:
         with suppress(InputError):
-            price = find_price(machine, _region(machine, options), spot=options.spot)
-            return price.rate(spot=options.spot) or 0.0
+            return find_price(machine, _region(machine, options), spot=options.spot).rate(spot=options.spot) or 0.0
         return math.inf
 
     return sorted(named if named and "machines" in recipe.hardware.model_fields_set else given, key=usd_per_hour)
@@ -393,8 +391,7 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
     there = {price.region: price for price in machine.prices if price.provider == GCP and price.rate(spot=spot)}
-    area = region.partition("-")[0]
-    if found := there.get(region) or there.get(area):
+    if found := there.get(region) or there.get(region.partition("-")[0]):
         return found
     if not there:
         raise InputError(

@@ -199,8 +199,7 @@ def _records_last(name: str) -> tuple[int, str]:
 
 def fetch_home(root: str, path: Path, *, merged: bool) -> int:
     """How many files a run directory has once the bucket's run is there. Raises RunError where either is no run."""
-    bucket = _opened(root, path)
-    fetch_run(bucket, path, without=() if merged else _LARGE)
+    fetch_run(_opened(root, path), path, without=() if merged else _LARGE)
     return sum(1 for _ in files_below(path))
 
 

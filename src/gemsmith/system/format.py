@@ -114,11 +114,9 @@ def rough(seconds: float) -> str:
         return "not finite"
     if 0 < seconds < 0.995:
         return f"{float(f'{1000 * seconds:.2g}'):g}{_NBSP}ms"
-    for unit, length, most in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, math.inf)):
-        value = seconds / length
-        if value < most:
-            return f"{value:.1f}{_NBSP}{unit}" if value < 9.95 else f"{value:,.0f}{_NBSP}{unit}"
-    raise AssertionError(seconds)
+    unit, length = ("s", 1) if seconds < 99.5 else ("min", 60) if seconds < 99.5 * 60 else ("h", 3600)
+    value = seconds / length
+    return f"{value:.1f}{_NBSP}{unit}" if value < 9.95 else f"{value:,.0f}{_NBSP}{unit}"
 
 
 def rough_hours(hours: float) -> str:
@@ -156,9 +154,7 @@ def price(value: float) -> str:
     >>> price(6.104), price(0.01234), price(0)
     ('$6.10', '$0.0123', '$0.00')
     """
-    if not math.isfinite(value) or value == 0 or abs(value) >= 1:
-        return usd(value)
-    return f"${decimal(value)}"
+    return f"${decimal(value)}" if 0 < abs(value) < 1 else usd(value)
 
 
 def signed(value: float) -> str:
