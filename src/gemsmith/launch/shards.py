@@ -83,10 +83,7 @@ def find_images(data: Data | None, key: str, source: Path) -> ImageShards | None
 
 
 def pack(list_file: Path, folder: Path, out: Path) -> None:
-    """Writes tar files of the listed files below `folder` into `out`, the same bytes each time, with the list beside.
-
-    Raises DataError for a file that is gone, or not what the list says.
-    """
+    """Writes tars of the listed files, always the same bytes, and the list into `out`. DataError for changed ones."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace_dir(out) as beside:
         for number, shard in enumerate(_shards(list_file, folder)):
@@ -99,10 +96,7 @@ def pack(list_file: Path, folder: Path, out: Path) -> None:
 
 
 def unpack(packed: Path, into: Path) -> int:
-    """Puts the files of such a folder into another, and deletes the tar files; returns how many files there are.
-
-    Raises RunError where they are not those of the list.
-    """
+    """Moves the files of such a folder into another, and counts them. Raises RunError for others than the list's."""
     try:
         for file in sorted(packed.glob("*.tar")):
             with tarfile.open(file) as tar:
