@@ -194,10 +194,8 @@ def _describe_rows(rows: Measured, base: OpenBase) -> str:
     middle, most = np.percentile(rows.lengths, [50, 99], method="inverted_cdf")
     how = f"estimated at {BYTES_PER_TOKEN} bytes each" if base.folder is None else "by the checkpoint's tokenizer"
     images = sum(len(images_of(document.messages)) for document in rows.documents)
-    return (
-        f"{len(rows.documents):,} rows{f' with {images:,} images' if images else ''}; tokens ({how}): p50 {middle:,}, "
-        f"p99 {most:,}, longest {rows.longest:,}"
-    )
+    count = f"{len(rows.documents):,} rows{f' with {images:,} images' if images else ''}"
+    return f"{count}; tokens ({how}): p50 {middle:,}, p99 {most:,}, longest {rows.longest:,}"
 
 
 def _choose_data(recipe: Recipe, variant: Variant, rows: Measured) -> Iterator[ResolvedValue]:

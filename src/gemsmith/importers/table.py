@@ -215,9 +215,8 @@ def by_value(cases: Sequence[Mapping[str, Any]]) -> Rule:
 @if_set
 def unknown(setting: Setting) -> Row:
     """The row of a key that no rule knows: nobody here can say that training does not depend on it."""
-    return setting.differs(
-        f"not known here as a key of {setting.config.project}; if nothing depends on it, take it out"
-    )
+    why = f"not known here as a key of {setting.config.project}"
+    return setting.differs(f"{why}; if nothing depends on it, take it out")
 
 
 def number(value: Any) -> float:
