@@ -85,10 +85,9 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
     for name, (a, b) in adapter.shapes.items():
         out, inner = expected[name]
         if a != (adapter.rank, inner) or b != (out, adapter.rank):
-            raise CheckpointError(
-                f"adapter {source}: {name} has A {list(a)} and B {list(b)}; rank {adapter.rank} and the weight "
-                f"{[out, inner]} need {[adapter.rank, inner]} and {[out, adapter.rank]}"
-            )
+            need = f"the weight {[out, inner]} need {[adapter.rank, inner]} and {[out, adapter.rank]}"
+            has = f"{name} has A {list(a)} and B {list(b)}"
+            raise CheckpointError(f"adapter {source}: {has}; rank {adapter.rank} and {need}")
 
 
 def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
@@ -99,9 +98,8 @@ def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
 
 def refuse_broken(modules: Sequence[str], *, source: str, otherwise: str) -> None:
     if modules:
-        raise CheckpointError(
-            f"adapter {source}: NaN or infinity in {len(modules)} modules ({some(modules)}); {otherwise}"
-        )
+        where = f"{len(modules)} modules ({some(modules)})"
+        raise CheckpointError(f"adapter {source}: NaN or infinity in {where}; {otherwise}")
 
 
 def read_peft_adapter(folder: Path) -> Adapter:
@@ -125,10 +123,8 @@ def read_peft_adapter(folder: Path) -> Adapter:
     ]
     if wrong:
         original, (a, b) = sides[wrong[0]]
-        raise CheckpointError(
-            f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, the tensors of {some(wrong)} do not have "
-            f"it (A {list(a.shape)}, B {list(b.shape)})"
-        )
+        why = f"the tensors of {some(wrong)} do not have it (A {list(a.shape)}, B {list(b.shape)})"
+        raise CheckpointError(f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, {why}")
     check_digest(places, metadata, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
@@ -289,10 +285,9 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
     for key, place in places.items():
         match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.weight", key)
         if not match or len(place.shape) != 2 or place.dtype not in FLOATS:
-            raise CheckpointError(
-                f"adapter {folder}: holds {key} ({place.dtype} {list(place.shape)}); allowed: matrices "
-                f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(FLOATS)}"
-            )
+            allowed = f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(FLOATS)}"
+            held = f"{key} ({place.dtype} {list(place.shape)})"
+            raise CheckpointError(f"adapter {folder}: holds {held}; allowed: matrices {allowed}")
         found.setdefault(match[1], {})[match[2]] = place
     if not found:
         raise CheckpointError(f"adapter {folder}: {WEIGHTS} holds no matrices; export it again where it was trained")

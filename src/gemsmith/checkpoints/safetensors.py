@@ -133,8 +133,8 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     end = max((place.end for place in places.values()), default=8 + length)
     if sum(place.end - place.begin for place in places.values()) != end - 8 - length and end == size_bytes:
-        remedy = "copy it again"
-        raise CheckpointError(f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; {remedy}")
+        why = "tensors overlap or leave gaps"
+        raise CheckpointError(f"{file}: its safetensors header is damaged: {why}; copy it again")
     if end != size_bytes:
         remedy = "it is truncated or damaged, copy it again"
         raise CheckpointError(f"{file}: is {size_bytes} bytes, its header says {end}; {remedy}")
@@ -225,7 +225,6 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
         remedy = "copy it again"
         raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; {remedy}") from None
     if end - begin != (expected := math.prod(shape) * item_bytes):
-        raise CheckpointError(
-            f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"
-        )
+        needed = f"its shape {list(shape)} in {dtype} needs {expected}"
+        raise CheckpointError(f"{file}: {name} has {end - begin} bytes, {needed}")
     return TensorPlace(file=file, dtype=dtype, shape=shape, begin=base + begin, end=base + end)

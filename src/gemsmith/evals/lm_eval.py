@@ -77,9 +77,8 @@ def find_lm_eval() -> tuple[Path, str]:
     try:
         version = run_python(python, _ASK_VERSION, timeout_s=120)
     except subprocess.CalledProcessError as error:
-        raise MachineError(
-            f"--lm-eval: {where} has no lm-evaluation-harness ({last_line(error.stderr)}); {remedy}"
-        ) from None
+        why = f"has no lm-evaluation-harness ({last_line(error.stderr)})"
+        raise MachineError(f"--lm-eval: {where} {why}; {remedy}") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"--lm-eval: {where} does not run ({error}); {remedy}") from None
     return python, version.strip()
@@ -146,9 +145,8 @@ def _evaluate(
         server.check()
         written = sorted(work.rglob("results*.json"))
         if code or not written:
-            raise EngineError(
-                f"--lm-eval: lm-evaluation-harness failed (exit code {code}); the end of {log}:\n{last_lines(log)}"
-            )
+            end = f"the end of {log}:\n{last_lines(log)}"
+            raise EngineError(f"--lm-eval: lm-evaluation-harness failed (exit code {code}); {end}")
         results = json.loads(written[-1].read_text(encoding="utf-8"))
     rows = {task: int(counts["effective"]) for task, counts in results.get("n-samples", {}).items()}
     return read_scores(results), rows

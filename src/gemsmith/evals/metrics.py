@@ -150,10 +150,9 @@ def describe_difference(found: Difference, *, base: float) -> str:
     if found.significant:
         return f"The tuned model is {'better' if found.mean > 0 else 'worse'} than the base: {numbers}."
     if found.better == found.worse == 0 and base == 0:
-        return (
-            f"Neither model has a right answer to any of {found.questions:,} questions, so nothing tells them apart; "
-            "look in logs/eval_rows.jsonl whether the scorer fits the answers."
-        )
+        neither = f"Neither model has a right answer to any of {found.questions:,} questions"
+        look = "look in logs/eval_rows.jsonl whether the scorer fits the answers"
+        return f"{neither}, so nothing tells them apart; {look}."
     if found.questions < _FEWEST_QUESTIONS:
         more = f"fewer than {_FEWEST_QUESTIONS} questions cannot tell two models apart, whatever the answers"
     elif found.sample_size_for_2pp:

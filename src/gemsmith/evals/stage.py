@@ -40,10 +40,8 @@ def evaluate(
     tasks, dataset = open_tasks(run, elsewhere=not own)
     seen = next((question for task in tasks for question in task.questions if question.images), None)
     if seen and own and not servers.takes_images:
-        raise RecipeError(
-            f"serve.images: is false, no trained row has an image, and {seen.origin} of data.eval has one; set it "
-            "to true"
-        )
+        why = f"no trained row has an image, and {seen.origin} of data.eval has one"
+        raise RecipeError(f"serve.images: is false, {why}; set it to true")
     # By the hashes that the data stage left.
     trained, held_out = read_answers(run.data), next((task for task in tasks if task.held_out), None)
     overlap = None
@@ -75,10 +73,8 @@ def evaluate(
 def refuse_other_servers(run: Run, elsewhere: Mapping[str, RemoteServer]) -> None:
     """Raises InputError where the scores that would be kept are those of other servers than the ones to ask."""
     if is_up_to_date(run, "eval") and (kept := read_record(run, EvalRecord).elsewhere) != _answered(elsewhere):
-        said = " and ".join(f"{server.model} at {server.url}" for server in kept.values())
-        raise InputError(
-            f"{run.record_file('eval')}: has the scores of {said or 'the models of the run'}; --force replaces them"
-        )
+        said = " and ".join(f"{server.model} at {server.url}" for server in kept.values()) or "the models of the run"
+        raise InputError(f"{run.record_file('eval')}: has the scores of {said}; --force replaces them")
 
 
 def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:

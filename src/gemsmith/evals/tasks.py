@@ -154,10 +154,8 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
     if left := list(judges.ungraded):
-        open_console().print(
-            f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {judges.tool} cannot judge "
-            f"any answer to them: {some(left, 3)}"
-        )
+        why = f"{judges.tool} cannot judge any answer to them: {some(left, 3)}"
+        open_console().print(f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {why}")
     if not asked:
         first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
@@ -243,10 +241,8 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
         messages = document.messages
         last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
         if not last:
-            raise DataError(
-                f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take "
-                "the row out"
-            )
+            why = "has no assistant turn that follows another, so nothing to compare with"
+            raise DataError(f"data.eval: row {number} {why}; take the row out")
         refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
         question = Question(
             messages=messages[:last],
@@ -264,10 +260,9 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
             seen := next((row for row in rows if images_of(row.messages) or are_broken(row.messages)), None)
         ):
             what = "an image" if images_of(seen.messages) else "a control token that is to be read as text"
-            raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has {what}; "
-                "set eval.scorer to one that reads what is written, such as labels"
-            )
+            why = f"asks how likely answers are after a prompt of text, and {seen.origin} has {what}"
+            remedy = "set eval.scorer to one that reads what is written, such as labels"
+            raise RecipeError(f"eval: {entry.task} {why}; {remedy}")
         if isinstance(scorer, SupportsValidation):
             for question in rows:
                 scorer.check(question)

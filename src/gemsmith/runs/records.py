@@ -414,7 +414,5 @@ def _refuse_another_version(file: Path, text: bytes) -> None:
     writer = provenance.get("gemsmith") if isinstance(provenance, dict) else None
     named = isinstance(writer, str) and writer != __version__
     program = f"Gemsmith {writer}" if named else "the Gemsmith that wrote it"
-    raise VersionError(
-        f"{file}: has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}; open "
-        f"it with {program}, or start anew in another directory"
-    )
+    why = f"has schema_version {json.dumps(version)}, this Gemsmith {__version__} reads {SCHEMA_VERSION}"
+    raise VersionError(f"{file}: {why}; open it with {program}, or start anew in another directory")

@@ -72,20 +72,17 @@ def check_cells(recipe: Recipe, variant: Variant) -> None:
     if needed <= limit:
         return
     if recipe.bench.grid != "own":
-        raise RecipeError(
-            f"bench.grid: {recipe.bench.grid} sends and asks for {needed} tokens, more than "
-            f"{_name_limit(limit, variant)}; set it to own{_or_raise(needed, variant)}"
-        )
+        why = f"sends and asks for {needed} tokens, more than {_name_limit(limit, variant)}"
+        remedy = f"set it to own{_or_raise(needed, variant)}"
+        raise RecipeError(f"bench.grid: {recipe.bench.grid} {why}; {remedy}")
     longest, output = max(recipe.bench.input_tokens), recipe.bench.output_tokens
     name, otherwise = _name_limit(limit, variant), _or_raise(longest + output, variant)
     if output >= limit:
         raise RecipeError(f"bench.output_tokens: {output} leaves no room for a prompt in {name}; lower it{otherwise}")
     if longest >= limit:
         raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
-    raise RecipeError(
-        f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
-        f"{name}; lower one of them{otherwise}"
-    )
+    given = f"bench.input_tokens: {longest} and bench.output_tokens: {output}"
+    raise RecipeError(f"{given} make {longest + output} tokens, more than {name}; lower one of them{otherwise}")
 
 
 def check_answer(recipe: Recipe, variant: Variant) -> None:
@@ -231,10 +228,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if folder.is_dir():
         found = name_variant(read_variant(read_config(folder)))
         if given and (differences := differing_fields(given, found)):
-            raise RecipeError(
-                f"model: {given.name} was given, but checkpoint {folder} is {found.name} "
-                f"({', '.join(differences[:3])}); leave model out"
-            )
+            but = f"checkpoint {folder} is {found.name} ({', '.join(differences[:3])})"
+            raise RecipeError(f"model: {given.name} was given, but {but}; leave model out")
         return found, "read from the checkpoint's config.json"
     if given:
         return given, "given"
@@ -243,9 +238,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
         remedy = "set model, such as model=gemma4-31b"
         raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; {remedy}")
-    raise RecipeError(
-        f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
-    )
+    allowed = "neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
+    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is {allowed}")
 
 
 def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
@@ -292,9 +286,8 @@ def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
         remedy = f"it must be a multiple of data.max_length, {length}"
         raise RecipeError(f"train.tokens_per_step: {train.tokens_per_step} was given; {remedy}")
     if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
-        raise RecipeError(
-            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "
-            f"{train.global_batch_size}; set one of them"
-        )
+        batch = f"train.global_batch_size is {train.global_batch_size}"
+        is_rows = f"{train.tokens_per_step} is {rows} rows of {length}"
+        raise RecipeError(f"train.tokens_per_step: {is_rows}, {batch}; set one of them")
     if train.global_batch_size != rows:
         yield ResolvedValue("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")

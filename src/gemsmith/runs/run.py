@@ -369,10 +369,8 @@ def _refuse_no_run(path: Path) -> None:
     if path.is_file():
         raise RunError(f"run directory {path}: is a file; give the directory of its run, such as runs/{path.stem}")
     if not (path / "recipe.yaml").exists():
-        raise RunError(
-            f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "
-            "FOLDER"
-        )
+        remedy = "start one in a new folder with: gemsmith run RECIPE --run FOLDER"
+        raise RunError(f"run directory {path}: holds no recipe.yaml; {remedy}")
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -400,7 +398,6 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> N
             remedy = f"go on with it as it is: gemsmith run {run.path}; or {remedy}"
         else:
             remedy = f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
-    raise RunError(
-        f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
-        f"{json.dumps(new)} here, and {used[key]} has used it; {remedy}; or name another directory with --run"
-    )
+    why = f"{key} is {json.dumps(old)} there and {json.dumps(new)} here, and {used[key]} has used it"
+    remedy += "; or name another directory with --run"
+    raise RunError(f"run directory {run.path}: belongs to another recipe: {why}; {remedy}")

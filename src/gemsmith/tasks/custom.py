@@ -36,10 +36,8 @@ def load_scorer(file: str) -> Scorer:
     for name in ("COLUMNS", "OPTIONAL_COLUMNS"):
         columns = getattr(module, name, () if name == "OPTIONAL_COLUMNS" else None)
         if not isinstance(columns, tuple) or not all(isinstance(column, str) for column in columns):
-            raise RecipeError(
-                f"{where}: its {name} is {columns!r:.80}; it must be a tuple of the names of the columns that score "
-                "reads, () for none"
-            )
+            allowed = "a tuple of the names of the columns that score reads, () for none"
+            raise RecipeError(f"{where}: its {name} is {columns!r:.80}; it must be {allowed}")
     return module
 
 
@@ -53,9 +51,8 @@ def _checked(function: Callable[[Question], Any], name: str, where: str) -> Call
         if name == "list_choices" and not (
             isinstance(found, list | tuple) and found and all(isinstance(choice, str) and choice for choice in found)
         ):
-            raise RecipeError(
-                f"{where}: list_choices gave {found!r:.80} at {question.origin}; it must be a list of texts"
-            )
+            gave = f"list_choices gave {found!r:.80} at {question.origin}"
+            raise RecipeError(f"{where}: {gave}; it must be a list of texts")
         return found
 
     return call
