@@ -52,10 +52,8 @@ class Adapter:
     rank: int
     alpha: float
     rslora: bool = False
-    base_sha256: str | None = None
-    """Fingerprint of the base that was trained on, where that is known."""
-    quantized: str | None = None
-    """What the base was quantized to while it was trained on, where that is known."""
+    base_sha256: str | None = None  # fingerprint of the base that was trained on, where that is known
+    quantized: str | None = None  # what the base was quantized to while it was trained on, where that is known
 
     @property
     def scale(self) -> float:

@@ -59,8 +59,7 @@ class Answers:
     retries: Mapping[str, int]
     prompts_compared: int = 0
     """Prompts with images that a server was seen to read as the ids that training makes of them."""
-    server: ServerFacts | None = None
-    """What the last server said of itself that was asked."""
+    server: ServerFacts | None = None  # what the last server said of itself that was asked
 
     def all(self) -> list[GradedAnswer]:
         return [answer for answers in self.answers for answer in answers]

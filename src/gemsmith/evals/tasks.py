@@ -45,12 +45,10 @@ class OpenTask:
     """A task that is ready to be asked."""
 
     name: str
-    asked: AskedTask
-    """What its record says of it."""
+    asked: AskedTask  # what its record says of it
     questions: tuple[Question, ...]
     scorer: Scorer | Judges
-    patching: PatchConfig | None = None
-    """How the model cuts up the questions' images; None where they have none."""
+    patching: PatchConfig | None = None  # how the model cuts up the questions' images; None where they have none
     prompts: tuple[np.ndarray, ...] = ()
     """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
 

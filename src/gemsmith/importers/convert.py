@@ -45,8 +45,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle")
 _TO_JSON = (
     "where you trust it, write its values with torch.load(FILE, weights_only=False).to_json_string() and give that JSON"
 )
-Settings = Mapping[str, Any]
-"""One file's leaf keys in its order: `datasets[0].path` -> value."""
+Settings = Mapping[str, Any]  # one file's leaf keys in its order: `datasets[0].path` -> value
 
 
 @dataclass(frozen=True, kw_only=True)

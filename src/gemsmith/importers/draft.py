@@ -36,18 +36,12 @@ from gemsmith.tasks.messages import images_of, text_of
 
 _SAMPLE, _WITH_IMAGES, _LONGEST = 2000, 200, 50
 """Documents that are rendered: evenly spread ones, fewer of them with images, and the longest by their letters."""
-_TEMPLATE_TOKENS = 24
-"""Of a document, beside its texts; assumed where there is no tokenizer here."""
-_LONG = 4096
-"""Tokens of max_length from which on the longest rows no longer decide."""
-_FEWEST_ROWS = 100
-"""With fewer none is held out: there might be none in a share of them."""
-_UPDATES, _EPOCHS = 100, 3
-"""At least so many updates, where so many epochs at most make them."""
-_ENOUGH_FILLED = 0.8
-"""Of packed rows, from which on longer ones gain little."""
-_LABELS = 100
-"""Different answers, at most, that are taken for a classifier's."""
+_TEMPLATE_TOKENS = 24  # of a document, beside its texts; assumed where there is no tokenizer here
+_LONG = 4096  # tokens of max_length from which on the longest rows no longer decide
+_FEWEST_ROWS = 100  # with fewer none is held out: there might be none in a share of them
+_UPDATES, _EPOCHS = 100, 3  # at least so many updates, where so many epochs at most make them
+_ENOUGH_FILLED = 0.8  # of packed rows, from which on longer ones gain little
+_LABELS = 100  # different answers, at most, that are taken for a classifier's
 _HEADING = """\
 # Drafted by gemsmith init: change what you like. A key that is not here has its default; gemsmith schema prints all.
 #   gemsmith plan {out}    what fits, how long it takes, what it costs
@@ -72,14 +66,11 @@ class Measured(NamedTuple):
     """What the rows come to."""
 
     documents: Sequence[Document]
-    lengths: np.ndarray
-    """Tokens of evenly spread documents."""
+    lengths: np.ndarray  # tokens of evenly spread documents
     longest: int
-    answer: int
-    """Tokens of the longest answer."""
+    answer: int  # tokens of the longest answer
     image_tokens: int
-    pixels: int = 0
-    """Of the largest image; 0 where none was looked at."""
+    pixels: int = 0  # of the largest image; 0 where none was looked at
 
 
 def write_draft(

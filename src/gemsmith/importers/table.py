@@ -28,8 +28,7 @@ class Row:
     status: Status
     why: str
     sets: Mapping[str, Any] = field(default_factory=dict)
-    given: bool = True
-    """False where the file leaves the key out and its project's default holds."""
+    given: bool = True  # False where the file leaves the key out and its project's default holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,7 @@ class SourceConfig:
     variant: Variant | None
     overridden: frozenset[str]
     adapter_elsewhere: bool
-    backend: str
-    """The train.backend that the recipe will have."""
+    backend: str  # the train.backend that the recipe will have
 
     def value(self, key: str) -> Any:
         """What holds for a key: what the file gives, or the default. An explicit null is a null."""

@@ -20,8 +20,7 @@ class Stage:
     """One row of the table."""
 
     record: type[Record]
-    upstream: tuple[str, ...] = ()
-    """The earlier stages whose records it reads."""
+    upstream: tuple[str, ...] = ()  # the earlier stages whose records it reads
     function: str
     """MODULE:NAME. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
     needs_server: bool = False
