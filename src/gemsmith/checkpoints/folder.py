@@ -114,8 +114,8 @@ def refuse_nonfinite_base(base: Checkpoint, *, consequence: str) -> None:
     if not broken:
         return
     place, many = base.places[broken[0]], f"; {len(broken)} tensors do" if broken[1:] else ""
-    found = f"NaN or infinity ({counts[broken[0]]:,} of {math.prod(place.shape):,} values{many})"
     where = f"{broken[0]} in {place.file.name}"
+    found = f"NaN or infinity ({counts[broken[0]]:,} of {math.prod(place.shape):,} values{many})"
     raise CheckpointError(f"checkpoint {base.source}: {where} holds {found}, so {consequence}")
 
 
@@ -135,8 +135,9 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise CheckpointError(f"{index}: names {outside[0]}, which lies outside the folder")
     if missing := [shard for shard in shards if not (folder / shard).exists()]:
-        few = f"({len(missing)} of {len(shards)})"
-        raise CheckpointError(f"checkpoint {folder}: shard {missing[0]} is missing {few}; copy it again")
+        raise CheckpointError(
+            f"checkpoint {folder}: shard {missing[0]} is missing ({len(missing)} of {len(shards)}); copy it again"
+        )
     places = {name: place for shard in shards for name, place in read_header(folder / shard)[0].items()}
     for name, shard in sorted(weight_map.items()):
         if name not in places or places[name].file.name != shard:
@@ -209,9 +210,10 @@ def _fetch_hub(hub_id: str, patterns: Sequence[str]) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(hub_id, allow_patterns=list(patterns)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        why = f"is no folder here and could not be downloaded from the Hugging Face hub ({first_line(error)})"
-        remedy = "check the name, accept the model's license and set HF_TOKEN, or give a folder"
-        raise CheckpointError(f"checkpoint {hub_id}: {why}; {remedy}") from None
+        raise CheckpointError(
+            f"checkpoint {hub_id}: is no folder here and could not be downloaded from the Hugging Face hub "
+            f"({first_line(error)}); check the name, accept the model's license and set HF_TOKEN, or give a folder"
+        ) from None
 
 
 def _fetch_bucket(url: str, patterns: Sequence[str]) -> Path:

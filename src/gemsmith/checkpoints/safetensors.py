@@ -177,10 +177,7 @@ def write_tensors(
 
 
 def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], name: str) -> None:
-    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs.
-
-    It is the SHA-256 over their bytes, in the order of their names.
-    """
+    """Raises CheckpointError where the metadata's SHA-256, over all bytes in the order of names, is not that found."""
     if (written := metadata.get(_SHA256_KEY)) is None:
         return
     total = hashlib.sha256()
@@ -225,6 +222,7 @@ def _place(file: Path, name: str, entry: Any, base: int) -> TensorPlace:
         remedy = "copy it again"
         raise CheckpointError(f"{file}: its entry for {name} is damaged or of an unknown dtype; {remedy}") from None
     if end - begin != (expected := math.prod(shape) * item_bytes):
-        needed = f"its shape {list(shape)} in {dtype} needs {expected}"
-        raise CheckpointError(f"{file}: {name} has {end - begin} bytes, {needed}")
+        raise CheckpointError(
+            f"{file}: {name} has {end - begin} bytes, its shape {list(shape)} in {dtype} needs {expected}"
+        )
     return TensorPlace(file=file, dtype=dtype, shape=shape, begin=base + begin, end=base + end)

@@ -119,8 +119,9 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
             if key in kept:
                 asking.on_response(number, kept[key])
         if asking.replies:
-            kept_already = f"{len(asking.replies)} of {len(keys)} answers are there from an earlier start"
-            open_console().print(f"eval: {label}: {kept_already}")
+            open_console().print(
+                f"eval: {label}: {len(asking.replies)} of {len(keys)} answers are there from an earlier start"
+            )
         if len(asking.replies) < len(keys):
             _ask_missing(asking)
         waiting = sorted(asking.judged)
@@ -260,16 +261,14 @@ def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequen
             pairs = enumerate(zip(read, trained, strict=False))
             first = next((at for at, (one, other) in pairs if one != other), min(len(read), len(trained)))
             there, here = (ids[first : first + _SHOWN_IDS] for ids in (read, trained))
-            differing = f"{len(read)} tokens, not {len(trained)}; from place {first} on {there}, not {here}"
+            why = f"vLLM at {server.url} reads another prompt than was trained: {len(read)} tokens, not {len(trained)}"
+            where = f"from place {first} on {there}, not {here}"
             remedy = f"set data.template to the one that it was trained with, and see {server.log}"
-            another = f"vLLM at {server.url} reads another prompt than was trained"
-            raise EngineError(f"eval: {names[place]}: {another}: {differing}; {remedy}")
+            raise EngineError(f"eval: {names[place]}: {why}; {where}; {remedy}")
         compared += 1
 
-    requests = [
-        Request(path=request.path, body={**request.body, "max_tokens": 1, "return_token_ids": True})
-        for request, _ in asked.values()
-    ]
+    for_ids = {"max_tokens": 1, "return_token_ids": True}
+    requests = [Request(path=request.path, body={**request.body, **for_ids}) for request, _ in asked.values()]
     ask_all(server, requests, heard, concurrency=1)
     return compared
 
@@ -326,8 +325,5 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
     question, sample = task.question_of(number), number % task.asked.samples + 1
     name = f"row {number + 1}" if task.held_out else f"{question.origin} sample {sample}"
-    described = (
-        f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}"
-    )
-    return described, reasons
+    many = f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}"
+    return f"{many}, more than {MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}", reasons

@@ -185,10 +185,8 @@ def image_notices(task: OpenTask) -> Iterator[str]:
     """That the server sees some images in pixels that differ a little from those of training, if it does."""
     images = [image for question in task.questions for image in question.images]
     if again := count_resized_again(images, task.patching) if task.patching else 0:
-        yield (
-            f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision: its "
-            "values differ from the trained ones, which Pillow made, by up to 2 of 255."
-        )
+        text = f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision"
+        yield f"{text}: its values differ from the trained ones, which Pillow made, by up to 2 of 255."
 
 
 def critical_warnings(scored: ScoredTask) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.eval_records import AskedTask
 from gemsmith.runs.run import Run
-from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
 from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
@@ -124,11 +123,6 @@ def read_questions(run: Run) -> list[Question]:
 def as_document(question: Question) -> Document:
     answer = text_message("assistant", question.expected)
     return Document(messages=(*question.messages, answer), origin=question.origin, images=question.images)
-
-
-def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
-    patching = _patching_of(run) if any(question.images for question in questions) else None
-    return [api_messages(question.messages, question.images, patching) for question in questions]
 
 
 def check_tasks(run: Run) -> None:

@@ -111,9 +111,8 @@ def write_draft(
     if evaluated is not None:
         reasons.append(ResolvedValue("data.eval", evaluated, f"{len(held_out):,} rows, which train must not hold"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        out, _HEADING.format(out=out) + dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
-    )
+    text = dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
+    write_text(out, _HEADING.format(out=out) + text)
     return tuple(_notices(dataset, base, guessed, scored=bool(held_out)))
 
 

@@ -1,7 +1,4 @@
-"""The stages, in order: what each writes, which records it reads, and where it is.
-
-Which keys of the recipe it reads, the recipe's schema says.
-"""
+"""The stages, in order: what each writes, which records it reads, and where it is; which keys, the schema says."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

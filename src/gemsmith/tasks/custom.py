@@ -51,8 +51,9 @@ def _checked(function: Callable[[Question], Any], name: str, where: str) -> Call
         if name == "list_choices" and not (
             isinstance(found, list | tuple) and found and all(isinstance(choice, str) and choice for choice in found)
         ):
-            gave = f"list_choices gave {found!r:.80} at {question.origin}"
-            raise RecipeError(f"{where}: {gave}; it must be a list of texts")
+            raise RecipeError(
+                f"{where}: list_choices gave {found!r:.80} at {question.origin}; it must be a list of texts"
+            )
         return found
 
     return call
