@@ -80,9 +80,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
 
 def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    record = plan_run(run, sort=sort, limits=limits)
-    write_record(run, record)
-    return record
+    return write_record(run, plan_run(run, sort=sort, limits=limits))
 
 
 def plan_run(
