@@ -49,6 +49,7 @@ SAFETY_HEADERS = {
 SHOWN_ROWS = 200
 FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
+Heard = StreamedAnswer | EngineError  # what has come from a voice
 
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
@@ -80,7 +81,15 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
         gradio.Markdown(f"## {setup.title}")
         settings = _settings(voices, setup.sampling, setup.system)
         picked, expected = _row_picker(rows)
-        shown = _column_row(voices)
+        shown: list[Any] = []  # of each voice, its conversation and its speed
+        with gradio.Row():
+            for voice in voices:
+                with gradio.Column(min_width=300):
+                    gradio.Markdown(f"### {voice.label}")
+                    shown += [
+                        gradio.HTML(draw_turns(voice, []), padding=False),
+                        gradio.Markdown("", elem_classes="speed"),
+                    ]
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
@@ -97,7 +106,6 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
             prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
         ) -> Iterator[tuple[Any, ...]]:
             temperature, top_p, most, seed = drawn
-            seed = None if seed is None else int(seed)
             sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
             yield from answer_all(voices, prompt, urls, said, system, sampling)
 
@@ -146,18 +154,6 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
     return picked, expected
 
 
-def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
-    """Of each voice, its conversation and its speed."""
-    shown: list[Any] = []
-    with gradio.Row():
-        for voice in voices:
-            with gradio.Column(min_width=300):
-                gradio.Markdown(f"### {voice.label}")
-                shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
-                shown.append(gradio.Markdown("", elem_classes="speed"))
-    return shown
-
-
 def fill_in(
     rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageSupport
 ) -> tuple[Any, ...]:
@@ -202,7 +198,7 @@ def answer_all(
         return
     asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     as_it_is = (gradio.skip(),) * 3
@@ -217,9 +213,9 @@ def answer_all(
 
 def _frames(
     voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
-) -> Iterator[list[StreamedAnswer | EngineError]]:
+) -> Iterator[list[Heard]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
-    news: queue.SimpleQueue[tuple[int, StreamedAnswer | EngineError | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, Heard | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
     def listen(place: int, voice: ChatModel) -> None:
@@ -233,7 +229,7 @@ def _frames(
         finally:
             news.put((place, None))
 
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     for place, voice in enumerate(voices):
         threading.Thread(target=listen, args=(place, voice), daemon=True).start()
     left = len(voices)
@@ -254,10 +250,7 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[ChatModel],
-    said: Sequence[Turns],
-    asked: dict[str, Any],
-    found: Sequence[StreamedAnswer | EngineError],
+    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Heard]
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
