@@ -82,7 +82,7 @@ def test_base_and_adapter_are_two_names_of_one_server_that_starts_once(
         assert servers.tuned() is tuned and servers.base() is base
         assert log == ["start demo"]
         assert (tuned.model, base.model) == ("demo", "demo-base")
-        assert (tuned.url, tuned.pid, tuned.folder) == (base.url, base.pid, base.folder)
+        assert (tuned.url, tuned.process.pid, tuned.folder) == (base.url, base.process.pid, base.folder)
         listed = httpx.get(f"{base.url}/v1/models", trust_env=False).json()["data"]
         assert {"demo", "demo-base"} < {card["id"] for card in listed}
     assert log == ["start demo", "stop demo"]

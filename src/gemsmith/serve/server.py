@@ -54,16 +54,13 @@ class Server:
     url: str
     model: str
     folder: Path
-    command: tuple[str, ...]
-    """Without the nonce, which is another at each start."""
+    command: tuple[str, ...]  # without the nonce, which is another at each start
     start_s: float = 0.0
     vllm: str
-    pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
     instance_id: str = field(repr=False, compare=False)
-    facts: ServerFacts = field(default_factory=ServerFacts)
-    """What it says of itself; of a server that is not asked, nothing."""
+    facts: ServerFacts = field(default_factory=ServerFacts)  # what it says of itself, once it is asked
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -101,8 +98,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     else:
         engine = find_vllm(settings.python)
     refuse_engine(engine)
-    tries = 1 if settings.port else FREE_PORT_TRIES
-    for left in reversed(range(tries)):
+    for left in reversed(range(1 if settings.port else FREE_PORT_TRIES)):
         with contextlib.ExitStack() as stack:
             try:
                 server = stack.enter_context(_one_server(engine, model_folder, name=name, settings=settings, log=log))
@@ -138,7 +134,6 @@ def _one_server(
             folder=model_folder,
             command=tuple(word for word in command if word != instance_id),
             vllm=f"{engine.package} {engine.version}",
-            pid=process.pid,
             log=log,
             process=process,
             instance_id=instance_id,
@@ -152,7 +147,10 @@ def _one_server(
         if _HOLDS_PORTS:
             # From now on nobody else can listen on the port, not even when vLLM is dead.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        facts = ask_facts(server.url, models=answer, log=log)
+        # /server_info would give all in one, but only beside switches that let a client run code there.
+        version, metrics = (ask(server.url, path, timeout_s=_TIMEOUT_S) or b"" for path in ("/version", "/metrics"))
+        text = log.read_text(encoding="utf-8", errors="replace")
+        facts = read_facts(models=answer, version=version, metrics=metrics, log=text)
         yield replace(server, start_s=round(start_s, 2), facts=facts)
 
 
@@ -275,16 +273,6 @@ def describe_answer(answer: bytes) -> str:
         return "no answer"
     status = re.match(rb"HTTP/1\.[01] (\d{3})", answer)
     return f"HTTP {status[1].decode()}" if status else "not HTTP"
-
-
-def ask_facts(url: str, *, models: bytes, log: Path) -> ServerFacts:
-    """What the server at the address says of itself; `models` is its answer to /v1/models.
-
-    /server_info would give all in one, but only beside switches that let a client run code there.
-    """
-    version, metrics = (ask(url, path, timeout_s=_TIMEOUT_S) or b"" for path in ("/version", "/metrics"))
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return read_facts(models=models, version=version, metrics=metrics, log=text)
 
 
 def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> ServerFacts:
