@@ -118,26 +118,19 @@ def drop_role_chunk(request: RequestFunc) -> RequestFunc:
 
 def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int) -> str | None:
     """Why a request has not got all the tokens that it asked for; None where it has."""
-    found: str | None = None
-    if isinstance(note.error, TimeoutError):
-        found = "timeout"
-    elif note.status is None:
-        found = "no connection"
-    elif note.status != 200:
-        found = f"http {note.status}"
-    elif isinstance(note.error, (aiohttp.ClientError, OSError)):
-        found = "cut stream"
-    elif note.error is not None or note.unread:  # what vLLM's client could not read
-        found = "wrong JSON"
-    elif note.refused:
-        found = "error in stream"
-    elif not note.done:
-        found = "cut stream"
-    elif not all(isinstance(count, int) and count > 0 for count in (output.output_tokens, output.prompt_len)):
-        found = "usage missing"
-    elif output.output_tokens != asked or not output.success:
-        found = "wrong length"
-    return found
+    counted = all(isinstance(count, int) and count > 0 for count in (output.output_tokens, output.prompt_len))
+    causes = (
+        (isinstance(note.error, TimeoutError), "timeout"),
+        (note.status is None, "no connection"),
+        (note.status != 200, f"http {note.status}"),
+        (isinstance(note.error, (aiohttp.ClientError, OSError)), "cut stream"),
+        (note.error is not None or note.unread, "wrong JSON"),  # what vLLM's client could not read
+        (note.refused, "error in stream"),
+        (not note.done, "cut stream"),
+        (not counted, "usage missing"),
+        (output.output_tokens != asked or not output.success, "wrong length"),
+    )
+    return next((cause for holds, cause in causes if holds), None)
 
 
 def note_messages(heard: threading.Event) -> None:

@@ -22,8 +22,7 @@ _FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "kv_use": ("vllm:kv_cache_usage_perc", max),
     "preemptions": ("vllm:num_preemptions_total", sum),
 }
-Sample = dict[str, float]
-"""One look at a server, by _FIELDS, without what it does not tell."""
+Sample = dict[str, float]  # one look at a server, by _FIELDS, without what it does not tell
 
 
 @dataclass
@@ -112,5 +111,4 @@ def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
     for name in ("running", "waiting", "kv_use"):
         if values := [sample[name] for sample in samples if name in sample]:
             ends |= {f"{name}_mean": round(sum(values) / len(values), 4), f"{name}_max": round(max(values), 4)}
-    preemptions = round(counted[-1] - counted[0]) if counted else None
-    return ServerLoad(samples=len(samples), **ends, preemptions=preemptions)
+    return ServerLoad(samples=len(samples), **ends, preemptions=round(counted[-1] - counted[0]) if counted else None)

@@ -76,16 +76,13 @@ def _make_prompt(tokenizer: "Tokenizer", pool: list[str], tokens: int, source: r
     pieces = source.choices(pool, k=tokens)
     best = ""
     for _ in range(TRIES):
-        ids = tokenizer.encode("".join(pieces)).ids
-        excess = len(ids) - tokens
-        if excess <= 0 and len("".join(pieces)) > len(best):
-            best = "".join(pieces)
+        text = "".join(pieces)
+        excess = len(tokenizer.encode(text).ids) - tokens
+        if excess <= 0 and len(text) > len(best):
+            best = text
         if excess == 0:
             return best
-        if excess > 0:
-            pieces = pieces[: -min(excess, len(pieces))]
-        else:
-            pieces += source.choices(pool, k=-excess)
+        pieces = pieces[: max(0, len(pieces) - excess)] + source.choices(pool, k=max(0, -excess))
     return best
 
 
@@ -96,10 +93,6 @@ class ImageRows:
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]  # tokens of each prompt as training renders it, soft tokens counted
     patching: PatchConfig
-
-    @property
-    def mean_tokens(self) -> int:
-        return round(sum(self.lengths) / len(self.lengths))
 
     @property
     def sha256(self) -> str:

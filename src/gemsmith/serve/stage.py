@@ -84,8 +84,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False, are_here: bool =
     if not problems:
         return None
     more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
-    return changed, export_again
+    return f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", export_again
 
 
 FIRST_PROMPT = (
@@ -167,8 +166,7 @@ class Servers:
                 "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt[0]}.",)
-        exported = read_record(self._run, ExportRecord)
-        self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
+        self.warnings = (*doubts, *other_weights(self._run.recipe, read_record(self._run, ExportRecord).merged_into))
         self._checked = True
 
     def _serve(self, weights: Path) -> tuple[Server, Server]:
