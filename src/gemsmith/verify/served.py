@@ -21,8 +21,7 @@ PROMPTS, ANSWER_TOKENS = 8, 48
 # Merged weights are rounded, base + adapter is not: tokens this close in log-probability may change places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
-Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
-"""Token ids, or a conversation."""
+Prompt = Sequence[int] | Sequence[Mapping[str, Any]]  # token ids, or a conversation
 
 
 def verify_served(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
@@ -44,8 +43,7 @@ def verify_served(place: ExportDir, *, base_source: str | None = None) -> Verify
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
     names = {check.name for check in checks}
     every = (*(check for check in record.checks if check.name not in names), *checks)
-    passed = all(check.passed is not False for check in every)
-    record = record.model_copy(update={"checks": every, "passed": passed})
+    record = record.model_copy(update={"checks": every, "passed": all(check.passed is not False for check in every)})
     write_record(place, record)
     report_checks(checks, place.path)
     return record

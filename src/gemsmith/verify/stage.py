@@ -71,8 +71,7 @@ def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
     return record
 
 
-Found = tuple[list[Check], dict[str, Any]]
-"""Checks, and what else the record says of them."""
+Found = tuple[list[Check], dict[str, Any]]  # checks, and what else the record says of them
 
 
 def _failed(checks: Sequence[Check]) -> bool:
