@@ -3,6 +3,7 @@
 Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated (hardware.model.serving).
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -256,11 +257,9 @@ def _choose_on_gpu(
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
         yield choose_option("--data-parallel-size", str(layout.copies), why=why)
-    share = ("--gpu-memory-utilization", f"{UTILISATION:.2f}")
-    yield DeploymentChoice("memory", memory_reason(machine, layout), share)
+    yield DeploymentChoice("memory", memory_reason(machine, layout), ("--gpu-memory-utilization", f"{UTILISATION:.2f}"))
     if layout.weight_dtype == "fp8":
-        why = _fp8_reason(machine, "vLLM makes them as they are loaded")
-        yield choose_option("--quantization", "fp8", why=why)
+        yield choose_option("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
     budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if layout.batched_tokens != BATCHED[0] and budget is None:
@@ -345,8 +344,17 @@ def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, l
     """The best layout that fits, bfloat16 before fp8. Raises MachineError where none does."""
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    sizes = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
+    if machine.chip.kind == "tpu":
+        sizes = sizes[:1]  # one program over all chips of a slice
+    else:
+        # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
+        kv = (variant.kv_heads, variant.global_kv_heads)
+        splitting = [tp for tp in sizes if all(heads % tp == 0 for heads in kv)]
+        sizes = splitting + sorted(set(sizes) - set(splitting))
+    dtypes = ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8")
     tried = []
-    for tp, dtype, batched in _candidates(machine, variant, settings):
+    for dtype, tp, batched in itertools.product(dtypes, sizes, BATCHED):
         memory = serving_memory(
             variant,
             tp=tp,
@@ -357,8 +365,7 @@ def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, l
             # No switch is known to leave the encoder out on a TPU.
             images=settings.images or machine.chip.kind == "tpu",
         )
-        copies = machine.devices // tp
-        layout = Layout(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
+        layout = Layout(tp=tp, copies=machine.devices // tp, weight_dtype=dtype, batched_tokens=batched, memory=memory)
         if memory.total <= limit:
             return layout
         tried.append(layout)
@@ -392,19 +399,3 @@ def memory_reason(machine: Machine, layout: Layout) -> str:
         f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
         "vLLM may use"
     )
-
-
-def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
-    """Tensor parallel, dtype of weights and tokens of a forward pass; what is best comes first."""
-    shared = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
-    if machine.chip.kind == "tpu":
-        sizes = shared[:1]  # one program over all chips of a slice
-    else:
-        # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
-        kv = (variant.kv_heads, variant.global_kv_heads)
-        splitting = [tp for tp in shared if all(heads % tp == 0 for heads in kv)]
-        sizes = splitting + sorted(set(shared) - set(splitting))
-    for dtype in ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8"):
-        for tp in sizes:
-            for batched in BATCHED:
-                yield tp, dtype, batched

@@ -20,8 +20,7 @@ PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
 """What each process of vLLM is told."""
-IMPORT_S = 180
-"""The longest that `import vllm` may take; from a cold disk it is a minute."""
+IMPORT_S = 180  # the longest that `import vllm` may take; from a cold disk it is a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +36,12 @@ class ServeSettings(Serve):
 
     seed: int = 0
     chat_template: str | None = None
-    thinking: bool = False
-    """Whether chats ask for reasoning where a request does not say; it then comes apart from the answer."""
+    thinking: bool = False  # chats ask for reasoning where a request does not say; it comes apart from the answer
     prefix_caching: bool = False
-    image_tokens: int = 280
-    """Soft tokens of an image at most."""
-    adapter: ServedAdapter | None = None
-    """Served beside the model, under a name of its own."""
-    hub_id: str | None = None
-    """Of the checkpoint, where it lies in the Hugging Face cache, whose links a container does not see."""
-    machine: Machine | None = None
-    """Of the catalog; None: this machine as it is."""
+    image_tokens: int = 280  # soft tokens of an image at most
+    adapter: ServedAdapter | None = None  # served beside the model, under a name of its own
+    hub_id: str | None = None  # of a checkpoint in the Hugging Face cache, whose links a container does not see
+    machine: Machine | None = None  # of the catalog; None: this machine as it is
     in_docker: bool = False
 
 

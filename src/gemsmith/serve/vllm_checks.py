@@ -26,8 +26,7 @@ WARNING = "warning"  # what a DeploymentChoice is called that warns
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
-Place = Literal["folder", "bucket", "hub"]
-"""Where weights lie."""
+Place = Literal["folder", "bucket", "hub"]  # where weights lie
 
 
 def read_version(text: str) -> Version | None:
