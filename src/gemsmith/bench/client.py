@@ -225,15 +225,6 @@ def handed_cells(file: Path) -> Iterator[dict[str, Any]]:
         time.sleep(POLL_S)
 
 
-def run_cells(file: Path) -> None:
-    """Runs one load test after another; each saves its result where its arguments say."""
-    for cell in handed_cells(file):
-        CELL.timeout_s, CELL.ended = float(cell["timeout_s"]), 0
-        parser = FlexibleArgumentParser()
-        add_cli_args(parser)
-        main(parser.parse_args(cell["arguments"]))
-
-
 if __name__ == "__main__":
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # it is read while we run
@@ -244,4 +235,8 @@ if __name__ == "__main__":
     ASYNC_REQUEST_FUNCS["openai-chat"] = annotate_failure(drop_role_chunk(ASYNC_REQUEST_FUNCS["openai-chat"]))
     tell_when_heard(Path(sys.argv[2]))
     threading.Thread(target=watch_devices, args=[Path(sys.argv[2]).with_name("devices.jsonl")], daemon=True).start()
-    run_cells(Path(sys.argv[1]))
+    for cell in handed_cells(Path(sys.argv[1])):  # each load test saves its result where its arguments say
+        CELL.timeout_s, CELL.ended = float(cell["timeout_s"]), 0
+        parser = FlexibleArgumentParser()
+        add_cli_args(parser)
+        main(parser.parse_args(cell["arguments"]))

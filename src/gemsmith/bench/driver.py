@@ -114,9 +114,8 @@ def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images:
         "metric-percentiles": "50,90,99",
         "result-dir": folder,
         "result-filename": ask.result_file,
+        **({} if load.max_concurrency is None else {"max-concurrency": load.max_concurrency}),
     }
-    if load.max_concurrency is not None:
-        asked["max-concurrency"] = load.max_concurrency
     flags = "--skip-chat-template --disable-shuffle --ignore-eos --save-result --save-detailed --disable-tqdm"
     return [*(word for key, value in asked.items() for word in (f"--{key}", str(value))), *flags.split()]
 

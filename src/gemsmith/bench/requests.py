@@ -43,8 +43,19 @@ def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[
     if not file.is_file():
         raise CheckpointError(f"checkpoint {folder}: has no tokenizer.json; copy it from where the weights came from")
     tokenizer, source = Tokenizer.from_file(str(file)), random.Random(seed)
-    pool = plain_tokens(tokenizer, source)
-    return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
+    pool, made = plain_tokens(tokenizer, source), []
+    for _ in range(prompts):
+        pieces, best = source.choices(pool, k=tokens), ""
+        for _ in range(TRIES):
+            text = "".join(pieces)
+            excess = len(tokenizer.encode(text).ids) - tokens
+            if excess <= 0 and len(text) > len(best):
+                best = text
+            if excess == 0:
+                break
+            pieces = pieces[: max(0, len(pieces) - excess)] + source.choices(pool, k=max(0, -excess))
+        made.append(best)
+    return made
 
 
 def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
@@ -70,20 +81,6 @@ def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
             "model's own?"
         )
     return pool
-
-
-def _make_prompt(tokenizer: "Tokenizer", pool: list[str], tokens: int, source: random.Random) -> str:
-    pieces = source.choices(pool, k=tokens)
-    best = ""
-    for _ in range(TRIES):
-        text = "".join(pieces)
-        excess = len(tokenizer.encode(text).ids) - tokens
-        if excess <= 0 and len(text) > len(best):
-            best = text
-        if excess == 0:
-            return best
-        pieces = pieces[: max(0, len(pieces) - excess)] + source.choices(pool, k=max(0, -excess))
-    return best
 
 
 @dataclass(frozen=True, kw_only=True)

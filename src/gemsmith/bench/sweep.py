@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.text import Text
 
 from gemsmith.bench.cell import LoadSpec, describe_load, make_ask, notices_of, plan_cells, read_cell
@@ -112,7 +111,6 @@ class _Sweep:
     folder: Path
     rows: ImageRows | None
     client: Callable[[], Client]  # started when it is first asked for
-    console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why cells have no numbers of the server itself
     reused: int = 0
@@ -179,7 +177,7 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
                 tried[ask.load.request_rate] = cell.goodput or 0.0
                 if len(tried) == 1 and next_rate(tried) is None:
                     described = describe_saturation(read_saturation(tried, **lengths))
-                    sweep.console.print(Text.assemble("bench: ", (described, "bold red")))
+                    open_console().print(Text.assemble("bench: ", (described, "bold red")))
         if not tried:
             continue
         while (rate := next_rate(tried)) is not None:
@@ -188,7 +186,7 @@ def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
             tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
         found = read_saturation(tried, **lengths)
         if found.held_at is not None:
-            sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
+            open_console().print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
         yield found
 
 
@@ -206,7 +204,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
         cell, sweep.reused = kept, sweep.reused + 1
     sweep.cells.append(cell)
     left_s = sum(expected_s(each, sweep.cells) for each in left)
-    sweep.console.print(
+    open_console().print(
         Text.assemble(
             f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
             f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
@@ -224,7 +222,7 @@ def _measure(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCel
     place = f"{len(sweep.cells) + 1}/{len(sweep.cells) + 1 + len(left)}"
     others_s = sum(expected_s(each, sweep.cells) for each in left)
     client = sweep.client()
-    with sweep.console.status("") as status, sampling(sweep.endpoint.url, key_headers()) as samples:
+    with open_console().status("") as status, sampling(sweep.endpoint.url, key_headers()) as samples:
 
         def show(ended: int) -> None:
             rest_s = others_s + expected_s(ask, sweep.cells) * max(0.0, 1 - ended / ask.requests)
