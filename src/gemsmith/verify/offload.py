@@ -135,8 +135,7 @@ def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
     if name in places:
         return name
     module, _, last = name.rpartition(".")
-    inside = name_in_files(module)
-    if inside != module:
+    if (inside := name_in_files(module)) != module:
         return f"{inside}.{last}"
     return f"model.vision_embedder.{name.removeprefix('model.embed_vision.')}"
 

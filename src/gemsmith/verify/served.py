@@ -110,10 +110,9 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
     requests = []
     for prompt in prompts:
         if isinstance(prompt[0], int):
-            body = {"prompt": list(prompt), "logprobs": TOP}
-            requests.append(Request(path="/v1/completions", body=asked | body))
+            path, body = "/v1/completions", {"prompt": list(prompt), "logprobs": TOP}
         else:
-            body = {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
-            requests.append(Request(path="/v1/chat/completions", body=asked | body))
+            path, body = "/v1/chat/completions", {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
+        requests.append(Request(path=path, body=asked | body))
     # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
     return ask_each(server, requests, lambda found: read_tokens(read_choice(found)), to=model)
