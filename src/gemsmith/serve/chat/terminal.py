@@ -119,10 +119,7 @@ def chat_with_run(
     port: int | None,
     skip_verify_check: bool,
 ) -> None:
-    """Talks to the tuned model of a run, its base, or both, which one server then holds; `models`: "base", "tuned".
-
-    `read_questions` gives a run's held-out rows, to be asked. Other commands may use the run directory meanwhile.
-    """
+    """Talks to a run's tuned model, its base, or both, which one server then holds; `models`: "base", "tuned"."""
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
     run = open_run_readonly(source, overrides, section="serve")
@@ -279,14 +276,12 @@ def _ask(conversation: Conversation, prompt: Content, setup: ChatSetup) -> None:
             for grown in stream_answer(voice, [*system, *turns, asked], setup.sampling):
                 print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)
                 answer = grown
-        except EngineError as error:
+        except (EngineError, KeyboardInterrupt) as error:  # on a terminal Ctrl-C stops the answer
             if not sys.stdin.isatty():
                 raise
-            console.print(f"error: {error}")
-            return
-        except KeyboardInterrupt:  # on a terminal it stops the answer
-            if not sys.stdin.isatty():
-                raise
+            if isinstance(error, EngineError):
+                console.print(f"error: {error}")
+                return
         print(flush=True)
         if answer.ended:
             turns += [asked, {"role": "assistant", "content": answer.text}]

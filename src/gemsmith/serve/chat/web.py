@@ -33,7 +33,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-ADDRESS = "127.0.0.1"
 HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 * 2**20
 BODY_S = 60.0
@@ -59,7 +58,7 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(setup)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
-        server_name=ADDRESS,
+        server_name="127.0.0.1",
         server_port=port,
         share=False,
         quiet=True,
@@ -291,10 +290,9 @@ class Gate:
 
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
-        if not _is_ours(headers):
-            return await refuse(403, "open the page by its own address: another site may not use it")
         asked = HTTPConnection(scope)
+        if not _is_ours(asked.headers):
+            return await refuse(403, "open the page by its own address: another site may not use it")
         in_address = quote(asked.query_params.get("token", ""), safe="")
         given = in_address or asked.cookies.get(COOKIE, "")
         # Browsers fetch the page's manifest, which says nothing of a chat, without a cookie.
@@ -302,7 +300,9 @@ class Gate:
         if not all(secrets.compare_digest(key.encode(), given.encode()) for key in keys):
             return await refuse(403, f"open the page by the address that was printed, which has ${TOKEN} in it")
         body: list[Message] = []
-        read_bytes = max((int(value) for value in headers.getlist("content-length") if value.isdigit()), default=0)
+        read_bytes = max(
+            (int(value) for value in asked.headers.getlist("content-length") if value.isdigit()), default=0
+        )
         try:
             async with asyncio.timeout(BODY_S):
                 while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):

@@ -66,8 +66,7 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            options = client_options(self.url)
-            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **options)
+            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **client_options(self.url))
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
@@ -203,15 +202,12 @@ def ask_until_ready(ask: Callable[[], httpx.Response]) -> httpx.Response:
 
 def retry_after_s(response: httpx.Response) -> float:
     """The seconds, at most MOST_WAIT_S, that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); else 0."""
-    header = response.headers.get("Retry-After", "")
+    header, wait_s = response.headers.get("Retry-After", ""), 0.0
     try:
         wait_s = float(header)
     except ValueError:
-        try:
-            when = email.utils.parsedate_to_datetime(header)
-        except ValueError:
-            return 0.0
-        wait_s = when.timestamp() - time.time()
+        with contextlib.suppress(ValueError):
+            wait_s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
     return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
 
 
