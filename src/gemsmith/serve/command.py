@@ -119,19 +119,12 @@ def server_command(
     from gemsmith.system.console import print_warnings  # here: planning needs no terminal
 
     print_warnings("serve", (choice.why for choice in deployment.choices if choice.what == vllm_checks.WARNING))
-    if settings.in_docker:
-        return as_command(deployment, container=container), clean_environment()
-    return as_command(deployment), clean_environment() | dict(deployment.environment)
+    environment = {} if settings.in_docker else dict(deployment.environment)
+    return as_command(deployment, container=container), clean_environment() | environment
 
 
 def deploy(
-    machine: Machine,
-    weights: Weights,
-    settings: ServeSettings,
-    *,
-    name: str,
-    program: tuple[str, ...] = (),
-    keyed: bool = False,
+    machine: Machine, weights: Weights, settings: ServeSettings, *, name: str, program: Sequence[str] = (), keyed: bool
 ) -> Deployment:
     """The deployment on a machine: in Docker, or where `program` is given (Python, -m, module), with that.
 
@@ -158,7 +151,7 @@ def deploy(
         environment["VLLM_XLA_CACHE_PATH"] = _XLA_CACHE.inside
     return Deployment(
         image=image,
-        program=("serve",) if image else program,
+        program=("serve",) if image else tuple(program),
         docker_flags=_DOCKER_FLAGS[kind] if image else (),
         environment=environment,
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
@@ -298,8 +291,7 @@ def _choose_on_tpu(
     why = f"the first start {why}; a bucket would not do"
     yield DeploymentChoice(f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why)
     yield DeploymentChoice("", "", (whole_images,))
-    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
-    if budget is not None:
+    if budget := vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version):
         yield budget
 
 

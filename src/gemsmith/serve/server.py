@@ -38,7 +38,6 @@ _OPTION = "--served-model-name"
 _MOST_BYTES = 2**20
 _TIMEOUT_S = 10.0
 TRUTH = {"True": True, "False": False}
-_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 # vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
 
@@ -286,7 +285,6 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
     cards = _json(models).get("data")
     lengths = [card.get("max_model_len") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
     length = next((length for length in lengths if isinstance(length, int)), None)
-    prefix_caching = cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching")
     read = {
         "version": told,
         "dtype": (_word(config, "dtype") or "").removeprefix("torch.") or None,
@@ -296,7 +294,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
         "data_parallel": _number(_word(config, "data_parallel_size")),
         "max_model_len": length or _number(_word(config, "max_seq_len")),
         "chunked_prefill": TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
-        "prefix_caching": TRUTH.get(prefix_caching or ""),
+        "prefix_caching": TRUTH.get(cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching") or ""),
         "kv_blocks": _number(cache.get("num_gpu_blocks")),
         "kv_block_tokens": _number(cache.get("block_size")),
         "kv_cache_tokens": _number(cache.get("kv_cache_size_tokens")),
@@ -306,7 +304,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
 
 def read_cache_config(metrics: str) -> dict[str, str]:
     """What a page of /metrics says of the cache, by vLLM's names; empty where it does not."""
-    found = _INFO.search(metrics)
+    found = re.search(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.MULTILINE)
     return dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
 
 

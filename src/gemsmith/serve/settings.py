@@ -82,19 +82,16 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
         answer = run_python(python, ASK_VERSION, timeout_s=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, version, transformers, torchvision = (*answer.split(), "", "", "", "")[:4]
-    if not version:
+    told = dict(zip(("package", "version", "transformers", "torchvision"), answer.split(), strict=False))
+    if "version" not in told:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
-    return VllmEnvironment(
-        python=python, package=package, version=version, transformers=transformers, torchvision=torchvision
-    )
+    return VllmEnvironment(python=python, **told)
 
 
 def check_imports(engine: VllmEnvironment) -> None:
     """Raises MachineError where the environment has a vLLM that cannot be imported."""
-    ask, environment = [str(engine.python), "-c", "import vllm"], server_environment(engine)
     try:
-        subprocess.run(ask, capture_output=True, text=True, check=True, env=environment, timeout=IMPORT_S)
+        run_python(engine.python, "import vllm", timeout_s=IMPORT_S, environment=server_environment(engine))
     except subprocess.SubprocessError as error:
         reason = last_line(getattr(error, "stderr", None) or error)
         if isinstance(error, subprocess.TimeoutExpired):
@@ -111,10 +108,10 @@ def engine_python(given: str | None = None) -> Path:
     return expanduser(given or os.environ.get(PYTHON_VARIABLE) or beside)
 
 
-def run_python(python: Path, code: str, *, timeout_s: float) -> str:
+def run_python(python: Path, code: str, *, timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
     """What the code prints in another environment's Python. Raises OSError or SubprocessError where it fails."""
-    command, clean = [str(python), "-c", code], clean_environment()
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=clean).stdout
+    command, env = [str(python), "-c", code], environment or clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=env).stdout
 
 
 def server_environment(engine: VllmEnvironment) -> dict[str, str]:

@@ -113,12 +113,9 @@ class Servers:
         self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
         self._settings = make_settings(run, prefix_caching=prefix_caching, **where)
         self.takes_images = self._settings.images
-        self.serves_adapter = run.recipe.serve.weights == "adapter"
-        """Whether base and tuned model are one server."""
-        self.warnings: tuple[str, ...] = ()
-        """What a record of the tuned model's answers must say of its weights."""
-        self.adapter_effect: float | None = None
-        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
+        self.serves_adapter = run.recipe.serve.weights == "adapter"  # whether base and tuned model are one server
+        self.warnings: tuple[str, ...] = ()  # what a record of the tuned model's answers must say of its weights
+        self.adapter_effect: float | None = None  # the most that a served adapter changes a first log-probability
         self._name = run.path.resolve().name
         self._tuned_folder = run.adapter if self.serves_adapter else run.merged
         self._checked = False
@@ -257,12 +254,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
 
 
 def keep_serving(
-    run: Run,
-    machine_name: str | None = None,
-    *,
-    skip_verify_check: bool = False,
-    restarts: int = 0,
-    ready: Callable[[], None] = lambda: None,
+    run: Run, machine_name: str | None, *, skip_verify_check: bool, restarts: int, ready: Callable[[], None]
 ) -> None:
     """Serves the tuned model until Ctrl-C, with prefix caching; recorded where the run's recipe says the same.
 
