@@ -84,8 +84,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False, are_here: bool =
     if not problems:
         return None
     more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
-    return changed, export_again
+    return f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", export_again
 
 
 FIRST_PROMPT = (
@@ -114,12 +113,9 @@ class Servers:
         self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
         self._settings = make_settings(run, prefix_caching=prefix_caching, **where)
         self.takes_images = self._settings.images
-        self.serves_adapter = run.recipe.serve.weights == "adapter"
-        """Whether base and tuned model are one server."""
-        self.warnings: tuple[str, ...] = ()
-        """What a record of the tuned model's answers must say of its weights."""
-        self.adapter_effect: float | None = None
-        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
+        self.serves_adapter = run.recipe.serve.weights == "adapter"  # whether base and tuned model are one server
+        self.warnings: tuple[str, ...] = ()  # what a record of the tuned model's answers must say of its weights
+        self.adapter_effect: float | None = None  # the most that a served adapter changes a first log-probability
         self._name = run.path.resolve().name
         self._tuned_folder = run.adapter if self.serves_adapter else run.merged
         self._checked = False
@@ -167,8 +163,7 @@ class Servers:
                 "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt[0]}.",)
-        exported = read_record(self._run, ExportRecord)
-        self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
+        self.warnings = (*doubts, *other_weights(self._run.recipe, read_record(self._run, ExportRecord).merged_into))
         self._checked = True
 
     def _serve(self, weights: Path) -> tuple[Server, Server]:
@@ -258,12 +253,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
 
 
 def keep_serving(
-    run: Run,
-    machine_name: str | None = None,
-    *,
-    skip_verify_check: bool = False,
-    restarts: int = 0,
-    ready: Callable[[], None] = lambda: None,
+    run: Run, machine_name: str | None, *, skip_verify_check: bool, restarts: int, ready: Callable[[], None]
 ) -> None:
     """Serves the tuned model until Ctrl-C, with prefix caching; recorded where the run's recipe says the same.
 
