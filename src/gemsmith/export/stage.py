@@ -8,7 +8,7 @@ And the way back: a recipe whose training starts from a PEFT adapter.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -34,13 +34,11 @@ from gemsmith.checkpoints.peft import (
 )
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoints.quantized import as_trained, with_trained
-from gemsmith.checkpoints.safetensors import WrittenFile
 from gemsmith.checkpoints.steps import is_peft_step, read_step_metadata
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
 from gemsmith.export.adapters import NO_ADAPTER, find_step, latest_restorable_step, read_trained
 from gemsmith.export.merge import (
     FileStates,
-    Merged,
     check_mergeable,
     check_space,
     file_states,
@@ -79,7 +77,7 @@ def export(run: Run) -> ExportRecord:
         nullcontext(run.adapter) if full else atomic_replace_dir(run.adapter) as adapter_folder,
         atomic_replace_dir(run.merged) as merged_folder,
     ):
-        written: dict[str, WrittenFile] = {}
+        written: tuple[FileSum, ...] = ()
         if isinstance(saved, Adapter):
             quantized = run.recipe.train.dtype if run.recipe.train.dtype in KINDS else None
             saved = replace(saved, base_sha256=fingerprint, quantized=quantized)
@@ -105,7 +103,8 @@ def export(run: Run) -> ExportRecord:
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
         merged_into=run.recipe.export.merge_into,
-        **_files(written, merged),
+        adapter=written,
+        **vars(merged),
     )
     write_record(run, record)
     open_console().print(f"step {step}: {_summary(record, clock)} -> {run.merged}")
@@ -118,10 +117,9 @@ def _read_saved(run: Run, step: int) -> Adapter | dict[str, Any]:
         adapter = read_trained(run, step)
     except CorruptCheckpointError as error:
         good = latest_restorable_step(run, but=step)
+        remedy = f"step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         if good is None:
             remedy = f"no other step is good: train again with: gemsmith train {run.path} --force"
-            raise CheckpointError(f"{error}; {remedy}") from None
-        remedy = f"step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         raise CheckpointError(f"{error}; {remedy}") from None
     lines = read_step_metadata(run.checkpoints / str(step)).get("steps")
     if lines is None or not run.record_file("train").exists():
@@ -309,7 +307,7 @@ def _write(
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
         merged = write_merged(base, adapter, new.merged)
-        files, sources = _files(writing.result(), merged), {"base": fingerprint} | hashing.result()
+        written, sources = writing.result(), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
             provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
             warnings=() if source.adapter.quantized is None else (other_weights,),
@@ -317,7 +315,8 @@ def _write(
             step=source.step,
             base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
-            **files,
+            adapter=written,
+            **vars(merged),
         )
         write_record(new, record)
         check_target()
@@ -325,21 +324,10 @@ def _write(
     return record
 
 
-def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> dict[str, WrittenFile]:
+def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> tuple[FileSum, ...]:
     copies, names = shared_projections(base.variant), class_names(base.variant)
-    return write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
-
-
-def _files(written: Mapping[str, WrittenFile], merged: Merged) -> dict[str, Any]:
-    """What a record says of both folders."""
-    return {
-        "adapter": tuple(
-            FileSum(name=name, bytes=one.bytes, sha256=one.sha256) for name, one in sorted(written.items())
-        ),
-        "merged": merged.files,
-        "merged_tensors": merged.merged_tensors,
-        "copied_tensors": merged.copied_tensors,
-    }
+    written = write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
+    return tuple(FileSum(name=name, **vars(one)) for name, one in sorted(written.items()))
 
 
 def _summary(record: ExportRecord, clock: Clock) -> str:

@@ -189,14 +189,11 @@ def _is_in(layer: int, name: str, variant: Variant) -> bool:
 
 def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:
     rank, modules = a.shape[-1], _MODULES[name]
-    shared = contiguous(a.reshape(-1, rank).T)
-    if len(modules) == 1:
-        return [(modules[0], LoraPair(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
-    if b.ndim != 4 or b.shape[1] != len(modules):
+    if len(modules) > 1 and (b.ndim != 4 or b.shape[1] != len(modules)):
         raise CheckpointError(
             f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected"
         )
-    return [
-        (module, LoraPair(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T)))
-        for side, module in enumerate(modules)
-    ]
+    shared = contiguous(a.reshape(-1, rank).T)
+    of_modules = np.moveaxis(b, 1, 0) if len(modules) > 1 else [b]
+    pairs = (LoraPair(a=shared, b=contiguous(one.reshape(rank, -1).T)) for one in of_modules)
+    return list(zip(modules, pairs, strict=True))
