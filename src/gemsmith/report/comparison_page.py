@@ -67,7 +67,7 @@ def effect(difference: ConditionDifference) -> str:
 
 def title(comparison: Comparison) -> str:
     names = [side.name for side in comparison.sides]
-    return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
+    return f"{', '.join(names[1:])} against {names[0]}"
 
 
 def summary_line(comparison: Comparison) -> str:
