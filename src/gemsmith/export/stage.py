@@ -21,32 +21,15 @@ import yaml
 from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints import peft
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.peft import (
-    WEIGHTS,
-    Adapter,
-    check_finite,
-    check_fit,
-    read_peft_adapter,
-    shared_projections,
-    some_of_each,
-    write_peft_adapter,
-)
+from gemsmith.checkpoints.peft import Adapter, read_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoints.quantized import as_trained, with_trained
 from gemsmith.checkpoints.steps import is_peft_step, read_step_metadata
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
+from gemsmith.export import merge
 from gemsmith.export.adapters import NO_ADAPTER, find_step, latest_restorable_step, read_trained
-from gemsmith.export.merge import (
-    FileStates,
-    check_mergeable,
-    check_space,
-    file_states,
-    merged_bytes,
-    no_space_named,
-    unchanged,
-    write_merged,
-)
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
 from gemsmith.runs.run import Clock, ExportDir, Run, make_provenance, read_record, start_clock, write_record
@@ -73,7 +56,7 @@ def export(run: Run) -> ExportRecord:
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     full, saved = run.recipe.train.method == "full", _read_saved(run, step)
     with (
-        no_space_named(run.merged),
+        merge.no_space_named(run.merged),
         nullcontext(run.adapter) if full else atomic_replace_dir(run.adapter) as adapter_folder,
         atomic_replace_dir(run.merged) as merged_folder,
     ):
@@ -87,9 +70,9 @@ def export(run: Run) -> ExportRecord:
             adapter = read_peft_adapter(adapter_folder)
         else:
             into, adapter = with_trained(base, saved), NO_ADAPTER
-        check_mergeable(into, adapter)
-        check_space(run.merged, merged_bytes(into))
-        merged = write_merged(into, adapter, merged_folder)
+        merge.check_mergeable(into, adapter)
+        merge.check_space(run.merged, merge.merged_bytes(into))
+        merged = merge.write_merged(into, adapter, merged_folder)
         # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
     if full:
@@ -166,7 +149,7 @@ class _Source:
     adapter: Adapter
     step: int | None = None
     dropout: float = 0.0
-    files: FileStates = field(default_factory=dict)
+    files: merge.FileStates = field(default_factory=dict)
     """As they were before the adapter was read."""
     packages: tuple[str, ...] = PACKAGES
 
@@ -181,7 +164,7 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, force: boo
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
     check_target = partial(_check_target, out, force=force, sources=(Path(base_source), adapter_folder))
     check_target()
-    files = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
+    files = merge.file_states(adapter_folder / name for name in (CONFIG, peft.WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
     check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
@@ -243,7 +226,7 @@ def _check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, so
     if missing or extra:
         raise CheckpointError(
             f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: "
-            + some_of_each({"missing": missing, "not named there": extra})
+            + peft.some_of_each({"missing": missing, "not named there": extra})
         )
 
 
@@ -287,8 +270,8 @@ def _write(
     The target is checked again once no other export can write it, and right before it is replaced: another may have
     finished there, one that was killed between its renames is put back, and a merge takes minutes.
     """
-    check_mergeable(base, source.adapter)
-    check_space(out, merged_bytes(base) + source.adapter.float32_bytes)
+    merge.check_mergeable(base, source.adapter)
+    merge.check_space(out, merge.merged_bytes(base) + source.adapter.float32_bytes)
     fingerprint = base.fingerprint()
     other_weights = (
         f"{source.folder} was trained on the base in {source.adapter.quantized} and is merged into its original "
@@ -296,9 +279,9 @@ def _write(
         "with export.merge_into: trained."
     )
     with (
-        no_space_named(out),
+        merge.no_space_named(out),
         atomic_replace_dir(out) as beside,
-        unchanged(source.files),
+        merge.unchanged(source.files),
         ThreadPoolExecutor(1) as aside,
     ):
         check_target()
@@ -306,7 +289,7 @@ def _write(
         writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
-        merged = write_merged(base, adapter, new.merged)
+        merged = merge.write_merged(base, adapter, new.merged)
         written, sources = writing.result(), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
             provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
@@ -325,8 +308,8 @@ def _write(
 
 
 def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> tuple[FileSum, ...]:
-    copies, names = shared_projections(base.variant), class_names(base.variant)
-    written = write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
+    copies, names = peft.shared_projections(base.variant), class_names(base.variant)
+    written = peft.write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
     return tuple(FileSum(name=name, **vars(one)) for name, one in sorted(written.items()))
 
 
@@ -346,8 +329,8 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
     base = open_checkpoint(base_source)
     check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
     targets = _targets(adapter, base.variant, adapter_folder)
-    check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
-    check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
+    peft.check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
+    peft.check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
     values: dict[str, Any] = {"data": {"train": "FILL-IN.jsonl"}}
     if recipe is not None:
         values = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
