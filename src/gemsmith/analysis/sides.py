@@ -211,7 +211,8 @@ def side_of_run(
         serve_rates=serve_rates,
         row_tokens=proven.get("data.max_length"),
         global_batch_size=proven.get("train.global_batch_size"),
-        **_trained(train, data),
+        rows=data.rows if data else None,
+        **_trained(train),
     )
 
 
@@ -221,12 +222,11 @@ def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
     return local and bench.provenance.machine.is_computer_of(train.provenance.machine)
 
 
-def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
-    rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
+def _trained(train: TrainRecord | None) -> dict[str, Any]:
     if train is None or not train.steps:
-        return rows
+        return {}
     timed = timed_steps(train.steps, train.resumed_at) or train.steps
-    return rows | {
+    return {
         "real_tokens_per_s": finite(train.real_tokens_per_s),
         "timed_steps": tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0),
         "losses": tuple((step.step, step.loss) for step in train.steps),

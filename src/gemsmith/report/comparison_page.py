@@ -154,10 +154,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
 
     names = [side.name for side in comparison.sides]
     others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
-    at_catalog = [
-        charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
-        for curve in (redrawn.at_catalog if redrawn else ())
-    ]
+    at_catalog = redrawn.at_catalog if redrawn else ()
     pairs = []
     for pair in comparison.pairs:
         both, places = (pair.first, pair.other), (names.index(pair.first), names.index(pair.other))
@@ -179,5 +176,5 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=pairs,
         loss=charts.loss_chart(comparison),
-        at_catalog=at_catalog,
+        at_catalog=[charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices") for curve in at_catalog],
     )
