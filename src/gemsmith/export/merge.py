@@ -100,10 +100,9 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 
         def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
             for file in before:
-                here = {name: place for name, place in base.places.items() if place.file == file and name in changed}
-                changes = [
-                    (name, here[name], weights.get(name)) for name in sorted(here, key=lambda name: here[name].begin)
-                ]
+                here = [name for name, place in base.places.items() if place.file == file and name in changed]
+                here.sort(key=lambda name: base.places[name].begin)
+                changes = [(name, base.places[name], weights.get(name)) for name in here]
                 read = partial(buffers.read, opened.enter_context(file.open("rb")).fileno())
                 yield from ((file, block) for block in _blocks(read, file.stat().st_size, changes, adapter, pool))
 

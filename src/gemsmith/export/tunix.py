@@ -136,11 +136,10 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
 
 
 def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
-    if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
+    weights = {f"layers.{layer}.{name}": found for (layer, name), found in sides.items()}
+    if halves := [name for name, found in weights.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
-    if flat := [
-        f"layers.{layer}.{name}" for (layer, name), found in sides.items() if found["a"].ndim < 2 or found["b"].ndim < 2
-    ]:
+    if flat := [name for name, found in weights.items() if found["a"].ndim < 2 or found["b"].ndim < 2]:
         raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
     if len(ranks) > 1:

@@ -88,12 +88,9 @@ def summary_line(comparison: Comparison) -> str:
 def groups(pair: Pair) -> list[RatioGroup]:
     """The ratios by kind, and within by what confounds them."""
     found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
-    for ratio in pair.ratios:
+    for ratio in sorted(pair.ratios, key=lambda ratio: KINDS.index(ratio.kind)):
         found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
-    return [
-        RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios))
-        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
-    ]
+    return [RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios)) for (kind, by), ratios in found.items()]
 
 
 def ratio_value(ratio: Ratio, which: float) -> str:

@@ -282,9 +282,9 @@ def _ratio_table(pair: Pair, group: words.RatioGroup, heading: str) -> Table:
 
 def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
     """Its claims; its sweeps and its other figures, with those of runs beside them."""
+    sides = redrawn.comparison.sides
     claims = [("holds" if one.holds else "does not hold", one.of, one.claim, one.found) for one in redrawn.verdicts]
     figures = [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
-    names = [side.name for side in redrawn.comparison.sides]
     swept = [
         (
             f"{count(each.input_tokens)} in, {count(each.output_tokens)} out",
@@ -297,7 +297,7 @@ def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
     return (
         Table(title=title, columns=("", "version", "says", "found"), rows=claims),
         Table(title="Its sweeps of rates", columns=words.SWEPT_COLUMNS, rows=swept),
-        Table(title="What else it reports", columns=("", *names), rows=figures),
+        Table(title="What else it reports", columns=("", *(side.name for side in sides)), rows=figures),
     )
 
 
