@@ -235,6 +235,8 @@ def read_record(place: ExportDir, kind: type[RecordT]) -> RecordT:
     missing, damaged = f"run first: {command}", f"run: {command}"
     if kind.stage == "export" and not isinstance(place, Run):
         missing, damaged = "give a run directory, or a folder that gemsmith export wrote", "export again, with --force"
+    if kind.stage == "lm_eval":
+        damaged = "run: gemsmith eval --lm-eval with its tasks"
     return read_record_file(place.record_file(kind.stage), kind, missing=missing, damaged=damaged)
 
 
