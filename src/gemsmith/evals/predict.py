@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -89,8 +88,8 @@ def predict_run(
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
     patching = read_patching(checkpoint.config, run.recipe.data.image_tokens)
     prompts, warnings = _read_rows(key, patching, shard)
-    template = find_template(checkpoint.folder, run.recipe.data)
-    ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
+    asked = [(row, len(row.messages)) for row in prompts]
+    ids = check_prompts_in_process(checkpoint.folder, run.recipe.data, asked)
     run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
     with Servers(run, skip_verify_check=skip_verify_check) as servers:
         seen = next((row for row in prompts if row.images), None)

@@ -11,7 +11,6 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from gemsmith.checkpoints.folder import fetch_folder, patching_of
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -263,6 +262,5 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
 
 def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
-    folder = fetch_folder(run.recipe.checkpoint)
     prompts = [(document, len(question.messages)) for document, question in asked]
-    return check_prompts_in_process(folder, find_template(folder, run.recipe.data), prompts)
+    return check_prompts_in_process(fetch_folder(run.recipe.checkpoint), run.recipe.data, prompts)

@@ -15,7 +15,7 @@ from gemsmith.checkpoints.folder import open_checkpoint, patching_of
 from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import BadRows, Dataset, describe_columns, has_tools, read_held_out, read_train
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import FORMS, RawText, guess_columns
+from gemsmith.data.forms import FORMS, guess_columns
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
 from gemsmith.data.images import validate_images
 from gemsmith.data.packing import assign_rows
@@ -202,7 +202,7 @@ def _choose_data(recipe: Recipe, variant: Variant, rows: Measured) -> Iterator[R
         form = FORMAT
     told = "a folder of images by class" if form == FORMAT else f"the columns {' and '.join(FORMS[form].needed)}"
     yield ResolvedValue("data.format", form, told)
-    if form == FORMAT or (len(rows.documents) >= _FEWEST_ROWS and not isinstance(FORMS[form], RawText)):
+    if form == FORMAT or (len(rows.documents) >= _FEWEST_ROWS and FORMS[form].asks):
         share = "5%" if len(rows.documents) > 4 * _FEWEST_ROWS else "10%"
         yield ResolvedValue("data.eval", share, "of data.train, drawn by a hash of each row; or name other rows")
     if rows.pixels:
