@@ -46,8 +46,7 @@ def export(run: Run) -> ExportRecord:
 
     Where train.method is full there is no adapter/, and merged/ has the trained weights.
     """
-    clock = start_clock()
-    step = find_step(run, run.recipe.export.step)
+    clock, step = start_clock(), find_step(run, run.recipe.export.step)
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     if run.record_file("data").exists():
@@ -72,13 +71,11 @@ def export(run: Run) -> ExportRecord:
             into, adapter = with_trained(base, saved), NO_ADAPTER
         merge.check_mergeable(into, adapter)
         merge.check_space(run.merged, merge.merged_bytes(into))
-        merged = merge.write_merged(into, adapter, merged_folder)
+        files, copied = merge.write_merged(into, adapter, merged_folder)
         # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
-    if full:
-        merged = replace(merged, merged_tensors=len(saved))
-        if run.adapter.exists():
-            shutil.rmtree(run.adapter)  # of the run's earlier adapters
+    if full and run.adapter.exists():
+        shutil.rmtree(run.adapter)  # of the run's earlier adapters
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
         provenance=make_provenance(run, "export", clock, packages=packages),
@@ -87,7 +84,9 @@ def export(run: Run) -> ExportRecord:
         base_sha256=fingerprint,
         merged_into=run.recipe.export.merge_into,
         adapter=written,
-        **vars(merged),
+        merged=files,
+        merged_tensors=len(saved) if full else len(adapter.modules),
+        copied_tensors=copied,
     )
     write_record(run, record)
     open_console().print(f"step {step}: {_summary(record, clock)} -> {run.merged}")
@@ -289,7 +288,7 @@ def _write(
         writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
-        merged = merge.write_merged(base, adapter, new.merged)
+        files, copied = merge.write_merged(base, adapter, new.merged)
         written, sources = writing.result(), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
             provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
@@ -299,7 +298,9 @@ def _write(
             base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
             adapter=written,
-            **vars(merged),
+            merged=files,
+            merged_tensors=len(adapter.modules),
+            copied_tensors=copied,
         )
         write_record(new, record)
         check_target()
