@@ -59,8 +59,7 @@ def padding_share(side: Side) -> float | None:
 
 
 def _training_doubts(side: Side) -> Iterator[str]:
-    share = padding_share(side)
-    if share is not None and share > MOST_PADDING:
+    if (share := padding_share(side)) is not None and share > MOST_PADDING:
         yield (
             f"padding took {share:.0%} of the positions of its rows of {side.row_tokens:,}, so its speed in real "
             "tokens says how it padded as much as how fast it was."

@@ -131,9 +131,7 @@ def reanalyze(
 
 def _swept(sides: Sequence[Side]) -> Iterator[SweptLength]:
     """Each length that a side was swept at, the sides below each other."""
-    lengths = dict.fromkeys(
-        (cell.input_tokens, cell.output_tokens) for side in sides for cell in side.cells if _is_best(cell)
-    )
+    lengths = {(cell.input_tokens, cell.output_tokens) for side in sides for cell in side.cells if _is_best(cell)}
     for length in sorted(lengths):
         for side in sides:
             cells = [cell for cell in side.cells if (cell.input_tokens, cell.output_tokens) == length]

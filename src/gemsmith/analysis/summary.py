@@ -145,8 +145,7 @@ def _steps(numbers: Sequence[int]) -> str:
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
     """The grid's cell at the middle input length and rate, the lower of two, of those that completed any request."""
-    cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
-    if not cells:
+    if not (cells := [cell for cell in bench.cells if cell.completed and not cell.probe]):
         return None
     length = statistics.median_low({cell.input_tokens for cell in cells})
     row = [cell for cell in cells if cell.input_tokens == length]

@@ -185,8 +185,7 @@ def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) 
 class _Scratch(threading.local):
     """Two float32 arrays for each thread, kept: fresh memory costs as much as the arithmetic on it."""
 
-    def __init__(self) -> None:
-        self._memory = np.empty((2, 0), np.float32)
+    _memory = np.empty((2, 0), np.float32)
 
     def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         values = math.prod(shape)
@@ -213,8 +212,7 @@ class _Buffers:
         block = memory[:length] if length <= len(memory) else np.empty(length, np.uint8)
         done = 0
         while done < length:
-            count = os.preadv(descriptor, [block[done:].data], begin + done)
-            if not count:
+            if not (count := os.preadv(descriptor, [block[done:].data], begin + done)):
                 raise CheckpointError("a file of the base ended early; it was changed while it was read")
             done += count
         return block

@@ -261,9 +261,7 @@ def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
         )
 
 
-def _write(
-    base: Checkpoint, source: _Source, out: Path, clock: Clock, check_target: Callable[[], None]
-) -> ExportRecord:
+def _write(base: Checkpoint, source: _Source, out: Path, clock: Clock, check: Callable[[], None]) -> ExportRecord:
     """Writes both folders and the record. The small files are hashed beside the merge, which uses every core.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have
@@ -283,7 +281,7 @@ def _write(
         merge.unchanged(source.files),
         ThreadPoolExecutor(1) as aside,
     ):
-        check_target()
+        check()
         new, adapter = ExportDir(path=beside), replace(source.adapter, base_sha256=fingerprint)
         writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
@@ -303,7 +301,7 @@ def _write(
             copied_tensors=copied,
         )
         write_record(new, record)
-        check_target()
+        check()
     open_console().print(f"{_summary(record, clock)} -> {out / 'merged'}, {out / 'adapter'}")
     return record
 
@@ -350,8 +348,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
 def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...]:
     """The kinds of projection whose modules the adapter has. What is missing or too much, check_fit names."""
     by_module = {target.module: target.role for target in lora_targets(variant, kinds_of(variant))}
-    kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
-    if not kinds:
+    if not (kinds := tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))):
         remedy = "is it another model's adapter?"
         raise CheckpointError(f"adapter {folder}: none of its modules is one that can be trained here; {remedy}")
     every = {target.module for target in lora_targets(variant, [ALL_LINEAR])}

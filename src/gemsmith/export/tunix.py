@@ -79,10 +79,8 @@ def read_tunix_adapter(
             f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
             "did not match"
         )
-    if unused := len(sides) - len(used):
-        notes.append(
-            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
-        )
+    if idle := len(sides) - len(used):
+        notes.append(f"{idle} adapters of layers that take K and V from another layer are left out: no model uses them")
     return adapter, number, notes
 
 
@@ -93,8 +91,7 @@ def _find_params(folder: Path, step: int | None) -> Path:
         if step is not None and folder.name != str(step):
             raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
         return folder / MODEL
-    steps = checkpoint_steps(folder)
-    if not steps:
+    if not (steps := checkpoint_steps(folder)):
         remedy = "give the checkpoint root, <root>/<step>, or its model_params"
         raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; {remedy}")
     if step is not None and step not in steps:

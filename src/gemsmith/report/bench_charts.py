@@ -272,8 +272,7 @@ def _bars(
     # A side's place among all gives it its color.
     both = {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
     (first, other), colors = both.values(), [SERIES[place % 6] for place in both]
-    rows = [cells for cells in common_cells(first, other) if all(map(of, cells))]
-    if not rows:
+    if not (rows := [cells for cells in common_cells(first, other) if all(map(of, cells))]):
         return None
     bars = [
         (of(cell), 0.19 - 0.38 * which - row, which, cell)

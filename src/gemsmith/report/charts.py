@@ -232,8 +232,7 @@ def falls_early(values: Sequence[float]) -> bool:
 
 def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
     """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
-    steps = train.steps
-    if len(steps) < 2:
+    if len(steps := train.steps) < 2:
         return []
     compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
     timed = [step.step not in compiled and step.step_s > 0 for step in steps]

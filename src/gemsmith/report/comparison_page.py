@@ -41,8 +41,7 @@ class RatioGroup:
 
     @property
     def intervals(self) -> list[str]:
-        found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
-        return [f"{unit}: {of}" for unit, of in found]
+        return list(dict.fromkeys(f"{ratio.unit}: {ratio.interval_of}" for ratio in self.ratios if ratio.interval))
 
 
 def condition_value(value: str | None) -> str:

@@ -54,9 +54,7 @@ class RunRow:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, as JSON has them: no NaN."""
-        odd = {
-            name: str(each) for name, each in vars(self).items() if isinstance(each, float) and not math.isfinite(each)
-        }
+        odd = {name: str(one) for name, one in vars(self).items() if isinstance(one, float) and not math.isfinite(one)}
         return {**vars(self), "path": str(self.path), **odd}
 
 

@@ -117,10 +117,8 @@ def make_data(findings: RunRecords) -> dict[str, Any]:
         return {}
     supervised = data.packing_efficiency * data.supervised_tokens / (data.tokens or 1)
     # How many held-out rows are trained on too: what eval saw counts over what data saw, which is older.
-    scored = None if findings.eval is None else findings.eval.held_out_also_trained
-    number, which = (
-        (data.held_out_also_trained, "that data.eval named") if scored is None else (scored, "that were scored")
-    )
+    seen = None if findings.eval is None else findings.eval.held_out_also_trained
+    number, which = (data.held_out_also_trained, "that data.eval named") if seen is None else (seen, "that were scored")
     shared = "not told: no held-out rows were there to compare with"
     if number is not None:
         have = "has" if number <= 1 else "have"
