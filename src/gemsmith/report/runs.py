@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gemsmith.analysis.cost import actual_cost
 from gemsmith.analysis.summary import RunRecords, read_findings
-from gemsmith.errors import InputError, RecipeError, problems_of, suggest
+from gemsmith.errors import InputError, RecipeError, suggest
 from gemsmith.report.tables import Table
 from gemsmith.runs.run import Run, find_run
 from gemsmith.system.console import open_console
@@ -81,7 +81,7 @@ def read_listed(folder: Path) -> RunRow:
     try:
         run = Run(path=folder, recipe=find_run(folder))
     except RecipeError as error:
-        return RunRow(name=name, path=folder, state="damaged", stage=None, problem=str(problems_of(error)[0]))
+        return RunRow(name=name, path=folder, state="damaged", stage=None, problem=str(error.problems[0]))
     findings = read_findings(run)
     records = findings.records()
     state, problem = _state(run, findings)

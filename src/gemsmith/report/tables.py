@@ -110,7 +110,9 @@ def _lines(record: Any) -> _Lines:
             if (cheapest := summary.cheapest_machine(record)) and cheapest.usd:
                 yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
         case DataRecord():
-            yield "rows", f"{count(record.rows)}, {count(sum(record.dropped.values()))} left out"
+            held_out = record.dropped.get("held_out", 0)
+            apart = f", {count(held_out)} held out" if held_out else ""
+            yield "rows", f"{count(record.rows)}{apart}, {count(sum(record.dropped.values()) - held_out)} left out"
             if record.ignored_columns:
                 yield "columns ignored", ", ".join(record.ignored_columns)
             yield "packing efficiency", percent(record.packing_efficiency)
