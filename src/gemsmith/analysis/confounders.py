@@ -42,7 +42,7 @@ RULES = (
     Rule("data.*", _TQ, "other rows", settled_by=_ROWS),
     Rule("lora.alpha", _Q, "the size of the adapters' effect"),
     Rule("lora.rslora", _Q, "the size of the adapters' effect"),
-    Rule("lora.dropout", _TQ, "regularisation, and the work of it"),
+    Rule("lora.dropout", _TQ, "regularization, and the work of it"),
     Rule("lora.*", KINDS, "other adapters: other capacity, and other work where they are trained or served"),
     Rule("optimizer.warmup*", _Q, "another schedule", settled_by="train:warmup_steps"),
     Rule("optimizer.*", _Q, "another optimization"),

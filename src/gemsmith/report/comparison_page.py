@@ -144,6 +144,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
+    bearing = [each for each in comparison.differences if each.confounds or each.varying]
     others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
     at_catalog = redrawn.at_catalog if redrawn else ()
     pairs = []
@@ -163,7 +164,8 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         summary_line=summary_line(comparison),
         redrawn=redrawn,
         swept_columns=SWEPT_COLUMNS,
-        bearing=[each for each in comparison.differences if each.confounds or each.varying],
+        bearing=[each for each in bearing if each.varying or redrawn is None or None not in each.values],
+        unsaid=[each for each in bearing if not each.varying and redrawn is not None and None in each.values],
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=pairs,
         loss=charts.loss_chart(comparison),

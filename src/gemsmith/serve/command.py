@@ -34,7 +34,7 @@ RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-al
 PORT = 8000
 PROMPT_AND_OUTPUT = 16_384 + 1_024
 """Tokens, where nothing says what will be asked: a prompt of 16,384 needs more than 16,384 with its output."""
-UTILISATION = 0.90  # the share of a device's memory that vLLM may take
+UTILIZATION = 0.90  # the share of a device's memory that vLLM may take
 BATCHED = (8192, 4096)
 """Tokens of a forward pass to try: vLLM's default on large GPUs, and half, which leaves more to keys and values."""
 _FP8_BY_QWIX = {"quantization": {"qwix": {
@@ -250,7 +250,7 @@ def _choose_on_gpu(
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
         yield choose_option("--data-parallel-size", str(layout.copies), why=why)
-    yield DeploymentChoice("memory", memory_reason(machine, layout), ("--gpu-memory-utilization", f"{UTILISATION:.2f}"))
+    yield DeploymentChoice("memory", memory_reason(machine, layout), ("--gpu-memory-utilization", f"{UTILIZATION:.2f}"))
     if layout.weight_dtype == "fp8":
         yield choose_option("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
@@ -335,7 +335,7 @@ def _see_from_container(
 def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
     """The best layout that fits, bfloat16 before fp8. Raises MachineError where none does."""
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
-    limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    limit = UTILIZATION * machine.chip.hbm_bytes / machine.chip.devices
     sizes = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
     if machine.chip.kind == "tpu":
         sizes = sizes[:1]  # one program over all chips of a slice
@@ -385,7 +385,7 @@ def tensor_parallel_reason(machine: Machine, variant: Variant, layout: Layout) -
 
 
 def memory_reason(machine: Machine, layout: Layout) -> str:
-    memory, limit = layout.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    memory, limit = layout.memory, UTILIZATION * machine.chip.hbm_bytes / machine.chip.devices
     return (
         f"GB a device, estimated: {layout.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
         f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
