@@ -48,6 +48,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Most of a tiny step's time is that of compiling it: without optimizations it takes half as long, and the numbers are
 # as exact. Of these processes and of those that they start, so that runs of both are the same byte for byte.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+PLUGINS = str(Path(__file__).parent / "support" / "plugins")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (PLUGINS, os.environ.get("PYTHONPATH"))))
 
 # What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
 gc.disable()
