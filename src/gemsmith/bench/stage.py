@@ -12,7 +12,7 @@ from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.recipe.serving import Bench
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.records import ExportRecord
-from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, start_clock, write_record
+from gemsmith.runs.run import ExportDir, Run, read_record, start_clock, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import find_vllm
 from gemsmith.serve.stage import Servers, provenance_with_engine
@@ -92,9 +92,10 @@ def bench_url(
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
         found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
-        provenance = make_provenance(ExportDir(path=folder), "bench", clock)
-        versions = provenance.versions | {engine.package: engine.version}
-        provenance = provenance.model_copy(update={"versions": versions, "seed": recipe.seed})
+        provenance = provenance_with_engine(
+            ExportDir(path=folder), "bench", clock, f"{engine.package} {engine.version}"
+        )
+        provenance = provenance.model_copy(update={"seed": recipe.seed})
         if rows is not None:
             found |= {"warnings": (*found["warnings"], _MAY_BE_KEPT), "images": rows.describe(encoder_cache=None)}
         record = BenchRecord(provenance=provenance, **found)

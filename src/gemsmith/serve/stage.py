@@ -20,7 +20,7 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
 from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Clock, Run, make_provenance, read_record, start_clock, write_record
+from gemsmith.runs.run import Clock, ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
 from gemsmith.serve.container import this_machine_as
@@ -270,16 +270,14 @@ def keep_serving(
         server = servers.tuned()
         ready()
         print_warnings("serve", servers.warnings)
-        for number in range(restarts + 1):
+        for start in range(1, restarts + 2):
             try:
                 wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
                 return
             except EngineError as error:
-                if number == restarts:
+                if start > restarts:
                     raise
-                open_console().print(
-                    f"{error}\nserve: warning: it died, and is started again ({number + 1}/{restarts})"
-                )
+                open_console().print(f"{error}\nserve: warning: it died, and is started again ({start}/{restarts})")
             server = servers.tuned_again(server)
 
 
@@ -304,7 +302,7 @@ def curl_line(server: Server) -> str:
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
 
 
-def provenance_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
+def provenance_with_engine(run: ExportDir, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
     """The record's provenance with vLLM's version in it, which lives in an environment of its own."""
     provenance = make_provenance(run, stage, clock, **more)
     package, _, version = vllm.partition(" ")
