@@ -139,7 +139,8 @@ def quota(name=QUOTA, **details):
     ],
 )
 def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
-    (check,) = [check for check in preflight(launched(), "cloud-run", cloud_run) if "quota" in check.name]
+    request = launched()
+    (check,) = [check for check in preflight(request, "cloud-run", cloud_run.values(request)) if "quota" in check.name]
     assert check.complaint(json.dumps(quotas)) == complaint
     elsewhere = json.dumps([quota(value="3")]).replace("us-central1", "europe-west4")
     assert check.complaint(elsewhere) == "none is listed for this GPU"

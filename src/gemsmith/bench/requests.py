@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from gemsmith.bench.cell import plan_cells
 from gemsmith.checkpoints.folder import fetch_folder, patching_of
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, read_held_out
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -147,8 +146,7 @@ def read_image_rows(recipe: Recipe) -> ImageRows:
     folder = fetch_folder(recipe.checkpoint)
     patching = patching_of(folder, recipe.data.image_tokens)
     seen = validate_images(Dataset(documents=chosen), patching, bad="error", key="data.eval").documents
-    template = find_template(folder, recipe.data)
-    lengths = tuple(map(len, check_prompts_in_process(folder, template, [(document, 1) for document in seen])))
+    lengths = tuple(map(len, check_prompts_in_process(folder, recipe.data, [(document, 1) for document in seen])))
     for document, length in zip(seen, lengths, strict=True):
         if length > recipe.data.max_length:
             raise DataError(

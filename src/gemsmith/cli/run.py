@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import RunArgs, conflicts, given_options, lazy_import, option, print_json, run_args
+from gemsmith.cli.main import cli, lazy_import, print_json
+from gemsmith.cli.options import RunArgs, conflicts, given_options, option, run_args
 from gemsmith.errors import InputError
 
 _OF_HOSTS = ("coordinator", "processes", "process_id")

@@ -46,42 +46,32 @@ _Stages = Annotated[
 
 
 class LaunchOptions(Part):
-    """The command line's options; None is chosen for the launch, or left out."""
+    """The options of gemsmith launch, whose help explains them; None is chosen for the launch, or left out."""
 
     name: str | None = None
     machine: str | None = None
     stages: _Stages | None = None
     bucket: str
-    """gs://bucket or a folder in it."""
     project: str
     region: str | None = None
     zone: str | None = None
     image: str | None = None
     wheel: Path | None = None
-    """A folder with Gemsmith's wheel and locks, which uv installs in place of an image."""
     service_account: str | None = None
     secret: str | None = None
-    """Of Secret Manager, the Hugging Face token; None: the checkpoint is public, or not from there."""
     spot: bool = False
     network: str | None = None
     subnet: str | None = None
     timeout_hours: float | None = None
     retries: int = 3
     cluster: str | None = None
-    """Of Kubernetes."""
     queue: str | None = None
-    """Kueue's local queue."""
     serve_machine: str | None = None
-    """On Kubernetes that of the service of the tuned model; None: there is no service."""
     load: Literal["mount", "stream"] | None = None
-    """How the service gets its weights; None: mount."""
     max_replicas: int | None = None
-    """Of the service; None: 1."""
     overrides: tuple[str, ...] = ()
     rows: str | None = None
-    """What `predict` answers."""
     tasks: int = 1
-    """Which share the rows."""
     sampling: Mapping[str, float | int | str | None] = Field(default_factory=dict)
     """How: what gemsmith predict calls `model`, and the fields of SamplingParams."""
 
@@ -114,20 +104,16 @@ class LaunchRecord(ChosenOptions):
     """Rendered file -> SHA-256."""
 
 
-def launch_folder(name: str) -> Path:
-    return LAUNCHES / name
-
-
 def write_launch(record: LaunchRecord) -> None:
     """Writes the record whole or not at all."""
-    folder = launch_folder(record.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "launch.json", record.model_dump_json(indent=1) + "\n")
+    file = LAUNCHES / record.name / "launch.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, record.model_dump_json(indent=1) + "\n")
 
 
 def read_launch(name: str) -> LaunchRecord:
     """The record of a launch. Raises InputError with the names that there are, or for one that is damaged."""
-    file = launch_folder(name) / "launch.json"
+    file = LAUNCHES / name / "launch.json"
     try:
         return LaunchRecord.model_validate_json(file.read_bytes())
     except OSError:
@@ -201,8 +187,7 @@ class LaunchRequest:
     inputs: LaunchInputs
     machine: Machine
     others: tuple["LaunchRequest", ...] = ()
-    """Of further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's.
-    """
+    """Of further machines of its kind that fit, for a target that takes whichever it gets; `bill` is the dearest's."""
     plan: PlanRecord
     """For the machine alone."""
     variant: Variant
@@ -243,12 +228,9 @@ class Resource:
 
 
 Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks", "serves"]
-"""What not every target can do.
-
-Read a base in a bucket in place, below MOUNT; take whichever it gets of several machines that fit; end with eval, where
-it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container; share rows among
-tasks; serve the tuned model.
-"""
+"""What not every target can do: read a base in a bucket in place, below MOUNT; take whichever it gets of several
+machines that fit; end with eval, where it is not told what to do and rows are held out; install Gemsmith's wheel in
+place of a container; share rows among tasks; serve the tuned model."""
 
 
 class Target(Protocol):

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 
 from gemsmith.checkpoints.folder import is_hub_id
@@ -30,7 +29,7 @@ from gemsmith.launch.upload import check_wheel
 from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
-from gemsmith.recipe.keys import PATHS
+from gemsmith.recipe.keys import PATHS, value_at
 from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
@@ -67,7 +66,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
-    for key, value in [*((key, attrgetter(key)(recipe)) for key in PATHS), (ROWS, rows)]:
+    for key, value in [*((key, value_at(recipe, key)) for key in PATHS), (ROWS, rows)]:
         if isinstance(value, tuple) and any("://" not in one.path and one.path[:4] != "hub:" for one in value):
             raise RecipeError(f"{key}: several sources, some here, of which a launch copies one; join them in a folder")
         if not isinstance(value, str):
@@ -103,8 +102,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
 def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
     """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
 
-    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
-    takes whichever it gets has the others of that kind beside it.
+    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives.
     """
     recipe, derived = resolve_file(source, options.overrides, stages=())
     refuse_problems(Run(path=Path(), recipe=recipe), options.stages or STAGES_THERE, "names")
@@ -127,9 +125,7 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     for machine in _machines(recipe, catalog, target, provider, options):
         request = None
         try:
-            request = _request_on(
-                machine, recipe, derived, inputs=inputs, root=root, provider=provider, options=options
-            )
+            request = _request_on(machine, recipe, derived, inputs, root=root, provider=provider, options=options)
             target.check(request)
             found.append(request)
             if "any machine" not in target.FEATURES:
@@ -238,8 +234,7 @@ def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, o
 
     def usd_per_hour(machine: Machine) -> float:
         with suppress(InputError):
-            price = find_price(machine, _region(machine, options), spot=options.spot)
-            return price.rate(spot=options.spot) or 0.0
+            return find_price(machine, _region(machine, options), spot=options.spot).rate(spot=options.spot) or 0.0
         return math.inf
 
     return sorted(named if named and "machines" in recipe.hardware.model_fields_set else given, key=usd_per_hour)
@@ -249,8 +244,8 @@ def _request_on(
     machine: Machine,
     recipe: Recipe,
     derived: Sequence[ResolvedValue],
-    *,
     inputs: LaunchInputs,
+    *,
     root: str,
     provider: str,
     options: LaunchOptions,
@@ -282,7 +277,6 @@ def _request_on(
 
 
 def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> None:
-    """Raises InputError for what Gemsmith's image for such a machine cannot do."""
     if options.image is not None:
         return
     stages, gpu = options.stages or (), machine.chip.kind == "gpu"
@@ -331,7 +325,6 @@ def _region(machine: Machine, options: LaunchOptions) -> str:
 
 
 def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedValue]:
-    """Keys of the recipe that the machine decides."""
     keys = [ResolvedValue("hardware.machines", (machine.name,), "--machine")]
     if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
         return keys
@@ -398,8 +391,7 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
     there = {price.region: price for price in machine.prices if price.provider == GCP and price.rate(spot=spot)}
-    area = region.partition("-")[0]
-    if found := there.get(region) or there.get(area):
+    if found := there.get(region) or there.get(region.partition("-")[0]):
         return found
     if not there:
         raise InputError(

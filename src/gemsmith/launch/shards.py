@@ -83,10 +83,7 @@ def find_images(data: Data | None, key: str, source: Path) -> ImageShards | None
 
 
 def pack(list_file: Path, folder: Path, out: Path) -> None:
-    """Writes tar files of the listed files below `folder` into `out`, the same bytes each time, with the list beside.
-
-    Raises DataError for a file that is gone, or not what the list says.
-    """
+    """Writes tars of the listed files, always the same bytes, and the list into `out`. DataError for changed ones."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace_dir(out) as beside:
         for number, shard in enumerate(_shards(list_file, folder)):
@@ -99,10 +96,7 @@ def pack(list_file: Path, folder: Path, out: Path) -> None:
 
 
 def unpack(packed: Path, into: Path) -> int:
-    """Puts the files of such a folder into another, and deletes the tar files; returns how many files there are.
-
-    Raises RunError where they are not those of the list.
-    """
+    """Moves the files of such a folder into another, and counts them. Raises RunError for others than the list's."""
     try:
         for file in sorted(packed.glob("*.tar")):
             with tarfile.open(file) as tar:
@@ -144,14 +138,13 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 def _named(data: Data | None, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.parts import ImageSource
 
     renamed = data is not None and not {"image", "images"}.isdisjoint(data.columns)
     if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
-    images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), data=data, images=images, asked=data is None).documents:
+    found = read_dataset(str(source), data=data, folder=Path(), keep=lambda _bytes: "", asked=data is None)
+    for document in found.documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

@@ -198,12 +198,8 @@ def _records_last(name: str) -> tuple[int, str]:
 
 
 def fetch_home(root: str, path: Path, *, merged: bool) -> int:
-    """Copies the run from the bucket into a run directory; returns how many files it has then.
-
-    Raises RunError where the bucket has none, or the directory holds something else.
-    """
-    bucket = _opened(root, path)
-    fetch_run(bucket, path, without=() if merged else _LARGE)
+    """How many files a run directory has once the bucket's run is there. Raises RunError where either is no run."""
+    fetch_run(_opened(root, path), path, without=() if merged else _LARGE)
     return sum(1 for _ in files_below(path))
 
 

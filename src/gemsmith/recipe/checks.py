@@ -39,13 +39,10 @@ def _check_held_out(recipe: Recipe) -> Iterator[str]:
             f"rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
         )
     if (data.held_out or share) and isinstance(data.train, GeneratedData):
-        yield (
-            "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
-        )
+        yield "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
 
 
 def _check_image_folder(recipe: Recipe) -> Iterator[str]:
-    """What a folder of images needs."""
     data = recipe.data
     if data.format != "image-folder":
         for key in ("labels", "prompt"):
@@ -125,7 +122,6 @@ def _check_saving(recipe: Recipe) -> Iterator[str]:
 
 
 def _check_backend(recipe: Recipe) -> Iterator[str]:
-    """What one of the backends has not, whatever the machine."""
     train, name, backend = recipe.train, recipe.train.backend, BACKENDS[recipe.train.backend]
     remat = NAMES if isinstance(train.remat, tuple) else train.remat
     for key, value, allowed in (

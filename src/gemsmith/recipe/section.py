@@ -20,23 +20,16 @@ class Says:
 
 
 T = TypeVar("T")
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Listed = Annotated[tuple[T, ...], Field(strict=False)]
+"""A list in YAML."""
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 RowCount = Annotated[int, Field(gt=0, le=100_000_000)]
 """Rows of a dataset."""
 TokenCount = Annotated[int, Field(gt=0, le=2**20)]
 """Tokens of one text: four times what the largest Gemma 4 reads; the bound of the model itself is checked later."""
-Devices = Annotated[int, Field(gt=0, le=16_384)]
-"""The largest TPU pods have 9,216 chips."""
 AtOnce = Annotated[int, Field(gt=0, le=16_384)]
 """Requests under way at once: each holds a connection, and so a port."""
-Seconds = Annotated[int, Field(gt=0, le=86_400)]
-SpikeFactor = Annotated[float, Field(gt=1, le=1e6)]
-Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 InputPath = Annotated[T, Says(path=True)]
-NotCompiled = Annotated[T, Says(compiled=False)]
-OfQuestions = Annotated[T, Says("plan data train questions")]
-OfRows = Annotated[T, Says("plan data train")]
 OfPlan = Annotated[T, Says("plan bench")]
 AsServed = Annotated[T, Says("plan serve bench eval")]
 

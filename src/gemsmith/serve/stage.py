@@ -18,9 +18,9 @@ from gemsmith.errors import EngineError, RunError
 from gemsmith.recipe.load import differing_keys, load_recipe, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
+from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Clock, ExportDir, Run, make_provenance, read_record, start_clock, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
 from gemsmith.serve.container import this_machine_as
@@ -237,7 +237,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     clock = start_clock()
     server = servers.tuned()
     record = ServeRecord(
-        provenance=provenance_with_engine(run, "serve", clock, server.vllm),
+        provenance=make_provenance(run, "serve", clock, engine=server.vllm),
         warnings=servers.warnings,
         url=server.url,
         model=server.model,
@@ -249,8 +249,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
         adapter_effect=servers.adapter_effect,
         server=server.facts,
     )
-    write_record(run, record)
-    return record
+    return write_record(run, record)
 
 
 def keep_serving(
@@ -300,13 +299,6 @@ def curl_line(server: Server) -> str:
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if api_headers() else ""
     body = shlex.quote(json.dumps(_first_request(server)))
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
-
-
-def provenance_with_engine(run: ExportDir, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
-    """The record's provenance with vLLM's version in it, which lives in an environment of its own."""
-    provenance = make_provenance(run, stage, clock, **more)
-    package, _, version = vllm.partition(" ")
-    return provenance.model_copy(update={"versions": provenance.versions | {package: version}})
 
 
 def _first_request(server: Server) -> dict[str, Any]:

@@ -80,8 +80,7 @@ class Sandbox:
         bounds = (f"--as={limits.memory_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={limits.processes}")
         limited = ("prlimit", *bounds, "--core=0", "--")
         if self.bubblewrap is None:
-            started = [*limited, *(word.replace(FOLDER, str(folder)) for word in command)]
-            return _run(started, limits, cwd=folder)
+            return _run([*limited, *(word.replace(FOLDER, str(folder)) for word in command)], limits, cwd=folder)
         size = ("--size", str(limits.file_bytes))
         memory = (*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/dev/shm")
         output = () if writes is None else ("--bind", str(folder / writes), f"{FOLDER}/{writes}")

@@ -59,7 +59,7 @@ class LocalModel:
             ]
         answered = [*prompt, {"role": "assistant", "content": "-"}]  # as a row, which is then checked like any
         row = {"messages": answered, "images": [os.fspath(image) for image in images]}
-        messages = read_document(row, "generate", FORMS["messages"], ImageSource()).messages
+        messages = read_document(row, "generate", FORMS["messages"], ImageSource(), {}).messages
         try:
             each = [part.data or read_bytes(part.path) for part in images_of(messages)]
             seen = tuple(validate_image(data, self.patching) for data in each)

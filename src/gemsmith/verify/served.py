@@ -6,11 +6,12 @@ from typing import Any
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.evals.tasks import asked_messages, read_questions
+from gemsmith.evals.tasks import read_questions
+from gemsmith.images.patches import read_patching
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import ExportDir, Run, read_record, write_record
 from gemsmith.serve.client.batch import Request, ask_each
-from gemsmith.serve.client.chat import TOP, AnswerTokens, read_choice, read_tokens
+from gemsmith.serve.client.chat import TOP, AnswerTokens, api_messages, read_choice, read_tokens
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, base_name
 from gemsmith.serve.stage import make_settings
@@ -32,7 +33,8 @@ def verify_served(place: ExportDir, *, base_source: str | None = None) -> Verify
     base = open_checkpoint(run.recipe.checkpoint if run else base_source or exported.base)
     prompts: Sequence[Prompt]
     if run and run.recipe.data.eval is not None:
-        prompts = asked_messages(run, read_questions(run)[:PROMPTS])
+        patching = read_patching(base.config, run.recipe.data.image_tokens)
+        prompts = [api_messages(row.messages, row.images, patching) for row in read_questions(run)[:PROMPTS]]
     else:
         rows, seed = (trained_rows(run), run.recipe.seed) if run else (None, 1)
         prompts = [prompt.tokens.tolist() for prompt in text_prompts(rows, base.variant.vocabulary, seed)]

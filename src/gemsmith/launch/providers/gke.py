@@ -71,10 +71,11 @@ def server_machine(request: LaunchRequest) -> Machine:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
+    known = values(request)
     job_set = render_template(
         "jobset.yaml",
         request,
-        on_hosts_network=_on_hosts_network(request),
+        on_hosts_network=known["on_hosts_network"],
         nodes=_nodes(request.machine, spot=request.options.spot),
         account=ACCOUNT,
         held=format_footprint(disk_bytes(request)),
@@ -83,7 +84,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
         time=f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count",
     )
     service = render_service(request) if request.options.serve_machine is not None else None
-    return render_files(request, "gke", values(request), {"jobset.yaml": job_set}, service)
+    return render_files(request, "gke", known, {"jobset.yaml": job_set}, service)
 
 
 def render_service(request: LaunchRequest) -> str:
@@ -112,10 +113,6 @@ def render_service(request: LaunchRequest) -> str:
     )
 
 
-def _on_hosts_network(request: LaunchRequest) -> bool:
-    return request.machine.chip.kind == "tpu" and request.machine.hosts > 1
-
-
 def _nodes(machine: Machine, *, spot: bool) -> dict[str, str | WithReason]:
     """The labels of the nodes that pods need."""
     chip, taken_back = machine.chip, dict[str, str | WithReason]({"cloud.google.com/gke-spot": "true"} if spot else {})
@@ -136,12 +133,12 @@ def selector(nodes: dict[str, str | WithReason]) -> str:
 
 def values(request: LaunchRequest) -> dict[str, Any]:
     """Both halves of Workload Identity are checked: who the Kubernetes service account is to be, and that it may."""
-    options, on_hosts_network = request.options, _on_hosts_network(request)
-    serves = options.serve_machine is not None
+    options, machine, serves = request.options, request.machine, request.options.serve_machine is not None
+    on_hosts_network = machine.chip.kind == "tpu" and machine.hosts > 1
     return {
         "api": "container.googleapis.com",
         "server": f"{options.name}-server",
-        "nodes": selector(_nodes(request.machine, spot=options.spot)),
+        "nodes": selector(_nodes(machine, spot=options.spot)),
         "server_nodes": selector(_nodes(server_machine(request), spot=False)) if serves else None,
         "on_hosts_network": on_hosts_network,
         "account_pulls": on_hosts_network,

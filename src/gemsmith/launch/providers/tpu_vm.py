@@ -39,8 +39,7 @@ def check(request: LaunchRequest) -> None:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    command = worker_command(request, folder=FOLDER)
-    script = render_template("startup.sh", request, folder=FOLDER, command=command)
+    script = render_template("startup.sh", request, folder=FOLDER, command=worker_command(request, folder=FOLDER))
     return render_files(request, "tpu-vm", values(request), {"startup.sh": script})
 
 
