@@ -351,8 +351,7 @@ def _ask_tokens(asked: Sequence[tuple[Server, list[int]]], concurrency: int) -> 
 
     greedy = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
     requests = [
-        Request(path="/v1/completions", body=greedy | {"model": server.model, "prompt": prompt})
-        for server, prompt in asked
+        Request(path="/v1/completions", body=greedy | {"model": one.model, "prompt": ids}) for one, ids in asked
     ]
     server = asked[0][0]
     return ask_each(server, requests, read, to=server.model, concurrency=concurrency)
