@@ -59,8 +59,7 @@ def padding_share(side: Side) -> float | None:
 
 
 def _training_doubts(side: Side) -> Iterator[str]:
-    share = padding_share(side)
-    if share is not None and share > MOST_PADDING:
+    if (share := padding_share(side)) is not None and share > MOST_PADDING:
         yield (
             f"padding took {share:.0%} of the positions of its rows of {side.row_tokens:,}, so its speed in real "
             "tokens says how it padded as much as how fast it was."
@@ -69,8 +68,7 @@ def _training_doubts(side: Side) -> Iterator[str]:
         return
     # One epoch of rows that are not packed cannot have more steps than rows.
     epochs = int(side.conditions.get("train.epochs") or 1)
-    read = side.steps * side.global_batch_size
-    if read > epochs * side.rows:
+    if (read := side.steps * side.global_batch_size) > epochs * side.rows:
         yield (
             f"{side.steps:,} steps of {side.global_batch_size} rows are {read:,} rows in {epochs} epoch"
             f"{'s' if epochs > 1 else ''}, and {side.rows:,} were kept: it was trained on other rows than it says."
@@ -141,8 +139,7 @@ def compare_sides(
             raise InputError(f"--varying {name}: no run says that{suggest(name, known)}; give a key of the recipe")
     asked = tuple(varying)
     if not asked:
-        bearing = [each.condition for each in find_differences(sides, ()) if each.confounds]
-        keys = [name for name in bearing if ":" not in name]
+        keys = [each.condition for each in find_differences(sides, ()) if each.confounds and ":" not in each.condition]
         asked = tuple(keys) if len(keys) == 1 else ()
     return Comparison(
         sides=tuple(sides),

@@ -26,8 +26,7 @@ class Rule:
     needed: bool = False
     """Whether what is not recorded counts as a difference: that it was the same cannot be said."""
     settled_by: str | None = None
-    """A condition that says what this one came to: where that is recorded and alike, a difference here bears on
-    nothing, such as another path of the same rows."""
+    """A condition that says what this one came to: where that is recorded and alike, this one bears on nothing."""
 
 
 # The first that matches holds. A longer name of the same prefix stands before the shorter.

@@ -32,11 +32,10 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
     price = plan_rates(findings.plan, train.machine).get("on demand") if train else None
     if price is None or train is None:
         return None
-    there = train.provenance.machine
     stages = {
         stage: price.usd(stage_s(record))
         for stage, record in findings.records().items()
-        if record.provenance.machine.is_computer_of(there)
+        if record.provenance.machine.is_computer_of(train.provenance.machine)
     }
     tokens, training = trained_tokens(train), stages["train"]
     return ActualCost(

@@ -122,8 +122,7 @@ class Ratio(Part):
     value: float | None
     """Other / first; of scores other - first; None where that cannot be formed, which `notes` says why."""
     is_difference: bool = False
-    better: str
-    """higher or lower."""
+    better: Literal["higher", "lower"]
     interval: Range | None = None
     interval_of: str
     """What was resampled, or why there is no interval."""
@@ -197,8 +196,7 @@ def _training(first: Side, other: Side) -> Iterator[Ratio]:
 
 def speed_drift(side: Side) -> tuple[float, float] | None:
     """Real tokens/s of the first and the second half of the steps, where they differ by more than DRIFT."""
-    middle = len(side.timed_steps) // 2
-    if middle < _FEWEST_HALF:
+    if (middle := len(side.timed_steps) // 2) < _FEWEST_HALF:
         return None
     halves = side.timed_steps[:middle], side.timed_steps[middle:]
     early, late = (sum(tokens for tokens, _ in half) / sum(seconds for _, seconds in half) for half in halves)
@@ -255,8 +253,7 @@ def throughput_interval(ours: LoadCell, theirs: LoadCell) -> tuple[Range | None,
     each = [(cell.each, token_windows(cell.each, cell.output_tokens)) for cell in (ours, theirs) if cell.each]
     if min(written_share(*pair) for pair in each) < _WRITTEN_SHARE:
         return None, "its tokens came in too small a part of the time"
-    windows = [found for _, found in each]
-    return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
+    return bootstrap_ratio(*(found for _, found in each)), f"{WINDOWS} parts of the time resampled, one run each"
 
 
 def latency_interval(name: str, ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:

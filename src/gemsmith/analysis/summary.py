@@ -1,7 +1,4 @@
-"""What the records of a run say: which are there, the numbers that stand for them, and what a reader must know first.
-
-Shared by the page, the terminal's tables and comparisons, for which `read_sides` reads run directories.
-"""
+"""What the records of a run say: which are there, the numbers that stand for them, what a reader must know first."""
 
 import math
 import statistics
@@ -116,7 +113,6 @@ def find_notices(findings: RunRecords) -> list[Notice]:
 
 
 def _stage_notices(findings: RunRecords) -> Iterator[Notice]:
-    """Of training, verification, the load test and the scores."""
     train = findings.train
     if train and not all(step.skipped or abs(step.loss) < float("inf") for step in train.steps):
         yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
@@ -149,8 +145,7 @@ def _steps(numbers: Sequence[int]) -> str:
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
     """The grid's cell at the middle input length and rate, the lower of two, of those that completed any request."""
-    cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
-    if not cells:
+    if not (cells := [cell for cell in bench.cells if cell.completed and not cell.probe]):
         return None
     length = statistics.median_low({cell.input_tokens for cell in cells})
     row = [cell for cell in cells if cell.input_tokens == length]
@@ -262,8 +257,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"--trained-on {trained_on}: the train record of {name} has {has}, so it was trained on "
                 f"{' or '.join(having)}"
             )
-    compared = [record for stage, record in findings.records().items() if stage in _READ]
-    side = side_of_run(
+    return side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -272,9 +266,8 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         trained_on=trained_on,
         served_on=served_on,
         stale=findings.stale,
-        unproven=unproven_keys(run, compared),
-    )
-    return side.model_copy(update={"figures": dict(_figures(findings))})
+        unproven=unproven_keys(run, (record for stage, record in findings.records().items() if stage in _READ)),
+    ).model_copy(update={"figures": dict(_figures(findings))})
 
 
 def _figures(findings: RunRecords) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,4 @@
-"""The adapter in a run's saved step, of either backend.
-
-Orbax has stacks of layers, transposed:
+"""The adapter in a run's saved step, of either backend; Orbax has stacks of layers, transposed.
 
 training:       kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)
 PEFT and here:  A (R, in), B (out, R), W + scale * B A
@@ -45,9 +43,8 @@ def find_step(run: Run, step: int | None = None) -> int:
         again = " --force" if record.exists() else ""
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
     if step is not None and step not in saved:
-        there = ", ".join(map(str, saved))
         remedy = "allowed: one of those, or null for that of train.keep"
-        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; {remedy}")
+        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {', '.join(map(str, saved))}; {remedy}")
     return saved[-1] if step is None else step
 
 

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,16 +53,6 @@ _Read = Callable[[int, int], np.ndarray]
 """Where a part of a file begins and its length -> its bytes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """What an export's record says of merged/."""
-
-    merged: tuple[FileSum, ...]
-    merged_tensors: int
-    copied_tensors: int
-    """With the base's bytes; others without an adapter are as training held them."""
-
-
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
     """Raises CheckpointError where the adapter does not fit the base, or is not finite, or does nothing."""
     for module, (a, b) in adapter.shapes.items():
@@ -81,10 +70,11 @@ def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
     files_to_write(base)
 
 
-def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
-    """Writes the base with the adapter merged in into an empty folder, and onto the disk.
+def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> tuple[tuple[FileSum, ...], int]:
+    """The base's files with the adapter merged in, written onto the disk, and how many tensors have the base's bytes.
 
-    Raises CheckpointError where a merged weight is not finite, or the base was changed meanwhile.
+    Others without an adapter are as training held them. The folder must be empty. Raises CheckpointError where a merged
+    weight is not finite, or the base was changed meanwhile.
     """
     weights = {f"{module}.weight": module for module in adapter.modules}
     changed = weights.keys() | {name for name, place in base.places.items() if place.held}
@@ -114,9 +104,9 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
                 writer.append(block)
                 buffers.give_back(block)
             writer.end()
-        sums = writer.sums()
+        files = writer.sums()
     fsync_path(folder)
-    return Merged(merged=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(changed))
+    return files, len(base.places) - len(changed)
 
 
 def files_to_write(base: Checkpoint) -> list[Path]:
@@ -195,8 +185,7 @@ def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) 
 class _Scratch(threading.local):
     """Two float32 arrays for each thread, kept: fresh memory costs as much as the arithmetic on it."""
 
-    def __init__(self) -> None:
-        self._memory = np.empty((2, 0), np.float32)
+    _memory = np.empty((2, 0), np.float32)
 
     def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         values = math.prod(shape)
@@ -223,8 +212,7 @@ class _Buffers:
         block = memory[:length] if length <= len(memory) else np.empty(length, np.uint8)
         done = 0
         while done < length:
-            count = os.preadv(descriptor, [block[done:].data], begin + done)
-            if not count:
+            if not (count := os.preadv(descriptor, [block[done:].data], begin + done)):
                 raise CheckpointError("a file of the base ended early; it was changed while it was read")
             done += count
         return block
@@ -242,8 +230,7 @@ def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[
 def check_space(folder: Path, need_bytes: int) -> None:
     """Raises MachineError where the disk of the folder has less space free."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if free_bytes < need_bytes:
+    if (free_bytes := shutil.disk_usage(there).free) < need_bytes:
         raise MachineError(
             f"{folder}: the merged weights need {formats.size(need_bytes)}, {formats.size(free_bytes)} are free; make "
             "room, or name a place on another disk"

@@ -46,8 +46,7 @@ def export(run: Run) -> ExportRecord:
 
     Where train.method is full there is no adapter/, and merged/ has the trained weights.
     """
-    clock = start_clock()
-    step = find_step(run, run.recipe.export.step)
+    clock, step = start_clock(), find_step(run, run.recipe.export.step)
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     if run.record_file("data").exists():
@@ -72,13 +71,11 @@ def export(run: Run) -> ExportRecord:
             into, adapter = with_trained(base, saved), NO_ADAPTER
         merge.check_mergeable(into, adapter)
         merge.check_space(run.merged, merge.merged_bytes(into))
-        merged = merge.write_merged(into, adapter, merged_folder)
+        files, copied = merge.write_merged(into, adapter, merged_folder)
         # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
-    if full:
-        merged = replace(merged, merged_tensors=len(saved))
-        if run.adapter.exists():
-            shutil.rmtree(run.adapter)  # of the run's earlier adapters
+    if full and run.adapter.exists():
+        shutil.rmtree(run.adapter)  # of the run's earlier adapters
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
         provenance=make_provenance(run, "export", clock, packages=packages),
@@ -87,7 +84,9 @@ def export(run: Run) -> ExportRecord:
         base_sha256=fingerprint,
         merged_into=run.recipe.export.merge_into,
         adapter=written,
-        **vars(merged),
+        merged=files,
+        merged_tensors=len(saved) if full else len(adapter.modules),
+        copied_tensors=copied,
     )
     write_record(run, record)
     open_console().print(f"step {step}: {_summary(record, clock)} -> {run.merged}")
@@ -262,9 +261,7 @@ def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
         )
 
 
-def _write(
-    base: Checkpoint, source: _Source, out: Path, clock: Clock, check_target: Callable[[], None]
-) -> ExportRecord:
+def _write(base: Checkpoint, source: _Source, out: Path, clock: Clock, check: Callable[[], None]) -> ExportRecord:
     """Writes both folders and the record. The small files are hashed beside the merge, which uses every core.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have
@@ -284,12 +281,12 @@ def _write(
         merge.unchanged(source.files),
         ThreadPoolExecutor(1) as aside,
     ):
-        check_target()
+        check()
         new, adapter = ExportDir(path=beside), replace(source.adapter, base_sha256=fingerprint)
         writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
-        merged = merge.write_merged(base, adapter, new.merged)
+        files, copied = merge.write_merged(base, adapter, new.merged)
         written, sources = writing.result(), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
             provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
@@ -299,10 +296,12 @@ def _write(
             base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
             adapter=written,
-            **vars(merged),
+            merged=files,
+            merged_tensors=len(adapter.modules),
+            copied_tensors=copied,
         )
         write_record(new, record)
-        check_target()
+        check()
     open_console().print(f"{_summary(record, clock)} -> {out / 'merged'}, {out / 'adapter'}")
     return record
 
@@ -349,8 +348,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
 def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...]:
     """The kinds of projection whose modules the adapter has. What is missing or too much, check_fit names."""
     by_module = {target.module: target.role for target in lora_targets(variant, kinds_of(variant))}
-    kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
-    if not kinds:
+    if not (kinds := tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))):
         remedy = "is it another model's adapter?"
         raise CheckpointError(f"adapter {folder}: none of its modules is one that can be trained here; {remedy}")
     every = {target.module for target in lora_targets(variant, [ALL_LINEAR])}

@@ -79,10 +79,8 @@ def read_tunix_adapter(
             f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
             "did not match"
         )
-    if unused := len(sides) - len(used):
-        notes.append(
-            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
-        )
+    if idle := len(sides) - len(used):
+        notes.append(f"{idle} adapters of layers that take K and V from another layer are left out: no model uses them")
     return adapter, number, notes
 
 
@@ -93,8 +91,7 @@ def _find_params(folder: Path, step: int | None) -> Path:
         if step is not None and folder.name != str(step):
             raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
         return folder / MODEL
-    steps = checkpoint_steps(folder)
-    if not steps:
+    if not (steps := checkpoint_steps(folder)):
         remedy = "give the checkpoint root, <root>/<step>, or its model_params"
         raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; {remedy}")
     if step is not None and step not in steps:
@@ -123,10 +120,9 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
     text = ".".join(path).removesuffix(".value")
     match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)_lora_([ab])", text)
     if not match or match[2] not in _MODULES:
-        known = ", ".join(name.rpartition(".")[0] for name in _MODULES)
         raise CheckpointError(
             f"{place}: {text} has no counterpart among the weights that an adapter can change here; allowed in a "
-            f"layer: {known}"
+            f"layer: {', '.join(name.rpartition('.')[0] for name in _MODULES)}"
         )
     layer, name = int(match[1]), match[2]
     if layer >= variant.layers or not (variant.shares_kv(layer) or _is_in(layer, name, variant)):
@@ -154,8 +150,7 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
 
 def _read_alpha(place: Path) -> float:
     """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
-    custom = _step_metadata(place.parent).get("custom_metadata")
-    if isinstance(custom, dict):
+    if isinstance(custom := _step_metadata(place.parent).get("custom_metadata"), dict):
         lora = custom.get("lora_config") or custom.get("lora")
         for holder in (custom, lora if isinstance(lora, dict) else {}):
             for alpha in (holder.get("alpha"), holder.get("lora_alpha")):

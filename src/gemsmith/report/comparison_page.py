@@ -1,6 +1,7 @@
 """The page of a comparison, which needs nothing else, and the words for its differences and ratios in every form."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
@@ -11,7 +12,6 @@ from gemsmith.errors import some
 from gemsmith.report.page import open_environment, render
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
-_LONG_HASH = 40
 SWEPT_COLUMNS = ("tokens", "", f"ms TTFT at {TTFT_RATE:g} requests/s", "output tokens/s, the best of all rates")
 """Of a published comparison's sweeps: the two columns that the paper has."""
 
@@ -41,17 +41,14 @@ class RatioGroup:
 
     @property
     def intervals(self) -> list[str]:
-        found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
-        return [f"{unit}: {of}" for unit, of in found]
+        return list(dict.fromkeys(f"{ratio.unit}: {ratio.interval_of}" for ratio in self.ratios if ratio.interval))
 
 
 def condition_value(value: str | None) -> str:
     """A condition's value, hashes cut short."""
     if value is None or value == "null":
         return NOT_RECORDED if value is None else "none"
-    if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
-        return short_hash(value)
-    return value
+    return short_hash(value) if re.fullmatch("[0-9a-f]{40,}", value) else value
 
 
 def effect(difference: ConditionDifference) -> str:
@@ -71,7 +68,6 @@ def title(comparison: Comparison) -> str:
 
 
 def summary_line(comparison: Comparison) -> str:
-    """What the table of differences comes to."""
     bearing = sum(1 for each in comparison.differences if each.confounds)
     varying = f"What is compared is {' and '.join(comparison.varying)}. " if comparison.varying else ""
     if not bearing:
@@ -119,9 +115,7 @@ def bounds(ratio: Ratio) -> str:
     """The two ends of its interval, which it has."""
     assert ratio.interval is not None
     low, high = ratio.interval
-    if ratio.is_difference:
-        return f"{100 * low:+.1f} to {_points(high)}"
-    return span(decimal(low), decimal(high))
+    return f"{100 * low:+.1f} to {_points(high)}" if ratio.is_difference else span(decimal(low), decimal(high))
 
 
 def extent(ratio: Ratio) -> tuple[float, float] | None:

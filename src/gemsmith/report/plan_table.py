@@ -147,8 +147,7 @@ def bar_of(machine: MachinePlan) -> str:
 def _noted_lines(record: PlanRecord) -> Iterator[str]:
     """What the notes of many machines come to: a line for each kind of note, with the machines that it is about."""
     machines = record.machines
-    set_mesh = [machine.name for machine in machines if any(note.startswith(SET_MESH) for note in machine.notes)]
-    if set_mesh:
+    if set_mesh := [machine.name for machine in machines if any(note.startswith(SET_MESH) for note in machine.notes)]:
         yield f"{SET_MESH} what the table shows on {', '.join(set_mesh)}; auto trains with tp 1: slower, or too large"
     if spot := [f"{machine.name} {_range(machine.usd_spot)}" for machine in machines if machine.usd_spot]:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"

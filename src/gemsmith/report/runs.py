@@ -54,11 +54,8 @@ class RunRow:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, as JSON has them: no NaN."""
-        values = {**vars(self), "path": str(self.path)}
-        return {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        odd = {name: str(one) for name, one in vars(self).items() if isinstance(one, float) and not math.isfinite(one)}
+        return {**vars(self), "path": str(self.path), **odd}
 
 
 def find_runs(

@@ -93,8 +93,7 @@ def summary_table(run: Run) -> Table:
     for stage in STAGES:
         name = Text(stage, style="bold")
         if stage not in records:
-            missing = "no record" if stage in findings.problems else "left out"
-            rows.append([name, "", Text(missing, style="yellow"), ""])
+            rows.append([name, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), ""])
             continue
         for number, (what, value, *style) in enumerate(_lines(records[stage])):
             start = ["", ""] if number else [name, duration(summary.stage_s(records[stage]))]
@@ -108,8 +107,7 @@ def _lines(record: Any) -> _Lines:
     match record:
         case PlanRecord():
             yield "fits, estimated", ", ".join(machine.name for machine in record.machines if machine.fits) or "none"
-            cheapest = summary.cheapest_machine(record)
-            if cheapest and cheapest.usd:
+            if (cheapest := summary.cheapest_machine(record)) and cheapest.usd:
                 yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
         case DataRecord():
             held_out = record.dropped.get("held_out", 0)

@@ -61,8 +61,8 @@ def test_a_step_ends_with_its_own_computation_where_dispatch_waits_for_the_next(
 
     monkeypatch.setattr(tunix.TunixBackend, "_update", waits)
     monkeypatch.setattr(TrainSession, "finish", listens)
-    monkeypatch.setattr(tunix, "LONGEST_STEP_S", 0.0)
-    monkeypatch.setattr(tunix, "note_progress", lambda longest_s=None: bounds.append(longest_s))
+    monkeypatch.setattr(tunix.distributed, "LONGEST_STEP_S", 0.0)
+    monkeypatch.setattr(tunix.distributed, "note_progress", lambda longest_s=None: bounds.append(longest_s))
     record = train(prepared_run(train={"max_steps": 3, "save_steps": 100}))
     # Hosts take another for hung by what steps take: nothing is known before one has ended.
     assert bounds[0] is None and bounds[-1] in [10 * step.step_s for step in record.steps[:2]]
