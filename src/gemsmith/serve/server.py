@@ -278,7 +278,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
     """The facts in a server's answers, status line and headers before them, and in its log."""
     engine = _ENGINE.search(log)
     config = engine[2] if engine else ""
-    cache = read_cache_config(_body(metrics))
+    cache = read_cache_config(metrics.decode("utf-8", "replace"))
     quantization, told = _word(config, "quantization"), _json(version).get("version")
     if not (isinstance(told, str) and told):
         told = engine[1] if engine else None
@@ -322,13 +322,9 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _body(answer: bytes) -> str:
-    return answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
-
-
 def _json(answer: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(_body(answer))
+        found = json.loads(answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

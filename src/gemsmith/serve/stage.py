@@ -269,16 +269,14 @@ def keep_serving(
         server = servers.tuned()
         ready()
         print_warnings("serve", servers.warnings)
-        for number in range(restarts + 1):
+        for start in range(1, restarts + 2):
             try:
                 wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
                 return
             except EngineError as error:
-                if number == restarts:
+                if start > restarts:
                     raise
-                open_console().print(
-                    f"{error}\nserve: warning: it died, and is started again ({number + 1}/{restarts})"
-                )
+                open_console().print(f"{error}\nserve: warning: it died, and is started again ({start}/{restarts})")
             server = servers.tuned_again(server)
 
 
@@ -353,8 +351,7 @@ def _ask_tokens(asked: Sequence[tuple[Server, list[int]]], concurrency: int) -> 
 
     greedy = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
     requests = [
-        Request(path="/v1/completions", body=greedy | {"model": server.model, "prompt": prompt})
-        for server, prompt in asked
+        Request(path="/v1/completions", body=greedy | {"model": one.model, "prompt": ids}) for one, ids in asked
     ]
     server = asked[0][0]
     return ask_each(server, requests, read, to=server.model, concurrency=concurrency)

@@ -168,11 +168,9 @@ def chat_with_url(
     url: str, models: Sequence[str], *, sampling: SamplingParams, system: str, web: bool, port: int | None
 ) -> None:
     """Talks to models of an OpenAI server that is up; without a name to the only one. Raises as find_models."""
-    found = find_models(url, models)
-    voices = [
-        ChatModel(label=one.model, url=one.url, model=one.model, max_model_len=one.max_model_len) for one in found
-    ]
-    _chat(ChatSetup(voices=voices, title=found[0].url, sampling=sampling, system=system), web=web, port=port)
+    seen = find_models(url, models)
+    voices = [ChatModel(label=one.model, url=one.url, model=one.model, max_model_len=one.max_model_len) for one in seen]
+    _chat(ChatSetup(voices=voices, title=seen[0].url, sampling=sampling, system=system), web=web, port=port)
 
 
 def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:

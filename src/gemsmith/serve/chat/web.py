@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -85,15 +85,13 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
             for voice in voices:
                 with gradio.Column(min_width=300):
                     gradio.Markdown(f"### {voice.label}")
-                    shown += [
-                        gradio.HTML(draw_turns(voice, []), padding=False),
-                        gradio.Markdown("", elem_classes="speed"),
-                    ]
+                    shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
+                    shown.append(gradio.Markdown("", elem_classes="speed"))
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
         attached = gradio.State([])
-        preview = gradio.HTML(elem_classes="attached", padding=False)
+        images = gradio.HTML(elem_classes="attached", padding=False)
         with gradio.Row():
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
@@ -101,26 +99,22 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
             add = gradio.UploadButton("Add an image", file_types=["image"], type="filepath", visible=sight.takes_images)
         said = gradio.State([[] for _ in voices])
 
-        def answer(
-            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
-        ) -> Iterator[tuple[Any, ...]]:
+        def answer(prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any) -> Iterator[Any]:
             temperature, top_p, most, seed = drawn
             sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
             yield from answer_all(voices, prompt, urls, said, system, sampling)
 
         sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
-        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
+        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, images, *shown], show_progress="hidden")]
         stop.click(None, cancels=asked)
         empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
-        new.click(
-            lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
-        )
-        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, preview])
+        new.click(lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, images, *shown], cancels=asked)
+        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, images])
         if rows:
             picked.change(
                 lambda number: fill_in(rows, number, voices, sight),
                 picked,
-                [prompt, settings[0], expected, attached, preview, said, *shown],
+                [prompt, settings[0], expected, attached, images, said, *shown],
                 cancels=asked,
             )
     return page
@@ -147,10 +141,8 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
         choices.append((f"{number}: {text[:TITLE_CHARACTERS]}{more}", number - 1))
     with gradio.Row(visible=bool(rows)):
         picked = gradio.Dropdown(choices, value=None, label="Held-out row", info="Fills in its prompt.")
-        expected = gradio.Textbox(
-            label="Expected answer", interactive=False, lines=3, max_lines=8, elem_classes="exact"
-        )
-    return picked, expected
+        answer = gradio.Textbox(label="Expected answer", interactive=False, lines=3, max_lines=8, elem_classes="exact")
+    return picked, answer
 
 
 def fill_in(
@@ -210,9 +202,7 @@ def answer_all(
     yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
 
 
-def _frames(
-    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
-) -> Iterator[list[Heard]]:
+def _frames(voices: Sequence[ChatModel], messages: list[Turns], sampling: SamplingParams) -> Iterator[list[Heard]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
     news: queue.SimpleQueue[tuple[int, Heard | None]] = queue.SimpleQueue()
     closed = threading.Event()
@@ -248,9 +238,7 @@ def _frames(
         closed.set()
 
 
-def _columns(
-    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Heard]
-) -> list[str]:
+def _columns(voices: Sequence[ChatModel], said: list[Turns], asked: dict[str, Any], found: list[Heard]) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
         if isinstance(one, EngineError):
@@ -300,9 +288,7 @@ class Gate:
         if not all(secrets.compare_digest(key.encode(), given.encode()) for key in keys):
             return await refuse(403, f"open the page by the address that was printed, which has ${TOKEN} in it")
         body: list[Message] = []
-        read_bytes = max(
-            (int(value) for value in asked.headers.getlist("content-length") if value.isdigit()), default=0
-        )
+        read_bytes = max((int(size) for size in asked.headers.getlist("content-length") if size.isdigit()), default=0)
         try:
             async with asyncio.timeout(BODY_S):
                 while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):

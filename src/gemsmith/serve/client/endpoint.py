@@ -167,16 +167,14 @@ def find_models(url: str, names: Sequence[str], *, of: str = "") -> list[RemoteS
     if not names and len(known) > 1:
         raise InputError(f"--{of}model is missing; {url} has {', '.join(known)}")
     servers = []
-    for name in dict.fromkeys(names or known):
-        if name not in cards:
-            raise InputError(
-                f"--{of}model {name}: {url} has {', '.join(known)}{suggest(name, known)}; name one of them"
-            )
-        root, parent = (cards[name].get(key) for key in ("root", "parent"))
+    for one in dict.fromkeys(names or known):
+        if one not in cards:
+            raise InputError(f"--{of}model {one}: {url} has {', '.join(known)}{suggest(one, known)}; name one of them")
+        root, parent = (cards[one].get(key) for key in ("root", "parent"))
         # Of an adapter vLLM gives no length.
-        lengths = (card.get("max_model_len") for card in (cards[name], cards.get(str(parent), {})))
+        lengths = (card.get("max_model_len") for card in (cards[one], cards.get(str(parent), {})))
         length = next((length for length in lengths if isinstance(length, int)), None)
-        servers.append(RemoteServer(url=url, model=name, root=root, parent=parent, max_model_len=length))
+        servers.append(RemoteServer(url=url, model=one, root=root, parent=parent, max_model_len=length))
     return servers
 
 
