@@ -122,10 +122,8 @@ def read_launch(name: str) -> LaunchRecord:
         raise InputError(f"launch {name}: {file} does not exist{suggest(name, names)}; {there}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InputError(
-            f"{file}: is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
-            "open it with the Gemsmith that wrote it"
-        ) from None
+        what = f"is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        raise InputError(f"{file}: {what}; open it with the Gemsmith that wrote it") from None
 
 
 class WithReason(NamedTuple):

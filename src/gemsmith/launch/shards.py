@@ -160,10 +160,9 @@ def _may_name_images(file: Path) -> bool:
 def _refuse(name: str, folder: Path, where: str) -> None:
     """Raises DataError for an image that is not named as one below the folder, or does not exist."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
-            f"{where}: names the image {name}; a launch carries those below the folder of the rows, {folder}, named "
-            "as seen from there; put it there and name it so, or give rows with the images' bytes"
-        )
+        allowed = f"a launch carries those below the folder of the rows, {folder}, named as seen from there"
+        remedy = "put it there and name it so, or give rows with the images' bytes"
+        raise DataError(f"{where}: names the image {name}; {allowed}; {remedy}")
     if not name.isprintable():
         raise DataError(f"{where}: names the image {name!r}, which no list can name; rename it")
     if not (folder / name).is_file():

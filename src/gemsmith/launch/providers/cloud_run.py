@@ -39,10 +39,8 @@ def check(request: LaunchRequest) -> None:
     if options.spot:
         raise InputError("--spot: Cloud Run has no spot price; leave it out")
     if timeout_s > LONGEST_S:
-        raise InputError(
-            f"--timeout-hours {timeout_s / 3600:.0f}: a Cloud Run task takes {LONGEST_S // 3600} h at most; train "
-            "fewer steps, or on another target"
-        )
+        what = f"a Cloud Run task takes {LONGEST_S // 3600} h at most"
+        raise InputError(f"--timeout-hours {timeout_s / 3600:.0f}: {what}; train fewer steps, or on another target")
     if (options.network is None) != (options.subnet is None):
         raise InputError("--network and --subnet: go together; give both, or neither")
     images = {"--image": str(request.image.value)}
@@ -51,17 +49,13 @@ def check(request: LaunchRequest) -> None:
         images["serve.container_image"] = request.recipe.serve.container_image or ""
     for key, image in images.items():
         if not in_artifact_registry(image) and registry_of(image) != "docker.io":
-            raise InputError(
-                f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
-                f"make a remote repository of Artifact Registry for {registry_of(image)}"
-            )
+            remedy = f"copy it there, or make a remote repository of Artifact Registry for {registry_of(image)}"
+            raise InputError(f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; {remedy}")
     held, memory_gib = disk_bytes(request), GIB_A_VCPU * VCPUS[request.machine.name]
     if sum(held.values()) > memory_gib * 2**30:
-        raise InputError(
-            f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {format_footprint(held)}; "
-            "choose a larger one, leave export to another machine with --stages, or put the base in a bucket: "
-            "checkpoint: gs://…"
-        )
+        what = f"{memory_gib} GiB of memory do not hold {format_footprint(held)}"
+        remedy = "choose a larger one, leave export to another machine with --stages, or put the base in a bucket"
+        raise InputError(f"--machine {request.machine.name}: {what}; {remedy}: checkpoint: gs://…")
 
 
 def render(request: LaunchRequest) -> dict[str, str]:

@@ -50,9 +50,8 @@ def gives(machine: Machine) -> bool:
 def check(request: LaunchRequest) -> None:
     """Raises InputError without a cluster, or for a service that the machine cannot have."""
     if request.options.cluster is None:
-        raise InputError(
-            "--cluster: is missing; --provider gke needs the name of a cluster of yours, in --region or --zone"
-        )
+        needed = "the name of a cluster of yours, in --region or --zone"
+        raise InputError(f"--cluster: is missing; --provider gke needs {needed}")
     if request.options.serve_machine is not None:
         try:
             make_service(request, server_machine(request))

@@ -32,10 +32,11 @@ def check(request: LaunchRequest) -> None:
     """Raises InputError without a zone."""
     if request.options.zone is None:
         there = ", ".join(price.region for price in request.machine.prices if price.provider == "gcp")
-        raise InputError(
-            f"--zone: is missing; {request.machine.name} has a price in {there}; zones that have it are listed by: "
+        where = f"{request.machine.name} has a price in {there}; zones that have it are listed by"
+        command = (
             f"gcloud compute tpus accelerator-types list --zone ZONE --filter=type={accelerator_type(request.machine)}"
         )
+        raise InputError(f"--zone: is missing; {where}: {command}")
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
