@@ -40,17 +40,13 @@ from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
 from gemsmith.tasks import SOURCES
 
-FOLDER = "inputs"
-"""Of what the recipe reads of this machine, below the folder that holds the launched recipe."""
+FOLDER = "inputs"  # of what the recipe reads of this machine, below the folder that holds the launched recipe
 BEFORE_AND_AFTER_S = 2 * 3600
 """For the weights to arrive, compilation, export and verify; assumed, for the largest model."""
-EVAL_S = 2 * 3600
-"""For both models to load and answer; assumed, likewise."""
-SLACK = 1.5
-"""On the plan's upper estimate."""
+EVAL_S = 2 * 3600  # for both models to load and answer; assumed, likewise
+SLACK = 1.5  # on the plan's upper estimate
 GCP = "gcp"
-ROWS = "rows"
-"""Which predict answers, beside the keys of the recipe that name rows."""
+ROWS = "rows"  # which predict answers, beside the keys of the recipe that name rows
 _ROWS = ("data.train", "data.eval")
 _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""

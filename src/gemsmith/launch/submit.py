@@ -31,10 +31,8 @@ from gemsmith.runs.run import start_clock
 from gemsmith.system.files import sha256_file, write_text
 from gemsmith.system.version import __version__
 
-PATIENCE_S = 120
-"""For a command that only asks."""
-_FIRST = 2
-"""Checks without which nothing else can be asked: gcloud and a login."""
+PATIENCE_S = 120  # for a command that only asks
+_FIRST = 2  # checks without which nothing else can be asked: gcloud and a login
 
 
 def ask(command: Command) -> subprocess.CompletedProcess[str]:

@@ -30,8 +30,7 @@ RUN, CHECKPOINTS, LAUNCHED = "run/", "checkpoints/", "launched/"
 RECORDS = tuple(f"{stage}.json" for stage in STAGES)
 _WRITER, _WHOLE = "writer", ".whole"
 _BETWEEN_LOOKS_S = 5.0
-_LARGE = ("merged", "data")
-"""Folders that can be made again, and that nothing at home needs at first."""
+_LARGE = ("merged", "data")  # folders that can be made again, and that nothing at home needs at first
 _State = dict[str, tuple[int, int]]
 
 

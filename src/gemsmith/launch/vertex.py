@@ -32,8 +32,7 @@ _POLL_S = 10.0
 class Registration(Part):
     """All that is run and sent."""
 
-    upload: Command | None
-    """None: the weights lie there."""
+    upload: Command | None  # None: the weights lie there
     url: str
     body: dict[str, Any]
 

@@ -12,8 +12,7 @@ from gemsmith.recipe.schema import Data, GeneratedData, Lora, Recipe, Train
 from gemsmith.recipe.serving import Bench
 from gemsmith.tasks import SOURCES, find_source, is_prompt_file
 
-SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
-"""A share of data.train as data.eval."""
+SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a share of data.train as data.eval
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -19,8 +19,7 @@ FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates", "tasks"
 FOLDER = "/tmp/gemsmith"
 GPU = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
-LONGEST_S = 168 * 3600
-"""Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
+LONGEST_S = 168 * 3600  # of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h
 UNDISPUTED_S = 12 * 3600
 VCPUS = {"cloud-run-20": 20, "cloud-run-30": 30, "cloud-run-44": 44}
 """Of the catalog's machines: 20 are the least that go with this GPU, 44 the most."""

@@ -14,8 +14,7 @@ from gemsmith.launch.upload import describe_slice, worker_command
 from gemsmith.serve.command import RUNTIMES
 
 FEATURES: frozenset[Feature] = frozenset({"wheel"})
-FOLDER = "/dev/shm/gemsmith"
-"""In the host's memory: the boot disk is smaller than the weights of a large model."""
+FOLDER = "/dev/shm/gemsmith"  # in the host's memory: the boot disk is smaller than the weights of a large model
 
 
 def gives(machine: Machine) -> bool:
