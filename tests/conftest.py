@@ -282,10 +282,11 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def prompts_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of evaluations and benchmarks are rendered here: a process for it takes a second to start."""
 
+    from gemsmith.data.chat_template import find_template
     from gemsmith.data.tokenize import check_prompts, open_renderer
 
-    def check(folder, template, rows):
-        return check_prompts(open_renderer(folder, template), rows)
+    def check(folder, data, rows):
+        return check_prompts(open_renderer(folder, find_template(folder, data)), rows)
 
     for user in ("evals.tasks", "bench.requests"):
         monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", check)

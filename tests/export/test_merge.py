@@ -111,8 +111,8 @@ def test_the_folder_is_the_base_but_for_the_adapted_bytes(tiny_checkpoint, adapt
     shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
     assert after.keys() == before.keys() - {"pytorch_model.bin", "consolidated.safetensors", ".gitattributes"}
     assert {name for name in after if after[name] != before[name]} == shards
-    assert {file.name: file.sha256 for file in result.files} == after
-    assert {file.name: file.bytes for file in result.files} == {
+    assert {file.name: file.sha256 for file in result.merged} == after
+    assert {file.name: file.bytes for file in result.merged} == {
         name: (tmp_path / "merged" / name).stat().st_size for name in after
     }
     assert (result.merged_tensors, result.copied_tensors) == (38, len(base.places) - 38)

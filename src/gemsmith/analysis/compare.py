@@ -1,7 +1,6 @@
 """Sides next to each other: every difference, every ratio, what confounds it, and what a side's numbers contradict."""
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from gemsmith.analysis.confounders import RULES, Kind, follows_from, rule_of
 from gemsmith.analysis.cost import Curve, cost_curve
@@ -145,18 +144,17 @@ def compare_sides(
         bearing = [each.condition for each in find_differences(sides, ()) if each.confounds]
         keys = [name for name in bearing if ":" not in name]
         asked = tuple(keys) if len(keys) == 1 else ()
-    warnings = [(side, line) for side in sides for line in (*side.missing, *check_side(side))]
     return Comparison(
         sides=tuple(sides),
         varying=asked,
         differences=tuple(find_differences(sides, asked)),
-        alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
+        alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known),
         pairs=tuple(
             _pair(first, other, asked, hours)
             for place, first in enumerate(sides[:against], 1)
             for other in sides[place:]
         ),
-        warnings=tuple(f"{side.name}: {line}" if sides[1:] else line for side, line in warnings),
+        warnings=tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
     )
 
 
@@ -166,8 +164,6 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
     What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
     stands for the keys that it may have had other values of.
     """
-    if not sides[1:]:
-        return []
     names = dict.fromkeys(name for side in sides for name in side.conditions)
     for name in (rule.pattern for rule in RULES if rule.needed):  # where all sides have a number that it bears on
         stage = name.partition(":")[0]
@@ -191,12 +187,8 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
         )
         found.append(difference)
     order = [rule.pattern for rule in RULES]
-
-    def place(difference: ConditionDifference) -> tuple[bool, int]:
-        matching = (number for number, pattern in enumerate(order) if fnmatchcase(difference.condition, pattern))
-        return not difference.confounds and difference.varying is None, next(matching, len(order))
-
-    return sorted(found, key=place)
+    found.sort(key=lambda each: order.index(rule_of(each.condition).pattern))
+    return sorted(found, key=lambda each: not each.confounds and each.varying is None)
 
 
 def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:

@@ -138,8 +138,8 @@ RULES = (
     Rule("eval:*", _Q, "another way to score"),
     Rule("price:*_usd_per_hour", ("cost",), "another price of an hour", ("train:machine", "bench:machine")),
     Rule("price:*", ("cost",), "dollars of another day, region or source"),
+    Rule("*", KINDS, "no rule says what it changes, so it may change everything"),
 )
-_NO_RULE = Rule("*", KINDS, "no rule says what it changes, so it may change everything")
 
 
 def rule_of(condition: str) -> Rule:
@@ -148,7 +148,7 @@ def rule_of(condition: str) -> Rule:
     >>> rule_of("optimizer.beta1").confounds, rule_of("serve.port").confounds
     (('quality',), ())
     """
-    return next((rule for rule in RULES if fnmatchcase(condition, rule.pattern)), _NO_RULE)
+    return next(rule for rule in RULES if fnmatchcase(condition, rule.pattern))
 
 
 def follows_from(condition: str, varying: tuple[str, ...]) -> str | None:

@@ -239,12 +239,12 @@ def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:
 def _judge_total(claim: Claim, curve: Curve | None) -> Judged:
     """Where the stated ratio r is not that of the stated hours: it is that of (t₂ - r t₁) / (r p₁ - p₂) hours."""
     assert claim.hours is not None and claim.ratio is not None and curve is not None
-    found = curve.ratio(claim.hours)
-    assert found is not None
+    first, other = curve.usd(claim.hours)
+    found = other / first
     holds, elsewhere = _is_close(claim.ratio, found), ""
-    (first, other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
+    (trained, trained_other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
     below = claim.ratio * rate - rate_other
-    hours = (other - claim.ratio * first) / below if below else -1.0
+    hours = (trained_other - claim.ratio * trained) / below if below else -1.0
     if not holds and hours >= 0:
         elsewhere = f"; {claim.ratio:.4g} × is that of {hours:.1f} h"
     said = f"training and {claim.hours:g} h of serving, {claim.called}: {claim.ratio:.4g} ×"

@@ -98,7 +98,7 @@ def plan(
         return
     limits = None
     if compiles:
-        limits = lazy_import("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
+        limits = lazy_import("plan.aot.compile").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
     _plan(replace(args, source=args.source[0]), limits, **options)
 
 

@@ -136,11 +136,10 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
 
 
 def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
-    if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
+    weights = {f"layers.{layer}.{name}": found for (layer, name), found in sides.items()}
+    if halves := [name for name, found in weights.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
-    if flat := [
-        f"layers.{layer}.{name}" for (layer, name), found in sides.items() if found["a"].ndim < 2 or found["b"].ndim < 2
-    ]:
+    if flat := [name for name, found in weights.items() if found["a"].ndim < 2 or found["b"].ndim < 2]:
         raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
     if len(ranks) > 1:
@@ -189,14 +188,11 @@ def _is_in(layer: int, name: str, variant: Variant) -> bool:
 
 def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:
     rank, modules = a.shape[-1], _MODULES[name]
-    shared = contiguous(a.reshape(-1, rank).T)
-    if len(modules) == 1:
-        return [(modules[0], LoraPair(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
-    if b.ndim != 4 or b.shape[1] != len(modules):
+    if len(modules) > 1 and (b.ndim != 4 or b.shape[1] != len(modules)):
         raise CheckpointError(
             f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected"
         )
-    return [
-        (module, LoraPair(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T)))
-        for side, module in enumerate(modules)
-    ]
+    shared = contiguous(a.reshape(-1, rank).T)
+    of_modules = np.moveaxis(b, 1, 0) if len(modules) > 1 else [b]
+    pairs = (LoraPair(a=shared, b=contiguous(one.reshape(rank, -1).T)) for one in of_modules)
+    return list(zip(modules, pairs, strict=True))

@@ -48,10 +48,9 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         return Base(variant_of_id, variant_of_id.name)
     if found := _variant_of_size(name):
         return Base(found, f"{found.name} by its name", found.name)
-    raise RecipeError(
-        f"{where} is {name!r}: not known as a Gemma 4; --set model=gemma4-12b says that it is a copy of that one, "
-        "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
-    )
+    says = "--set model=gemma4-12b says that it is a copy of that one"
+    ports = "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
+    raise RecipeError(f"{where} is {name!r}: not known as a Gemma 4; {says}, {ports}")
 
 
 def _variant_of_size(name: str) -> Variant | None:
@@ -122,9 +121,8 @@ def encoders_rule(setting: Setting) -> Row:
         return setting.ignored("what Gemsmith does anyway")
     if "lora.targets" in setting.config.overridden:
         return setting.overridden("--set lora.targets says what is adapted")
-    return setting.differs(
-        "encoders are trained too; --set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
-    )
+    remedy = "--set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
+    return setting.differs(f"encoders are trained too; {remedy}")
 
 
 @if_set

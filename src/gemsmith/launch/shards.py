@@ -135,14 +135,13 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 def _named(data: Data | None, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.parts import ImageSource
 
     renamed = data is not None and not {"image", "images"}.isdisjoint(data.columns)
     if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
-    images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), data=data, images=images, asked=data is None).documents:
+    found = read_dataset(str(source), data=data, folder=Path(), keep=lambda _bytes: "", asked=data is None)
+    for document in found.documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 

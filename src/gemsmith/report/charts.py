@@ -361,13 +361,12 @@ def score_chart(scores: EvalRecord) -> Chart:
     names, words = {}, []
     for place, (task, base, tuned) in enumerate(tasks):
         top = -_TASK * place
-        rows += [(top, "base", base), (top - 1, "tuned", tuned)]
         if several:
             names[top] = task if len(task) <= _LONGEST_NAME else f"{task[: _LONGEST_NAME - 1]}…"
         of = f"{names[top]}, " if several else ""
-        for name, score in (("base", base), ("tuned", tuned)):
-            ends = f"{fraction(score.low)} to {fraction(score.high)}"
-            words.append(f"{of}{name}: {fraction(score.score)} ({ends})")
+        for down, (name, score) in enumerate((("base", base), ("tuned", tuned))):
+            rows.append((top - down, name, score))
+            words.append(f"{of}{name}: {fraction(score.score)} ({fraction(score.low)} to {fraction(score.high)})")
     sampled = bool(scores.tasks[0].tuned.problems)
     what = f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
 

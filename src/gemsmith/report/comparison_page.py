@@ -67,7 +67,7 @@ def effect(difference: ConditionDifference) -> str:
 
 def title(comparison: Comparison) -> str:
     names = [side.name for side in comparison.sides]
-    return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
+    return f"{', '.join(names[1:])} against {names[0]}"
 
 
 def summary_line(comparison: Comparison) -> str:
@@ -88,12 +88,9 @@ def summary_line(comparison: Comparison) -> str:
 def groups(pair: Pair) -> list[RatioGroup]:
     """The ratios by kind, and within by what confounds them."""
     found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
-    for ratio in pair.ratios:
+    for ratio in sorted(pair.ratios, key=lambda ratio: KINDS.index(ratio.kind)):
         found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
-    return [
-        RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios))
-        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
-    ]
+    return [RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios)) for (kind, by), ratios in found.items()]
 
 
 def ratio_value(ratio: Ratio, which: float) -> str:
@@ -154,10 +151,7 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
 
     names = [side.name for side in comparison.sides]
     others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
-    at_catalog = [
-        charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
-        for curve in (redrawn.at_catalog if redrawn else ())
-    ]
+    at_catalog = redrawn.at_catalog if redrawn else ()
     pairs = []
     for pair in comparison.pairs:
         both, places = (pair.first, pair.other), (names.index(pair.first), names.index(pair.other))
@@ -179,5 +173,5 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=pairs,
         loss=charts.loss_chart(comparison),
-        at_catalog=at_catalog,
+        at_catalog=[charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices") for curve in at_catalog],
     )

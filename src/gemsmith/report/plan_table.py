@@ -59,8 +59,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
         )
         for machine in record.machines
     ]
-    lines += _aligned([HEADINGS, *rows])
-    lines += ["", *LEGEND.splitlines(), ""]
+    lines += [*_aligned([HEADINGS, *rows]), "", *LEGEND.splitlines(), ""]
     unfit: dict[str, list[str]] = {}
     for machine in (machine for machine in record.machines if not machine.fits):
         why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
@@ -86,8 +85,7 @@ def serving_lines(record: PlanRecord) -> list[str]:
     """A table of what serving comes to for each length, the cheapest first by the upper ends."""
     lines = [f"{record.model} served by vLLM, with as many requests at once as fit; estimated"]
     for load in dict.fromkeys(row.load for row in record.serving):
-        rows = [row for row in record.serving if row.load == load]
-        fitting = sorted((row for row in rows if row.fits), key=serving_cost)
+        fitting = [row for row in record.serving if row.load == load and row.fits]
         cells = [
             (
                 row.machine,
@@ -98,7 +96,7 @@ def serving_lines(record: PlanRecord) -> list[str]:
                 *(_range(seconds, 1e3) for seconds in (row.prefill_s, row.decode_step_s)),
                 *map(_range, (row.output_tokens_per_s, row.usd_per_million_tokens)),
             )
-            for row in fitting
+            for row in sorted(fitting, key=serving_cost)
         ]
         lines += ["", load, "", *_aligned([SERVING_HEADINGS, *cells])]
     if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):

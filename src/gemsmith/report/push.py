@@ -162,8 +162,7 @@ def _scores(found: RunRecords) -> str:
     rows = []
     for task in found.eval.tasks:
         base, tuned, change = task.base.score, task.tuned.score, task.difference
-        ends = f"{signed(change.low)} to {signed(change.high)}"
-        moved = f"{signed(change.mean)} ({ends}), {p_value(change.p_value)}"
+        moved = f"{signed(change.mean)} ({signed(change.low)} to {signed(change.high)}), {p_value(change.p_value)}"
         rows.append((task.task, count(tuned.n), score_words(base), score_words(tuned), moved))
     columns = ("scorer", "n", "base, 95 %", "tuned, 95 %", "difference, 95 %")
     return "\n".join(Table(columns=columns, rows=rows).to_markdown())

@@ -27,6 +27,8 @@ STATES: dict[State, str] = {
     "failed": "bold red",
     "damaged": "bold red",
 }
+_Write = Callable[[Any], str]
+_WRITTEN: dict[str, _Write] = {"loss": decimal, "score": fraction, "speed": decimal, "cost": usd, "started": moment}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +74,8 @@ def find_runs(
     listed = [read_listed(path) for path in sorted(folders) if name is None or fnmatchcase(path.resolve().name, name)]
     wanted = [each for each in listed if not states or each.state in states]
     known = [each for each in wanted if _is_known(getattr(each, sort))]
-    return sorted(known, key=lambda each: getattr(each, sort), reverse=reverse) + [
-        each for each in wanted if not _is_known(getattr(each, sort))
-    ]
+    known.sort(key=lambda each: getattr(each, sort), reverse=reverse)
+    return [*known, *(each for each in wanted if not _is_known(getattr(each, sort)))]
 
 
 def read_listed(folder: Path) -> RunRow:
@@ -121,21 +122,13 @@ def print_runs(listed: Sequence[RunRow], folder: Path) -> None:
     if not listed:
         console.print(Text(f"no such run directory in {folder}"))
         return
-
-    def written(value: Any, write: Callable[[Any], str]) -> str:
-        return "–" if value is None else write(value)
-
-    rows = [
-        (
+    rows: list[list[str | Text]] = [
+        [
             Text(each.name, style="bold"),
             Text(each.state, style=STATES[each.state]),
             each.stage or "–",
-            written(each.loss, decimal),
-            written(each.score, fraction),
-            written(each.speed, decimal),
-            written(each.cost, usd),
-            written(each.started, moment),
-        )
+            *("–" if getattr(each, name) is None else write(getattr(each, name)) for name, write in _WRITTEN.items()),
+        ]
         for each in listed
     ]
     columns = ("run", "state", "stage", "loss", "score", "tokens/s", "cost", "started")

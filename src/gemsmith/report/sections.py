@@ -203,11 +203,7 @@ def make_bench(findings: RunRecords) -> dict[str, Any]:
     if bench is None:
         return {}
     cells = sorted(bench.cells, key=lambda cell: (cell.input_tokens, cell.output_tokens, *load_of(cell)))
-    return {
-        "charts": load_charts(bench),
-        "lengths": lengths(bench, cells),
-        "cells": cells,
-    }
+    return {"charts": load_charts(bench), "lengths": lengths(bench, cells), "cells": cells}
 
 
 def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[tuple[BenchCell, BenchCell, str | None]]:
@@ -305,10 +301,7 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
     steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
     if not steps:
         return []
-    saves_s, saves_words = 0.0, ""
-    if saves := train.saves:
-        saves_s = saves.s
-        saves_words = f"{saves.number:,} save{'s' * (saves.number != 1)} of {size(saves.bytes)} in all, waited for"
+    saves_s = train.saves.s if train.saves else 0.0
     steps_s = sum(step.step_s for step in steps)
     rest_s = max(0.0, train.provenance.duration_s - train.compile_s - steps_s - saves_s)
     earlier_s = sum(step.step_s for step in train.steps if step.step <= begun)
@@ -317,8 +310,10 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
         ("load and start: the rest", rest_s, True),
         ("compile, from the cache" if train.compiled_from_cache else "compile", train.compile_s, False),
         (f"{len(steps):,} steps", steps_s, False),
-        (saves_words, saves_s, False),
     ]
+    if saves := train.saves:
+        words = f"{saves.number:,} save{'s' * (saves.number != 1)} of {size(saves.bytes)} in all, waited for"
+        parts.append((words, saves_s, False))
     spans, at = [], start_s
     for name, seconds, reckoned in parts:
         if seconds > 0:

@@ -33,7 +33,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-ADDRESS = "127.0.0.1"
 HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 * 2**20
 BODY_S = 60.0
@@ -49,6 +48,7 @@ SAFETY_HEADERS = {
 SHOWN_ROWS = 200
 FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
+Heard = StreamedAnswer | EngineError  # what has come from a voice
 
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
@@ -58,7 +58,7 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(setup)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
-        server_name=ADDRESS,
+        server_name="127.0.0.1",
         server_port=port,
         share=False,
         quiet=True,
@@ -80,7 +80,15 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
         gradio.Markdown(f"## {setup.title}")
         settings = _settings(voices, setup.sampling, setup.system)
         picked, expected = _row_picker(rows)
-        shown = _column_row(voices)
+        shown: list[Any] = []  # of each voice, its conversation and its speed
+        with gradio.Row():
+            for voice in voices:
+                with gradio.Column(min_width=300):
+                    gradio.Markdown(f"### {voice.label}")
+                    shown += [
+                        gradio.HTML(draw_turns(voice, []), padding=False),
+                        gradio.Markdown("", elem_classes="speed"),
+                    ]
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
@@ -97,7 +105,6 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
             prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
         ) -> Iterator[tuple[Any, ...]]:
             temperature, top_p, most, seed = drawn
-            seed = None if seed is None else int(seed)
             sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
             yield from answer_all(voices, prompt, urls, said, system, sampling)
 
@@ -146,18 +153,6 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
     return picked, expected
 
 
-def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
-    """Of each voice, its conversation and its speed."""
-    shown: list[Any] = []
-    with gradio.Row():
-        for voice in voices:
-            with gradio.Column(min_width=300):
-                gradio.Markdown(f"### {voice.label}")
-                shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
-                shown.append(gradio.Markdown("", elem_classes="speed"))
-    return shown
-
-
 def fill_in(
     rows: Sequence[Question], number: int | None, voices: Sequence[ChatModel], sight: ImageSupport
 ) -> tuple[Any, ...]:
@@ -202,7 +197,7 @@ def answer_all(
         return
     asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     as_it_is = (gradio.skip(),) * 3
@@ -217,9 +212,9 @@ def answer_all(
 
 def _frames(
     voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
-) -> Iterator[list[StreamedAnswer | EngineError]]:
+) -> Iterator[list[Heard]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
-    news: queue.SimpleQueue[tuple[int, StreamedAnswer | EngineError | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, Heard | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
     def listen(place: int, voice: ChatModel) -> None:
@@ -233,7 +228,7 @@ def _frames(
         finally:
             news.put((place, None))
 
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     for place, voice in enumerate(voices):
         threading.Thread(target=listen, args=(place, voice), daemon=True).start()
     left = len(voices)
@@ -254,10 +249,7 @@ def _frames(
 
 
 def _columns(
-    voices: Sequence[ChatModel],
-    said: Sequence[Turns],
-    asked: dict[str, Any],
-    found: Sequence[StreamedAnswer | EngineError],
+    voices: Sequence[ChatModel], said: Sequence[Turns], asked: dict[str, Any], found: Sequence[Heard]
 ) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
@@ -298,10 +290,9 @@ class Gate:
 
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
-        if not _is_ours(headers):
-            return await refuse(403, "open the page by its own address: another site may not use it")
         asked = HTTPConnection(scope)
+        if not _is_ours(asked.headers):
+            return await refuse(403, "open the page by its own address: another site may not use it")
         in_address = quote(asked.query_params.get("token", ""), safe="")
         given = in_address or asked.cookies.get(COOKIE, "")
         # Browsers fetch the page's manifest, which says nothing of a chat, without a cookie.
@@ -309,7 +300,9 @@ class Gate:
         if not all(secrets.compare_digest(key.encode(), given.encode()) for key in keys):
             return await refuse(403, f"open the page by the address that was printed, which has ${TOKEN} in it")
         body: list[Message] = []
-        read_bytes = max((int(value) for value in headers.getlist("content-length") if value.isdigit()), default=0)
+        read_bytes = max(
+            (int(value) for value in asked.headers.getlist("content-length") if value.isdigit()), default=0
+        )
         try:
             async with asyncio.timeout(BODY_S):
                 while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):
