@@ -66,11 +66,9 @@ def _check_bench_images(recipe: Recipe) -> Iterator[str]:
     if bench.grid != "own":
         remedy = "set bench.grid to own, or bench.images to false"
         yield f"bench.images: true was given, and bench.grid {bench.grid} sends random text of given lengths; {remedy}"
-    given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
-    if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
-        what = (
-            f"requests of bench.images are as long as their rows, of data.max_length {recipe.data.max_length} at most"
-        )
+    given, longest = bench.input_tokens, recipe.data.max_length
+    if given != Bench.model_fields["input_tokens"].default and (len(given) > 1 or given[0] > longest):
+        what = f"requests of bench.images are as long as their rows, of data.max_length {longest} at most"
         yield f"bench.input_tokens: {', '.join(map(str, given))} was given, and {what}; leave it out"
 
 

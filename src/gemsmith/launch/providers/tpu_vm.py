@@ -32,10 +32,8 @@ def check(request: LaunchRequest) -> None:
     if request.options.zone is None:
         there = ", ".join(price.region for price in request.machine.prices if price.provider == "gcp")
         where = f"{request.machine.name} has a price in {there}; zones that have it are listed by"
-        command = (
-            f"gcloud compute tpus accelerator-types list --zone ZONE --filter=type={accelerator_type(request.machine)}"
-        )
-        raise InputError(f"--zone: is missing; {where}: {command}")
+        command = "gcloud compute tpus accelerator-types list --zone ZONE --filter=type"
+        raise InputError(f"--zone: is missing; {where}: {command}={accelerator_type(request.machine)}")
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
