@@ -74,9 +74,8 @@ def require_extra() -> Iterator[None]:
         extra = _EXTRAS[in_use[0]] if in_use else None
         if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
             raise
-        raise MachineError(
-            f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[{extra}]'"
-        ) from None
+        remedy = f"run: pip install 'gemsmith[{extra}]'"
+        raise MachineError(f"{error.name} is not installed, which this needs; {remedy}") from None
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:

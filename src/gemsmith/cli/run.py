@@ -159,9 +159,8 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
         record = lazy_import("verify.stage").verify(opened, base_source=base)
         lazy_import("pipeline").print_warnings_of(record)
     elif base is not None:
-        raise InputError(
-            f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
-        )
+        other = "a run's base is in its recipe"
+        raise InputError(f"--base: {source} is not a folder that gemsmith export --out wrote; {other}")
     else:
         opened, record = args.run_stage("verify")
     if served:

@@ -68,9 +68,8 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
         targets.print_deployment(args.source, args.run_path, args.overrides, machine)
     elif targets.is_checkpoint(args.source):
         if args.as_json or args.run_path or skip_verify_check or restart:
-            raise InputError(
-                f"--json, --run, --restart and --skip-verify-check are for a run or a recipe, {args.source} is neither"
-            )
+            those = "--json, --run, --restart and --skip-verify-check"
+            raise InputError(f"{those} are for a run or a recipe, {args.source} is neither")
         targets.serve_checkpoint(args.source, args.overrides, machine)
     elif args.as_json:
         args.print_record(replace(args, force=True).run_stage("serve", skip_verify_check=skip_verify_check)[1])

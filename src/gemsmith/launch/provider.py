@@ -22,19 +22,15 @@ from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import write_text
 
 LAUNCHES = Path("launches")
-LABEL = "gemsmith-run"
-"""The label that everything created carries; its value is the launch's name."""
-MOUNT = "/mnt/weights"
-"""Where a machine sees the bucket with the base, if its target mounts it."""
+LABEL = "gemsmith-run"  # the label that everything created carries; its value is the launch's name
+MOUNT = "/mnt/weights"  # where a machine sees the bucket with the base, if its target mounts it
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What every image can run; vLLM, which the others need, is in that for GPUs alone that has it in its name."""
-PREDICT = "predict"
-"""The last of a launch's stages, though none of a run's: it answers the rows of --rows."""
+PREDICT = "predict"  # the last of a launch's stages, though none of a run's: it answers the rows of --rows
 WITH_VLLM = {*SERVED, PREDICT}
 READERS_OF_MERGED = {"verify", *WITH_VLLM}
 """Stages for which the merged weights are fetched, which are as large as the model."""
-WORD = re.compile(r"[\w.:/@-]+")
-"""What stands in scripts, manifests and commands, whoever wrote it."""
+WORD = re.compile(r"[\w.:/@-]+")  # what stands in scripts, manifests and commands, whoever wrote it
 Command = tuple[str, ...]
 
 
@@ -93,15 +89,12 @@ class LaunchRecord(ChosenOptions):
     state: Literal["submitting", "submitted", "failed", "cleaned"]
     """`submitting` and `failed`: some of it may be there."""
     target: str
-    root: str
-    """gs://bucket/folder/NAME."""
+    root: str  # gs://bucket/folder/NAME
     usd_per_hour: float
     max_usd: float
-    started: str
-    """UTC, ISO 8601."""
+    started: str  # UTC, ISO 8601
     gemsmith: str
-    files: dict[str, str]
-    """Rendered file -> SHA-256."""
+    files: dict[str, str]  # rendered file -> SHA-256
 
 
 def write_launch(record: LaunchRecord) -> None:
@@ -122,10 +115,8 @@ def read_launch(name: str) -> LaunchRecord:
         raise InputError(f"launch {name}: {file} does not exist{suggest(name, names)}; {there}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InputError(
-            f"{file}: is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
-            "open it with the Gemsmith that wrote it"
-        ) from None
+        what = f"is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        raise InputError(f"{file}: {what}; open it with the Gemsmith that wrote it") from None
 
 
 class WithReason(NamedTuple):
@@ -140,15 +131,11 @@ class LaunchCost:
     """What a launch costs."""
 
     usd_per_hour: float
-    price: str
-    """Where the price is from."""
-    hours: tuple[float, float] | None
-    """Of training, by the plan; None where the number of steps is not known."""
-    timeout_s: WithReason
-    """After which one attempt is ended."""
+    price: str  # where the price is from
+    hours: tuple[float, float] | None  # of training, by the plan; None where the number of steps is not known
+    timeout_s: WithReason  # after which one attempt is ended
     attempts: int
-    uncounted: str = ""
-    """What can cost more than the greatest bill, as a clause."""
+    uncounted: str = ""  # what can cost more than the greatest bill, as a clause
 
     @property
     def usd(self) -> tuple[float, float] | None:
@@ -164,14 +151,10 @@ class LaunchCost:
 class LaunchInputs:
     """What a launch brings along."""
 
-    placed: tuple[ResolvedValue, ...] = ()
-    """Keys of the recipe that name another place there."""
-    copies: Mapping[str, str]
-    """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    rows: str | None = None
-    """Where the machine finds those to answer."""
-    images: tuple[ImageShards, ...] = ()
-    """Those that rows name, which are packed for the way."""
+    placed: tuple[ResolvedValue, ...] = ()  # keys of the recipe that name another place there
+    copies: Mapping[str, str]  # a local file or folder -> where it goes, below the run's folder in the bucket
+    rows: str | None = None  # where the machine finds those to answer
+    images: tuple[ImageShards, ...] = ()  # those that rows name, which are packed for the way
     weights_bucket: str | None = None
     """The bucket of the base, where it is mounted: the machine reads it in place."""
 
@@ -181,19 +164,16 @@ class LaunchRequest:
     """A launch that was asked for, with everything chosen for it; rendering needs nothing else."""
 
     options: ChosenOptions
-    recipe: Recipe
-    """As the machine reads it."""
+    recipe: Recipe  # as the machine reads it
     recipe_text: str
     inputs: LaunchInputs
     machine: Machine
     others: tuple["LaunchRequest", ...] = ()
     """Of further machines of its kind that fit, for a target that takes whichever it gets; `bill` is the dearest's."""
-    plan: PlanRecord
-    """For the machine alone."""
+    plan: PlanRecord  # for the machine alone
     variant: Variant
     bill: LaunchCost
-    root: str
-    """gs://bucket/folder/NAME: all that the launch reads and writes."""
+    root: str  # gs://bucket/folder/NAME: all that the launch reads and writes
     image: WithReason
     max_model_len: int | None
     """serve.max_model_len where the user gave it; None: the recipe's is what eval and bench need."""
@@ -212,8 +192,7 @@ class PreflightCheck:
     remedy: str
     complaint: Callable[[str], str | None] = lambda _output: None
     """What is wrong with the command's output; None where nothing is."""
-    needed: bool = True
-    """Where not, a failure is told and does not stop the launch."""
+    needed: bool = True  # where not, a failure is told and does not stop the launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +200,8 @@ class Resource:
     """A kind of thing that a launch creates: how its names are listed, and how one of them is removed."""
 
     kind: str
-    list: Command
-    """Prints a name a line."""
-    remove: Command
-    """`{}` stands for the name."""
+    list: Command  # prints a name a line
+    remove: Command  # `{}` stands for the name
 
 
 Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks", "serves"]

@@ -107,8 +107,7 @@ class Volume(NamedTuple):
     name: str
     path: str
     read_only: WithReason
-    options: str
-    """Of gcsfuse."""
+    options: str  # of gcsfuse
 
 
 class Service(NamedTuple):
@@ -118,8 +117,7 @@ class Service(NamedTuple):
     arguments: list[str | WithReason]
     volumes: list[Volume]
     weights_gb: float
-    probes: int
-    """Of 10 s each, until vLLM must be up."""
+    probes: int  # of 10 s each, until vLLM must be up
     cold_start: str
 
 

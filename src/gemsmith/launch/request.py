@@ -40,17 +40,13 @@ from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
 from gemsmith.tasks import SOURCES
 
-FOLDER = "inputs"
-"""Of what the recipe reads of this machine, below the folder that holds the launched recipe."""
+FOLDER = "inputs"  # of what the recipe reads of this machine, below the folder that holds the launched recipe
 BEFORE_AND_AFTER_S = 2 * 3600
 """For the weights to arrive, compilation, export and verify; assumed, for the largest model."""
-EVAL_S = 2 * 3600
-"""For both models to load and answer; assumed, likewise."""
-SLACK = 1.5
-"""On the plan's upper estimate."""
+EVAL_S = 2 * 3600  # for both models to load and answer; assumed, likewise
+SLACK = 1.5  # on the plan's upper estimate
 GCP = "gcp"
-ROWS = "rows"
-"""Which predict answers, beside the keys of the recipe that name rows."""
+ROWS = "rows"  # which predict answers, beside the keys of the recipe that name rows
 _ROWS = ("data.train", "data.eval")
 _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
@@ -90,11 +86,10 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
                 copies[value] = f"{root}/launched/{places[value]}"
         if key != ROWS:
             placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
-    if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
-        raise RecipeError(
-            f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
-            "saved steps then go to the launch's bucket"
-        )
+    saves = recipe.train.checkpoint_folder
+    if saves is not None and "://" not in saves:
+        remedy = "set it to null, saved steps then go to the launch's bucket"
+        raise RecipeError(f"train.checkpoint_folder: {saves} is a folder of this machine; {remedy}")
     there = places.get(rows or "", rows)
     return LaunchInputs(placed=tuple(placed), copies=copies, rows=there, images=tuple(images), weights_bucket=weights)
 
@@ -118,9 +113,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     root = f"{options.bucket.rstrip('/')}/{name}"
     inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None, rows=rows)
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
-        raise InputError(
-            f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
-        )
+        what = f"{recipe.checkpoint} is not downloaded from the Hugging Face hub"
+        raise InputError(f"--secret {options.secret}: {what}; leave it out")
     unfit, refused, found = list[InputError](), list[InputError](), list[LaunchRequest]()
     for machine in _machines(recipe, catalog, target, provider, options):
         request = None
@@ -137,10 +131,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     # What stands in the way of a machine that fits is the likeliest to be put right.
     problems = refused + unfit
     if len({str(problem) for problem in problems}) > 1:
-        raise InputError(
-            f"{problems[0]} (of {len(problems)} machines of --provider {provider} none can be had; choose one with "
-            "--machine)"
-        )
+        others = f"of {len(problems)} machines of --provider {provider} none can be had; choose one with --machine"
+        raise InputError(f"{problems[0]} ({others})")
     raise problems[0]
 
 
@@ -152,28 +144,22 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
     if options.wheel is not None:
         if "wheel" not in target.FEATURES:
-            raise InputError(
-                f"--wheel {options.wheel}: --provider {provider} runs a container; leave it out, or choose "
-                "--provider tpu-vm"
-            )
+            remedy = "leave it out, or choose --provider tpu-vm"
+            raise InputError(f"--wheel {options.wheel}: --provider {provider} runs a container; {remedy}")
         if options.image is not None:
             raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
     check_service(target, provider, options)
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
-            "nodes and pods"
-        )
+        rule = "must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -"
+        raise InputError(f"--name {name}: {rule}; it names jobs, nodes and pods")
     stages, known = options.stages or (), (*STAGES, PREDICT)
     check_stage_names(stages, "--stages", known)
     if not stages or list(stages) != [stage for stage in known if stage in stages]:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(known)}")
     if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
-        raise InputError(
-            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
-            "-, _ and ."
-        )
+        rule = "must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, -, _ and ."
+        raise InputError(f"--bucket {options.bucket}: {rule}")
 
 
 def check_service(target: Target, provider: str, options: LaunchOptions) -> None:
@@ -181,22 +167,16 @@ def check_service(target: Target, provider: str, options: LaunchOptions) -> None
     given = {"--serve-machine": options.serve_machine, "--load": options.load, "--max-replicas": options.max_replicas}
     for option, value in given.items():
         if value is not None and "serves" not in target.FEATURES:
-            raise InputError(
-                f"{option} {value}: --provider {provider} makes no service of the tuned model; leave it out, or choose "
-                "--provider cloud-run or gke"
-            )
+            remedy = "leave it out, or choose --provider cloud-run or gke"
+            raise InputError(f"{option} {value}: --provider {provider} makes no service of the tuned model; {remedy}")
         if value is not None and "export" not in (options.stages or ()):
-            raise InputError(
-                f"{option} {value}: the service is of the merged weights, and --stages leaves export out; leave "
-                f"{option} out, or add export"
-            )
+            what = "the service is of the merged weights, and --stages leaves export out"
+            raise InputError(f"{option} {value}: {what}; leave {option} out, or add export")
         if value is not None and provider == "gke" and options.serve_machine is None:
             raise InputError(f"{option} {value}: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100")
     if options.serve_machine is not None and provider == "cloud-run":
-        raise InputError(
-            f"--serve-machine {options.serve_machine}: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on "
-            "no other; leave it out, or choose --provider gke"
-        )
+        what = "Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on no other"
+        raise InputError(f"--serve-machine {options.serve_machine}: {what}; leave it out, or choose --provider gke")
 
 
 def _find_rows(target: Target, options: LaunchOptions) -> str | None:
@@ -205,10 +185,8 @@ def _find_rows(target: Target, options: LaunchOptions) -> str | None:
     if (PREDICT in stages) != (rows is not None):
         raise InputError(f"--rows and --stages {PREDICT}: go together; give both, or neither")
     if options.tasks > 1 and (stages != (PREDICT,) or "tasks" not in target.FEATURES):
-        raise InputError(
-            f"--tasks {options.tasks}: only --provider cloud-run --stages {PREDICT}, without other stages, shares rows "
-            "among tasks; leave it out"
-        )
+        what = f"only --provider cloud-run --stages {PREDICT}, without other stages, shares rows among tasks"
+        raise InputError(f"--tasks {options.tasks}: {what}; leave it out")
     if rows is None or "://" in rows or rows.startswith("hub:"):
         return rows
     if not (path := expanduser(rows)).exists():
@@ -281,20 +259,14 @@ def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> No
         return
     stages, gpu = options.stages or (), machine.chip.kind == "gpu"
     if not gpu and (served := [stage for stage in stages if stage in WITH_VLLM]):
-        raise InputError(
-            f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
-            "launch fetch, or name an image of your own with --image"
-        )
+        remedy = "run it after gemsmith launch fetch, or name an image of your own with --image"
+        raise InputError(f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; {remedy}")
     if gpu and "train" in stages and recipe.train.backend == "tunix":
-        raise RecipeError(
-            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
-            "train.backend=trl, or name an image of your own with --image"
-        )
+        remedy = "add --set train.backend=trl, or name an image of your own with --image"
+        raise RecipeError(f"train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; {remedy}")
     if "train" in stages and (trackers := [name for name in recipe.train.report_to if name != "tensorboard"]):
-        raise RecipeError(
-            f"train.report_to: {trackers[0]} was given, which Gemsmith's images do not have; add --set "
-            "train.report_to=[tensorboard], or name an image of your own with --image"
-        )
+        remedy = "add --set train.report_to=[tensorboard], or name an image of your own with --image"
+        raise RecipeError(f"train.report_to: {trackers[0]} was given, which Gemsmith's images do not have; {remedy}")
 
 
 def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
@@ -329,10 +301,9 @@ def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedV
     if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
         return keys
     if not BACKENDS[recipe.train.backend].buckets:
-        raise RecipeError(
-            f"train.backend: {recipe.train.backend} saves to folders only, and {machine.name} has {machine.hosts} "
-            "hosts that share none; set it to tunix, or choose a machine of one host"
-        )
+        what = f"saves to folders only, and {machine.name} has {machine.hosts} hosts that share none"
+        remedy = "set it to tunix, or choose a machine of one host"
+        raise RecipeError(f"train.backend: {recipe.train.backend} {what}; {remedy}")
     return [*keys, ResolvedValue("train.checkpoint_folder", f"{root}/checkpoints", "all hosts must see it")]
 
 
@@ -356,15 +327,12 @@ def estimate_cost(
     if options.timeout_hours is not None:
         timeout = WithReason(math.ceil(options.timeout_hours * 3600), f"--timeout-hours {options.timeout_hours:g}")
     elif PREDICT in options.stages:
-        raise InputError(
-            "--timeout-hours: is missing, and nothing tells how long answers take; give the hours after which an "
-            "attempt is to be ended; the next one asks only for what is missing"
-        )
+        remedy = "give the hours after which an attempt is to be ended; the next one asks only for what is missing"
+        raise InputError(f"--timeout-hours: is missing, and nothing tells how long answers take; {remedy}")
     elif steps is None or plan.hours is None:
-        raise InputError(
-            "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "
-            "give the hours after which an attempt is to be ended, or train.max_steps"
-        )
+        what = "the plan cannot tell how many steps there are before the rows are read"
+        remedy = "give the hours after which an attempt is to be ended, or train.max_steps"
+        raise InputError(f"--timeout-hours: is missing, and {what}; {remedy}")
     else:
         most, beside_s = plan.hours[1], BEFORE_AND_AFTER_S + (EVAL_S if evaluates else 0)
         timeout = WithReason(
@@ -394,17 +362,13 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     if found := there.get(region) or there.get(region.partition("-")[0]):
         return found
     if not there:
-        raise InputError(
-            f"--machine {machine.name}: the catalog has no {kind} price of it at Google, so its greatest bill is not "
-            "known; add one in hardware.catalog"
-        )
+        what = f"the catalog has no {kind} price of it at Google, so its greatest bill is not known"
+        raise InputError(f"--machine {machine.name}: {what}; add one in hardware.catalog")
     has = ", ".join(f"{name} ({price.rate(spot=spot):.2f} USD/h)" for name, price in there.items())
     if not region:
         raise InputError(f"--region: is missing; the catalog's {kind} price of {machine.name} is of {has}; name one")
-    raise InputError(
-        f"--region {region}: the catalog has no {kind} price of {machine.name} there; it has {has}; choose one, "
-        "or add the region in hardware.catalog"
-    )
+    what = f"the catalog has no {kind} price of {machine.name} there; it has {has}"
+    raise InputError(f"--region {region}: {what}; choose one, or add the region in hardware.catalog")
 
 
 def default_region(machine: Machine, *, spot: bool) -> str | None:

@@ -19,11 +19,9 @@ from gemsmith.recipe.schema import Data
 from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 from gemsmith.tasks.messages import images_of
 
-PACKED = "images"
-"""The folder of packed images: beside the rendered files, and below the launched recipe."""
+PACKED = "images"  # the folder of packed images: beside the rendered files, and below the launched recipe
 LIST = "files.sha256"
-SHARD_BYTES = 64 * 2**20
-"""A machine holds an object in memory while it fetches it, and fetches several at once."""
+SHARD_BYTES = 64 * 2**20  # a machine holds an object in memory while it fetches it, and fetches several at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,7 @@ class ImageShards:
 
     key: str
     folder: Path
-    sums: Mapping[str, str]
-    """Name, as seen from the folder -> SHA-256."""
+    sums: Mapping[str, str]  # name, as seen from the folder -> SHA-256
     total_bytes: int
 
     @property
@@ -159,10 +156,9 @@ def _may_name_images(file: Path) -> bool:
 def _refuse(name: str, folder: Path, where: str) -> None:
     """Raises DataError for an image that is not named as one below the folder, or does not exist."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
-            f"{where}: names the image {name}; a launch carries those below the folder of the rows, {folder}, named "
-            "as seen from there; put it there and name it so, or give rows with the images' bytes"
-        )
+        allowed = f"a launch carries those below the folder of the rows, {folder}, named as seen from there"
+        remedy = "put it there and name it so, or give rows with the images' bytes"
+        raise DataError(f"{where}: names the image {name}; {allowed}; {remedy}")
     if not name.isprintable():
         raise DataError(f"{where}: names the image {name!r}, which no list can name; rename it")
     if not (folder / name).is_file():

@@ -31,10 +31,8 @@ from gemsmith.runs.run import start_clock
 from gemsmith.system.files import sha256_file, write_text
 from gemsmith.system.version import __version__
 
-PATIENCE_S = 120
-"""For a command that only asks."""
-_FIRST = 2
-"""Checks without which nothing else can be asked: gcloud and a login."""
+PATIENCE_S = 120  # for a command that only asks
+_FIRST = 2  # checks without which nothing else can be asked: gcloud and a login
 
 
 def ask(command: Command) -> subprocess.CompletedProcess[str]:
@@ -84,10 +82,9 @@ def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
             if number < _FIRST:
                 break
     if failed:
-        raise MachineError(
-            f"preflight: {len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''}); "
-            "nothing was created; do what the lines above say and run the same command again"
-        )
+        what = f"{len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''})"
+        remedy = "do what the lines above say and run the same command again"
+        raise MachineError(f"preflight: {what}; nothing was created; {remedy}")
 
 
 def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Path]:
@@ -114,16 +111,13 @@ def submit(
     """
     name, most_usd = request.options.name, request.bill.max_usd
     if (LAUNCHES / name / "launch.json").exists() and (state := read_launch(name).state) != "cleaned":
-        raise InputError(
-            f"--name {name}: a launch of that name is {state}; run gemsmith launch clean {name}, or choose another name"
-        )
+        remedy = f"run gemsmith launch clean {name}, or choose another name"
+        raise InputError(f"--name {name}: a launch of that name is {state}; {remedy}")
     for line in (*cost_lines(request), *upload_lines(request)):
         console.print(line)
     if max_usd is not None and most_usd > max_usd:
-        raise InputError(
-            f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; lower --timeout-hours or --retries, or "
-            "raise it"
-        )
+        remedy = "lower --timeout-hours or --retries, or raise it"
+        raise InputError(f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; {remedy}")
     run_preflight(preflight(request, provider, target.values(request)), console)
     paths = print_files(request, target, LAUNCHES / name)
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
@@ -185,10 +179,8 @@ def _found(record: LaunchRecord, verb: str) -> Iterator[tuple[str, str, Command]
     for resource in resources(record, verb):
         answer = ask(resource.list)
         if answer.returncode:
-            raise EngineError(
-                f"{resource.kind}: cannot be listed ({answer.stderr}); so it is not known what is left; run again: "
-                f"{' '.join(resource.list)}"
-            )
+            what = f"cannot be listed ({answer.stderr}); so it is not known what is left"
+            raise EngineError(f"{resource.kind}: {what}; run again: {' '.join(resource.list)}")
         for name in answer.stdout.split():
             yield resource.kind, name, tuple(part.replace("{}", name) for part in resource.remove)
 

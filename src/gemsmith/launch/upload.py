@@ -17,10 +17,8 @@ WHEEL = f"gemsmith-{__version__}-py3-none-any.whl"
 GB = 10**9
 PROGRAM_BYTES = 16 * GB
 """Python and its libraries, rows, a few images, and a layer at a time of what is loaded or merged; assumed."""
-WEIGHT_BYTES = 2
-"""A parameter, in bfloat16."""
-SAVED_BYTES = 12
-"""A trained parameter and its two moments, in float32."""
+WEIGHT_BYTES = 2  # a parameter, in bfloat16
+SAVED_BYTES = 12  # a trained parameter and its two moments, in float32
 ADAPTER_BYTES = 4
 _WORTH_SAYING_BYTES = GB // 10
 

@@ -33,8 +33,7 @@ from gemsmith.train.stage import is_later_host
 
 ANSWERS = "answers.jsonl"
 RunStage = Callable[[Run, str], object]
-_AT_ONCE = 8
-"""Objects that are fetched at the same time."""
+_AT_ONCE = 8  # objects that are fetched at the same time
 
 
 def run_on_worker(

@@ -12,8 +12,7 @@ from gemsmith.recipe.section import AsServed, AtOnce, Listed, OfPlan, RowCount, 
 
 Seconds = Annotated[int, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
-BURST = math.inf
-"""The rate of requests that are all sent at once."""
+BURST = math.inf  # the rate of requests that are all sent at once
 AT_ONCE = 10_000.0
 """Requests a second that are as good as a burst: no server has answered one before the last of some dozens is sent."""
 

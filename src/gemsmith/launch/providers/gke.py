@@ -23,8 +23,7 @@ from gemsmith.plan.serving import WARM_UP_S
 
 FEATURES: frozenset[Feature] = frozenset({"serves"})
 FOLDER = "/dev/shm/gemsmith"
-ACCOUNT = "gemsmith"
-"""The Kubernetes service account, tied to the request's by Workload Identity."""
+ACCOUNT = "gemsmith"  # the Kubernetes service account, tied to the request's by Workload Identity
 TPUS = {"v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x"}
 TOPOLOGIES = {
     "v5e": {4: "2x2", 8: "2x4", 16: "4x4"},
@@ -34,8 +33,7 @@ TOPOLOGIES = {
 }
 """Chip -> chips of a slice -> its shape."""
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
-NEW_NODE_S = 1800
-"""For a node to come and to pull the image; assumed."""
+NEW_NODE_S = 1800  # for a node to come and to pull the image; assumed
 
 
 def gives(machine: Machine) -> bool:
@@ -50,9 +48,8 @@ def gives(machine: Machine) -> bool:
 def check(request: LaunchRequest) -> None:
     """Raises InputError without a cluster, or for a service that the machine cannot have."""
     if request.options.cluster is None:
-        raise InputError(
-            "--cluster: is missing; --provider gke needs the name of a cluster of yours, in --region or --zone"
-        )
+        needed = "the name of a cluster of yours, in --region or --zone"
+        raise InputError(f"--cluster: is missing; --provider gke needs {needed}")
     if request.options.serve_machine is not None:
         try:
             make_service(request, server_machine(request))
