@@ -221,7 +221,6 @@ class TrainSession:
             open_console().print(f"train  step {self.best_step:,} has the lowest held-out loss: export takes that one")
 
     def stopped(self, number: int) -> BaseException:
-        """What to raise where a signal has ended the attempt."""
         return resume.stopped(self.run, number, None if self.restart else self._last_saved())
 
     @property
@@ -259,18 +258,13 @@ class TrainSession:
         step_s, self._mark_s = ended_s - self._mark_s, ended_s
         step = TrainStep(
             step=plan.step,
-            loss=outcome.loss,
-            grad_norm=outcome.grad_norm,
             learning_rate=plan.learning_rate,
-            real_tokens=outcome.real_tokens,
             loss_tokens=outcome.targets,
             token_accuracy=round(outcome.correct / outcome.targets, 6),
-            images=outcome.images,
-            soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
             spike=plan.spike_limits[0] < outcome.loss < math.inf,
             grad_norm_spike=plan.spike_limits[1] < outcome.grad_norm < math.inf,
-            skipped=outcome.skipped,
+            **{name: value for name, value in vars(outcome).items() if name in TrainStep.model_fields},
         )
         resume.refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
         self.should_stop |= outcome.should_stop
@@ -340,7 +334,6 @@ class TrainSession:
         return [*self._resumed_at, self.done] if went_on else self._resumed_at
 
     def record(self, clock: Clock, variant: Variant) -> TrainRecord:
-        """The record of a finished training of such a model."""
         run, recipe, steps, facts = self.run, self.run.recipe, self.log.steps, self._backend.facts()
         folder = "checkpoints" if recipe.train.checkpoint_folder is None else run.checkpoints
         machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256

@@ -137,13 +137,7 @@ class TunixBackend:
         # A GPU's dispatch of the next step lasts until that is nearly over, so the main thread sees none end.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="step-end")
         self.checkpoints = OrbaxCheckpoints(
-            run.checkpoints,
-            every=run.recipe.train.save_steps,
-            keep=run.recipe.train.save_total_limit,
-            best_step=lambda: self._session.best_step,
-            before_save=self._before_save,
-            after_save=self._after_save,
-            frees=run.recipe.train.method == "full",
+            run, best_step=lambda: self._session.best_step, before_save=self._before_save, after_save=self._after_save
         )
 
     @cached_property
@@ -284,7 +278,6 @@ class TunixBackend:
         return metrics, (plan, metrics, self._watcher.submit(_when_ready, metrics))
 
     def _finish(self, pending: tuple[Plan, Any, Future[float]]) -> None:
-        """Waits for the step and hands on what it came to."""
         plan, metrics, ended = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         should_stop = bool(values.pop("stop"))

@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemsmith.checkpoints import steps as saved_steps
 from gemsmith.errors import CorruptCheckpointError
+from gemsmith.runs.run import Run
 from gemsmith.system.signals import heard_later
 
 
@@ -59,36 +59,33 @@ class OrbaxCheckpoints(CheckpointManager):
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
     are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
-    that does not match them is not restored. The best step is saved, too, and stays beside the newest. `frees`: where a
-    step is read, the present arrays make room first, and are gone where it is damaged.
+    that does not match them is not restored. The best step is saved, too, and stays beside the newest. Where all
+    weights are trained and a step is read, the present arrays make room first, and are gone where it is damaged.
     """
 
     def __init__(
         self,
-        root: Path,
+        run: Run,
         *,
-        every: int,
-        keep: int,
         best_step: Callable[[], int | None],
         before_save: Callable[[], dict[str, Any]],
         after_save: Callable[[float, int], None],
-        frees: bool = False,
     ) -> None:
+        root, self._train = run.checkpoints, run.recipe.train
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
-            save_interval_steps=every,
+            save_interval_steps=self._train.save_steps,
             preservation_policy=self,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
-        self._keep, self._best_step, self._before_save, self._after_save = keep, best_step, before_save, after_save
-        self._frees = frees
+        self._best_step, self._before_save, self._after_save = best_step, before_save, after_save
 
     def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
         """Which steps stay, as Orbax asks its policy."""
-        newest, best = len(checkpoints) - self._keep, self._best_step()
+        newest, best = len(checkpoints) - self._train.save_total_limit, self._best_step()
         return [place >= newest or each.step == best for place, each in enumerate(checkpoints)]
 
     def save(self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **more: Any) -> bool:
@@ -115,13 +112,12 @@ class OrbaxCheckpoints(CheckpointManager):
         return []
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned, and checksums; empty where saved without. Raises CorruptCheckpointError."""
         return saved_steps.read_step_metadata(self._root / str(step))
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
         """A step's arrays, placed where the model's and the optimizer's are. Raises CorruptCheckpointError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
-        for leaf in jax.tree.leaves(states) if self._frees else ():
+        for leaf in jax.tree.leaves(states) if self._train.method == "full" else ():
             leaf.delete()
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
@@ -134,7 +130,6 @@ class OrbaxCheckpoints(CheckpointManager):
             self._checkpoint_manager.delete(step)
 
     def set_aside(self, step: int) -> str:
-        """Gives a damaged step a name that Orbax takes for no step, which is returned."""
         name = saved_steps.set_aside(self._root / str(step), writes=jax.process_index() == 0)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(name)

@@ -171,10 +171,8 @@ def shard_opt_state(moments: nnx.State, model: Gemma4) -> nnx.State:
     for path, leaf in nnx.to_flat_state(moments):
         owner = next((path[start:] for start in range(len(path)) if path[start:] in shardings), None)
         sharding, value = shardings[owner] if owner else NamedSharding(mesh, PartitionSpec()), leaf.get_value()
-        if isinstance(value, jax.ShapeDtypeStruct):
-            value = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-        else:
-            value = jax.device_put(value, sharding)
+        is_abstract = isinstance(value, jax.ShapeDtypeStruct)
+        value = value.update(sharding=sharding) if is_abstract else jax.device_put(value, sharding)
         leaves.append((path, leaf.replace(value)))
     return nnx.from_flat_state(leaves)
 

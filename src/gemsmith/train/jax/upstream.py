@@ -168,8 +168,6 @@ class TunixTrainer(PeftTrainer):
 
 
 class _DataByStep(hooks.DataHooks):
-    """Asks for the batch of a step by the step's number."""
-
     def __init__(self, load: Callable[[int], Any]) -> None:
         self._load = load
 
