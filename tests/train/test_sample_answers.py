@@ -103,7 +103,7 @@ def read_events_file(file):
 def test_answers_are_told_and_shown(sampled, capsys):
     run, record = sampled
     answers = record.evaluations[-1].answers
-    Display(steps=6, done=0).add_evaluation(record.evaluations[-1])
+    Display(steps=6, done=0, compare=lambda _: None).add_evaluation(record.evaluations[-1])
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 1 + 3 * len(answers) and told[0].startswith("train  eval at step 6 of 6: loss ")
     for number, answer in enumerate(answers):

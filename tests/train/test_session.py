@@ -149,7 +149,7 @@ def test_what_was_saved_before_is_deleted_once_a_step_has_shown_that_training_wo
 
 
 def test_a_loss_is_skipped_above_its_limit_only_where_the_recipe_says_so(session_of, monkeypatch):
-    monkeypatch.setattr(session, "spike_limit", lambda _, __, factor: factor)
+    monkeypatch.setattr(session.loss_checks, "spike_limit", lambda _, __, factor: factor)
     plans = [session_of(on_spike=what).plan(3) for what in ("report", "skip")]
     assert [plan.skip_above for plan in plans] == [(math.inf, math.inf), (3.0, 10.0)]
     assert [plan.spike_limits for plan in plans] == [(3.0, 10.0), (3.0, 10.0)]

@@ -106,7 +106,7 @@ def test_a_spike_of_the_gradient_norm_is_told_or_skipped_or_ends_the_run(
     def limit(values, step, factor):
         return 0.0 if (step, factor) == (3, 7.0) else math.inf
 
-    monkeypatch.setattr(loop, "spike_limit", limit)
+    monkeypatch.setattr(loop.loss_checks, "spike_limit", limit)
     runs = {
         what: prepare(tmp_path / what, train=keys | {"on_spike": what, "grad_norm_spike_factor": 7.0})
         for what in ("report", "skip", "stop")

@@ -179,9 +179,14 @@ def _read_sources(
     )
 
 
+def has_tools(document: Document) -> bool:
+    """Whether the row declares tools, or calls some."""
+    return bool(document.tools) or any(turn.role == "tool" or turn.tool_calls for turn in document.messages)
+
+
 def refuse_tools(document: Document, remedy: str) -> None:
-    """Raises DataError where the row declares tools or calls some, with which no question is asked."""
-    if document.tools or any(message.role == "tool" or message.tool_calls for message in document.messages):
+    """Raises DataError where the row has tools, with which no question is asked."""
+    if has_tools(document):
         raise DataError(f"{document.origin}: has tools, which questions are asked without; {remedy}")
 
 

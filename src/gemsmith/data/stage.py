@@ -314,6 +314,20 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     }
 
 
+def describe_dropped(dropped: Mapping[str, int], data: Data, longest: str = "") -> str:
+    """Why rows are not trained on and how many, each after a semicolon."""
+    words = {
+        "held_out": "held out {:,}",
+        "limit": "left {:,} beyond data.limit",
+        "too_long": f"dropped {{:,}} longer than {data.max_length}{longest}",
+        "too_many_patches": f"dropped {{:,}} with more than {data.max_patches:,} patches",
+    }
+    return "".join(
+        "; " + (words[reason].format(count) if reason in words else f"dropped {count:,} ({reason})")
+        for reason, count in dropped.items()
+    )
+
+
 def _summary(record: DataRecord, run: Run) -> str:
     data, per_step = run.recipe.data, run.recipe.train.global_batch_size
     text = (
@@ -323,14 +337,7 @@ def _summary(record: DataRecord, run: Run) -> str:
     )
     if record.images:
         text += f"; {record.images:,} images in {record.soft_tokens:,} soft tokens"
-    for reason, count in record.dropped.items():
-        text += {
-            "held_out": f"; held out {count:,}",
-            "limit": f"; left {count:,} beyond data.limit",
-            "too_long": f"; dropped {count:,} longer than {data.max_length} (longest "
-            f"{record.length_percentiles['p100']:,})",
-            "too_many_patches": f"; dropped {count:,} with more than {data.max_patches:,} patches",
-        }.get(reason, f"; dropped {count:,} ({reason})")
+    text += describe_dropped(record.dropped, data, f" (longest {record.length_percentiles['p100']:,})")
     if record.sources:
         text += f"; taken of {describe_columns(record.sources)}"
     if record.ignored_columns:

@@ -113,7 +113,7 @@ def _plan_again(run: Run) -> Record | None:
     compiled = any(machine.compiled for machine in read_record(run, PlanRecord).machines)
     if compiled and read_record(run, DataRecord).images:  # whose step has another shape by now
         return None
-    limits = importlib.import_module("gemsmith.plan.compiled").Limits() if compiled else None
+    limits = importlib.import_module("gemsmith.plan.aot.compile").Limits() if compiled else None
     return _call(run, "plan", None, limits=limits)
 
 

@@ -14,16 +14,7 @@ from typing import Literal, NamedTuple
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.errors import (
-    USERS_ERRNOS,
-    GemsmithError,
-    InputError,
-    MachineError,
-    as_one,
-    explain_os_error,
-    problems_of,
-    raise_all,
-)
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, as_one, explain_os_error, raise_all
 from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.checks import eval_share
@@ -88,7 +79,7 @@ def find_problems(run: Run, stages: Collection[str], depth: Depth = "here") -> d
         except _SkippedError:
             continue
         except InputError as error:
-            for problem in problems_of(error):
+            for problem in error.problems:
                 found.setdefault(str(problem), (name, problem))
     return found
 
@@ -166,7 +157,7 @@ def _check(name: str, check: Callable[[], str], guard: Guard) -> list[Finding]:
     except _SkippedError as reason:
         return [Finding("skipped", name, str(reason))]
     except GemsmithError as error:
-        return [Finding("fails", name, str(problem)) for problem in problems_of(error)]
+        return [Finding("fails", name, str(problem)) for problem in error.problems]
     except OSError as error:
         return [Finding("fails", name, explain_os_error(error) if error.errno in USERS_ERRNOS else str(error))]
 
@@ -235,11 +226,11 @@ def _tokenizer(case: Case) -> str:
 
 
 def _rows(case: Case) -> str:
-    from gemsmith.data.stage import count_usable
+    from gemsmith.data.stage import count_usable, describe_dropped
 
-    kept, dropped = count_usable(case.run.recipe, _opened(case))
-    left_out = "".join(f", {count:,} left out: {reason}" for reason, count in dropped.items())
-    return f"data.train: {kept:,} rows are read and rendered{left_out}"
+    recipe = case.run.recipe
+    kept, dropped = count_usable(recipe, _opened(case))
+    return f"data.train: {kept:,} rows are read and rendered{describe_dropped(dropped, recipe.data)}"
 
 
 def _scoring(case: Case) -> str:

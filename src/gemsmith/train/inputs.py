@@ -4,12 +4,12 @@ Adapters start as PEFT draws them, or as those of `train.init_adapter`. No machi
 """
 
 import itertools
+import json
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -62,9 +62,10 @@ def load_init_adapter(recipe: Recipe, variant: Variant) -> Adapter | None:
     for key in ("rank", "alpha", "rslora"):
         found, wanted = getattr(adapter, key), getattr(lora, key)
         if found != wanted:
+            # All digits of a number, so that what is asked for is what is found.
+            found, wanted = (json.dumps(value).removesuffix(".0") for value in (found, wanted))
             raise RecipeError(
-                f"train.init_adapter: {folder} has {key} {_plain(found)}, lora.{key} is {_plain(wanted)}; set "
-                f"lora.{key}={_plain(found)}"
+                f"train.init_adapter: {folder} has {key} {found}, lora.{key} is {wanted}; set lora.{key}={found}"
             )
     source = f"{folder} (train.init_adapter)"
     check_fit(adapter, lora_targets(variant, lora.targets), source=source)
@@ -76,11 +77,6 @@ def start_adapter_hash(recipe: Recipe) -> str | None:
     """SHA-256 of the weights of train.init_adapter."""
     folder = recipe.train.init_adapter
     return None if folder is None else sha256_file(Path(folder) / WEIGHTS)
-
-
-def _plain(value: float | bool) -> str:
-    """As a recipe takes it: all digits of a number, so that what is asked for is what is found."""
-    return str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")
 
 
 def check_patching(checkpoint: Checkpoint, batches: Batches, data: Data, lora: Lora) -> PatchConfig | None:
@@ -136,7 +132,6 @@ class ImageFeed:
         return self._ready.popleft() if self._ready else None
 
     def close(self) -> None:
-        """Ends the processes."""
         self._decoded.close()
 
     def _fill(self) -> None:
@@ -171,9 +166,7 @@ class SamplePrompts:
     image_token: int
     stops: frozenset[int]
 
-    def answer(
-        self, batches: Iterable[tuple[Any, ...]], next_tokens: Callable[..., np.ndarray | None]
-    ) -> Answers | None:
+    def answer(self, batches: Iterable[tuple], next_tokens: Callable[..., np.ndarray | None]) -> Answers | None:
         """The greedy answers to the prompts of these batches, each its number, from 1, and what else is read of it.
 
         `next_tokens` is given all that, tokens (B, L) and a mask (B, L), and gives the most likely one after that which
@@ -183,11 +176,9 @@ class SamplePrompts:
         for number, *read in batches:
             first, batch = (number - 1) * self.batches.global_batch_size, self.batches.batch(number)
             tokens, lengths = batch.tokens, self.lengths[first : first + len(batch)]
-            room = [min(ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
+            most = [min(ANSWER_TOKENS, tokens.shape[1] - length) for length in lengths]
             answers: list[list[int]] = [[] for _ in lengths]
-            while left := [
-                row for row, ids in enumerate(answers) if len(ids) < room[row] and self.stops.isdisjoint(ids)
-            ]:
+            while left := [k for k, ids in enumerate(answers) if len(ids) < most[k] and self.stops.isdisjoint(ids)]:
                 mask = np.zeros_like(batch.loss_mask)
                 for row, ids in enumerate(answers):
                     mask[row, lengths[row] + len(ids) - 1] = 1

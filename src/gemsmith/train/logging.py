@@ -45,9 +45,7 @@ class StepLog(ExitStack):
     `earlier` and `evaluations` are those of earlier attempts, which the checkpoint that is continued from holds.
     """
 
-    def __init__(
-        self, earlier: Sequence[TrainStep], sinks: Sequence[Sink] = (), evaluations: Sequence[Evaluation] = ()
-    ) -> None:
+    def __init__(self, earlier: Sequence[TrainStep], sinks: Sequence[Sink], evaluations: Sequence[Evaluation]) -> None:
         super().__init__()
         self.steps, self._sinks, self.evaluations = list(earlier), sinks, list(evaluations)
 
@@ -219,9 +217,7 @@ class Tracker(Scalars):
 def report_sinks(run: Run, warnings: list[str], *, done: int) -> list[Sink]:
     """Where train.report_to sends the numbers; a tracker that fails adds to `warnings`."""
     names = dict.fromkeys(run.recipe.train.report_to)
-    return [
-        Events(run, done=done) if name == "tensorboard" else Tracker(name, run, warnings, done=done) for name in names
-    ]
+    return [Events(run, done=done) if one == "tensorboard" else Tracker(one, run, warnings, done=done) for one in names]
 
 
 class Display(Sink):
@@ -230,9 +226,7 @@ class Display(Sink):
     So does, once, what `compare` says of the first twenty timed steps.
     """
 
-    def __init__(
-        self, *, steps: int, done: int, compare: Callable[[Sequence[TrainStep]], str | None] = lambda _: None
-    ) -> None:
+    def __init__(self, *, steps: int, done: int, compare: Callable[[Sequence[TrainStep]], str | None]) -> None:
         self._console = open_console(soft_wrap=False)
         self._steps, self._done, self._compare = steps, done, compare
         self._recent: deque[TrainStep] = deque(maxlen=_WINDOW_STEPS)

@@ -17,6 +17,7 @@ from gemsmith.errors import CorruptCheckpointError, DataError, RunError, last_li
 from gemsmith.runs.records import Evaluation, Extension, ImageBucket, TrainImages, TrainRecord, TrainSaves, TrainStep
 from gemsmith.runs.run import Clock, Run, commit_recipe, make_provenance, write_record
 from gemsmith.system.console import open_console, print_warnings
+from gemsmith.train import loss_checks, resume
 from gemsmith.train.inputs import Answers, start_adapter_hash
 from gemsmith.train.logging import (
     Display,
@@ -29,23 +30,6 @@ from gemsmith.train.logging import (
     machine_of,
     report_sinks,
     timed_steps,
-)
-from gemsmith.train.loss_checks import (
-    best_evaluation,
-    grad_norm_warnings,
-    loss_increase_warnings,
-    loss_plateau_warnings,
-    reason_to_end_early,
-    spike_limit,
-)
-from gemsmith.train.resume import (
-    Stop,
-    checkpoint_metadata,
-    earlier_extensions,
-    earlier_steps,
-    refuse_to_go_on,
-    stop_on_signals,
-    stopped,
 )
 from gemsmith.train.schedule import describe_extension, learning_rate, schedule_notices
 
@@ -158,7 +142,7 @@ class TrainSession:
 
     def __init__(self, run: Run, backend: TrainBackend, *, steps: int, restart: bool) -> None:
         self.run, self.steps, self.restart = run, steps, restart
-        self.stopping, self.should_stop = Stop(), False
+        self.stopping, self.should_stop = resume.Stop(), False
         self._backend, self._mark_s = backend, 0.0
         self._start_adapter_sha256 = start_adapter_hash(run.recipe)
         self._saves = TrainSaves(number=0, s=0.0, bytes=0)
@@ -199,10 +183,10 @@ class TrainSession:
         for step in sorted(backend.checkpoints.steps(), reverse=True):
             try:
                 metadata = backend.checkpoints.read_metadata(step)
-                earlier = earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
+                earlier = resume.earlier_steps(run, f"{run.checkpoints}/{step}", metadata, self._start_adapter_sha256)
                 evaluations = [Evaluation.model_validate_json(line) for line in metadata.get("evaluations", ())]
                 found = step, earlier, evaluations, list(metadata["resumed_at"])
-                self.extensions = earlier_extensions(run, metadata)
+                self.extensions = resume.earlier_extensions(run, metadata)
                 backend.check_saved(step)
             except (CorruptCheckpointError, ValueError, KeyError, TypeError) as error:
                 damaged[step] = f"{run.checkpoints}/{step}: is damaged ({last_line(error)})"
@@ -237,8 +221,7 @@ class TrainSession:
             open_console().print(f"train  step {self.best_step:,} has the lowest held-out loss: export takes that one")
 
     def stopped(self, number: int) -> BaseException:
-        """What to raise where a signal has ended the attempt."""
-        return stopped(self.run, number, None if self.restart else self._last_saved())
+        return resume.stopped(self.run, number, None if self.restart else self._last_saved())
 
     @property
     def is_complete(self) -> bool:
@@ -251,8 +234,8 @@ class TrainSession:
         """What a step is run with; it depends on no step but those up to the last but one before it."""
         recipe, train = self.run.recipe, self.run.recipe.train
         limits = (
-            spike_limit([done.loss for done in self.log.steps], step, train.spike_factor),
-            spike_limit([done.grad_norm for done in self.log.steps], step, train.grad_norm_spike_factor),
+            loss_checks.spike_limit([done.loss for done in self.log.steps], step, train.spike_factor),
+            loss_checks.spike_limit([done.grad_norm for done in self.log.steps], step, train.grad_norm_spike_factor),
         )
         return Plan(
             step=step,
@@ -275,20 +258,15 @@ class TrainSession:
         step_s, self._mark_s = ended_s - self._mark_s, ended_s
         step = TrainStep(
             step=plan.step,
-            loss=outcome.loss,
-            grad_norm=outcome.grad_norm,
             learning_rate=plan.learning_rate,
-            real_tokens=outcome.real_tokens,
             loss_tokens=outcome.targets,
             token_accuracy=round(outcome.correct / outcome.targets, 6),
-            images=outcome.images,
-            soft_tokens=outcome.soft_tokens,
             step_s=round(step_s, 6),
             spike=plan.spike_limits[0] < outcome.loss < math.inf,
             grad_norm_spike=plan.spike_limits[1] < outcome.grad_norm < math.inf,
-            skipped=outcome.skipped,
+            **{name: value for name, value in vars(outcome).items() if name in TrainStep.model_fields},
         )
-        refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
+        resume.refuse_to_go_on(run, [*self.log.steps, step], run.recipe.train, self._last_saved())
         self.should_stop |= outcome.should_stop
         self.log.add(step)
         for callback in run.callbacks:
@@ -305,21 +283,20 @@ class TrainSession:
         """Logs what the held-out rows came to after a step: sums of nll, correct and targets, and answers to some."""
         count, seconds = sums["targets"], round(time.monotonic() - begun_s, 3)
         numbers = {"loss": sums["nll"] / count, "token_accuracy": round(sums["correct"] / count, 6)}
-        found = Evaluation(step=step, **numbers, loss_tokens=int(count), s=seconds, answers=answers)
-        self.log.add_evaluation(found)
+        self.log.add_evaluation(Evaluation(step=step, **numbers, loss_tokens=int(count), s=seconds, answers=answers))
         self.start_clock()
 
     @property
     def early_stop(self) -> str | None:
         """Why training ends before its last step, by the evaluations so far; None where it does not."""
-        after = self.extensions[-1].after if self.extensions else 0
-        return reason_to_end_early(self.log.evaluations, self.run.recipe.train, after=after, steps=self.steps)
+        after, train = self.extensions[-1].after if self.extensions else 0, self.run.recipe.train
+        return loss_checks.reason_to_end_early(self.log.evaluations, train, after=after, steps=self.steps)
 
     @property
     def best_step(self) -> int | None:
         """The step of the lowest held-out loss so far, to be saved and kept; None where train.keep is last."""
         is_kept = self.log.evaluations and self.run.recipe.train.keep == "best"
-        return best_evaluation(self.log.evaluations).step if is_kept else None
+        return loss_checks.best_evaluation(self.log.evaluations).step if is_kept else None
 
     def delete_previous_run(self) -> None:
         """Deletes what an earlier training left, now that a step has shown that mesh, rows and memory do."""
@@ -333,8 +310,8 @@ class TrainSession:
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
         log, start = self.log, self._start_adapter_sha256
-        found = checkpoint_metadata(self.run, log.steps, self.resumed_at, start, log.evaluations, self.extensions)
-        return found | {"best_step": self.best_step}
+        attempt = self.resumed_at, start, log.evaluations, self.extensions
+        return resume.checkpoint_metadata(self.run, log.steps, *attempt) | {"best_step": self.best_step}
 
     def saved(self, seconds: float, size_bytes: int) -> None:
         """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""
@@ -357,12 +334,11 @@ class TrainSession:
         return [*self._resumed_at, self.done] if went_on else self._resumed_at
 
     def record(self, clock: Clock, variant: Variant) -> TrainRecord:
-        """The record of a finished training of such a model."""
-        run, steps, facts = self.run, self.log.steps, self._backend.facts()
-        inside = run.recipe.train.checkpoint_folder is None
+        run, recipe, steps, facts = self.run, self.run.recipe, self.log.steps, self._backend.facts()
+        folder = "checkpoints" if recipe.train.checkpoint_folder is None else run.checkpoints
         machine, start = machine_of(run, facts.accelerators), self._start_adapter_sha256
         # Each has an adapter: backends check it as they put them on.
-        adapted = () if run.recipe.train.method == "full" else lora_targets(variant, run.recipe.lora.targets)
+        adapted = () if recipe.train.method == "full" else lora_targets(variant, recipe.lora.targets)
         sources = {"train.init_adapter": start} if start else None
         provenance = make_provenance(run, "train", clock, packages=self._backend.packages, sources=sources)
         devices = provenance.machine.model_copy(update={"accelerators": facts.accelerators})
@@ -374,10 +350,8 @@ class TrainSession:
             steps=tuple(steps),
             early_stop=self.early_stop,
             evaluations=tuple(self.log.evaluations),
-            warmup_steps=run.recipe.optimizer.warmup(
-                self.extensions[0].planned_steps if self.extensions else self.steps
-            ),
-            base_dtype=run.recipe.train.dtype,
+            warmup_steps=recipe.optimizer.warmup(self.extensions[0].planned_steps if self.extensions else self.steps),
+            base_dtype=recipe.train.dtype,
             resumed_at=tuple(self.resumed_at),
             extensions=tuple(self.extensions),
             spikes=tuple(step.step for step in steps if step.spike),
@@ -387,16 +361,16 @@ class TrainSession:
             real_tokens_per_s=_per_s("real_tokens", steps, self.resumed_at),
             images=self._images(facts),
             against_plan=against_plan(run, machine, timed_steps(steps, self.resumed_at)),
-            last_checkpoint=f"{'checkpoints' if inside else run.checkpoints}/{self.best_step or self._last_saved()}",
-            kept=run.recipe.train.keep,
+            last_checkpoint=f"{folder}/{self.best_step or self._last_saved()}",
+            kept=recipe.train.keep,
             saves=self._saves,
             warnings=(
                 *self._warnings,
-                *schedule_notices(run.recipe.optimizer, self.steps),
-                *loss_plateau_warnings(steps, run.recipe),
-                *grad_norm_warnings(steps, run.recipe),
+                *schedule_notices(recipe.optimizer, self.steps),
+                *loss_checks.loss_plateau_warnings(steps, recipe),
+                *loss_checks.grad_norm_warnings(steps, recipe),
             ),
-            critical_warnings=loss_increase_warnings(steps, run.recipe),
+            critical_warnings=loss_checks.loss_increase_warnings(steps, recipe),
             **{name: value for name, value in vars(facts).items() if name in TrainRecord.model_fields},
         )
 
@@ -425,7 +399,7 @@ def train_session(
     last step is saved Terminated after SIGTERM, KeyboardInterrupt after Ctrl-C.
     """
     session = TrainSession(run, backend, steps=steps, restart=restart)
-    with stop_on_signals(session.stopping):
+    with resume.stop_on_signals(session.stopping):
         session.train()
         record = session.record(clock, variant)
         if backend.writes:

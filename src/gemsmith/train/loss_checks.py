@@ -84,6 +84,10 @@ class Change:
     last_steps: int
     error: float
 
+    def __str__(self) -> str:
+        first = f"median {self.first:.4g} in the first {self.first_steps} steps"
+        return f"{first}, {self.last:.4g} in the last {self.last_steps}"
+
     @property
     def fall(self) -> float:
         """As a share of the first; below 0 where the loss rose."""
@@ -115,7 +119,7 @@ def loss_plateau_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[s
         return ()
     how = "hardly fell" if change.fall < _SMALL_SHARE else "fell no further than its noise"
     how = "did not fall" if change.fall <= 0 else how
-    return (f"The loss {how}: {_describe(change)}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
+    return (f"The loss {how}: {change}; {_reason(steps, recipe, low=change.first < _LOW_LOSS)}.",)
 
 
 def loss_increase_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
@@ -124,10 +128,7 @@ def loss_increase_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[
     if change is None or not change.rose:
         return ()
     rate = recipe.optimizer.learning_rate
-    return (
-        f"The loss rose: {_describe(change)}; optimizer.learning_rate, {rate:g}, may be too high: do not use this "
-        "adapter.",
-    )
+    return (f"The loss rose: {change}; optimizer.learning_rate, {rate:g}, may be too high: do not use this adapter.",)
 
 
 def grad_norm_warnings(steps: Sequence[TrainStep], recipe: Recipe) -> tuple[str, ...]:
@@ -164,28 +165,19 @@ def _change(steps: Sequence[TrainStep], *, first_steps: int | None = None) -> Ch
     )
 
 
-def _describe(change: Change) -> str:
-    return (
-        f"median {change.first:.4g} in the first {change.first_steps} steps, {change.last:.4g} in the last "
-        f"{change.last_steps}"
-    )
-
-
 def _reason(steps: Sequence[TrainStep], recipe: Recipe, *, low: bool) -> str:
     optimizer, total, skipped = recipe.optimizer, len(steps), sum(step.skipped for step in steps)
-    warmup, reached = optimizer.warmup(total), max(step.learning_rate for step in steps)
+    rate, warmup, reached = optimizer.learning_rate, optimizer.warmup(total), max(step.learning_rate for step in steps)
     if 2 * skipped > total:
         return f"the updates of {skipped:,} of {total:,} steps were left out"
     if 2 * warmup > total:
         key = "warmup_steps" if optimizer.warmup_ratio is None else "warmup_ratio"
         return (
             f"warm-up took {min(warmup, total):,} of {total:,} steps, and the learning rate reached {reached:.3g} of "
-            f"{optimizer.learning_rate:g}: lower optimizer.{key}, or train for more steps"
+            f"{rate:g}: lower optimizer.{key}, or train for more steps"
         )
     if low:
         return "it was low from the start, so these rows had little left to teach"
     if recipe.train.init_adapter:
         return "training continued from train.init_adapter, which may have learnt from such rows before"
-    return (
-        f"see whether optimizer.learning_rate, {optimizer.learning_rate:g}, is too low, or {total:,} steps are too few"
-    )
+    return f"see whether optimizer.learning_rate, {rate:g}, is too low, or {total:,} steps are too few"

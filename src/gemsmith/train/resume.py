@@ -84,9 +84,7 @@ def earlier_extensions(run: Run, metadata: Mapping[str, Any]) -> list[Extension]
     return found
 
 
-def earlier_steps(
-    run: Run, place: str, metadata: Mapping[str, Any], start_adapter_sha256: str | None
-) -> list[TrainStep]:
+def earlier_steps(run: Run, place: str, metadata: dict[str, Any], start_adapter_sha256: str | None) -> list[TrainStep]:
     """The steps of earlier attempts up to a checkpoint.
 
     Raises RunError where it was trained with another recipe, rows, start or learning rates than the run has now.
@@ -131,18 +129,16 @@ def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_sav
         return
     nonfinite = not (math.isfinite(steps[-1].loss) and math.isfinite(steps[-1].grad_norm))
     if nonfinite:
-        again = f"gemsmith data {run.path} --force, then: gemsmith train {run.path}"
         consequence = (
             f"training stopped at step {steps[-1].step} with loss {steps[-1].loss}; copy the checkpoint again, and "
-            f"run: {again}"
+            f"run: gemsmith data {run.path} --force, then: gemsmith train {run.path}"
         )
         refuse_nonfinite_base(open_checkpoint(run.recipe.checkpoint), consequence=consequence)
     kept = f"the last checkpoint is {run.checkpoints}/{last_saved}" if last_saved else "there is no checkpoint yet"
     ways = ["lower optimizer.learning_rate", "let such steps be skipped"]
     if nonfinite and all(step.skipped for step in steps[:-1]):  # no update came before
-        ways = ["set train.dtype to float32"] * (train.dtype != "float32") + ["name another train.init_adapter"] * bool(
-            train.init_adapter
-        )
+        ways = ["set train.dtype to float32"] * (train.dtype != "float32")
+        ways += ["name another train.init_adapter"] * bool(train.init_adapter)
     raise EngineError(
         f"training stopped: {reason}; {kept}; {', '.join([*ways, ''])}{'or ' if ways else ''}look at the rows with: "
         f"gemsmith data {run.path} --show 3"
@@ -151,11 +147,9 @@ def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_sav
 
 def full_disk(run: Run) -> MachineError:
     """What to raise where the disk has become full; steps that were saved before are whole."""
-    folder = run.recipe.train.checkpoint_folder
-    place = run.path if folder is None else f"{run.path} or {folder} (train.checkpoint_folder)"
-    return MachineError(
-        f"no space left on device while writing under {place}; free some and run the same command again"
-    )
+    folder, path = run.recipe.train.checkpoint_folder, str(run.path)
+    path += "" if folder is None else f" or {folder} (train.checkpoint_folder)"
+    return MachineError(f"no space left on device while writing under {path}; free some and run the same command again")
 
 
 def stopped(run: Run, number: int, last: int | None) -> BaseException:

@@ -32,12 +32,10 @@ def learning_rate(optimizer: Optimizer, *, update: int, updates: int) -> float:
 def say_schedule(recipe: Recipe, steps: int) -> tuple[str, ...]:
     """Prints how long warm-up takes; returns the notices that it printed."""
     optimizer, console = recipe.optimizer, open_console()
-    warmup = optimizer.warmup(steps)
+    warmup, rate = optimizer.warmup(steps), optimizer.learning_rate
     open_ = optimizer.warmup_steps is None and optimizer.warmup_ratio is None
     why = " (a tenth of the steps, at most 100: optimizer.warmup_steps is not set)" if open_ else ""
-    console.print(
-        f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {optimizer.learning_rate:g}{why}"
-    )
+    console.print(f"train: {steps:,} steps, warm-up of {warmup:,} to the learning rate {rate:g}{why}")
     notices = schedule_notices(optimizer, steps)
     for notice in notices:
         console.print(notice, style="yellow")

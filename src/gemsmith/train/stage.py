@@ -46,11 +46,9 @@ def longer(path: Path, steps: str | None, epochs: int | None) -> tuple[str, ...]
     done = len(record.steps)
     if steps and not re.fullmatch(r"\+?\d{1,9}", steps):
         raise InputError(f"{option}: must be a number of steps in all, such as {2 * done}, or of more, such as +{done}")
-    values = (
-        {"max_steps": int(steps) + done * steps.startswith("+")} if steps else {"epochs": epochs, "max_steps": None}
-    )
-    total = count_steps(run.recipe.train.model_copy(update=values), data.packed_rows)
-    settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in values.items())
+    given = {"max_steps": int(steps) + done * steps.startswith("+")} if steps else {"epochs": epochs, "max_steps": None}
+    total = count_steps(run.recipe.train.model_copy(update=given), data.packed_rows)
+    settings = tuple(f"train.{key}={json.dumps(value)}" for key, value in given.items())
     in_data = f"gemsmith data {path} --set {' --set '.join(settings)} --force"
     optimizer, warmup = run.recipe.optimizer, record.warmup_steps
     if optimizer.warmup_steps is None and warmup is not None and optimizer.warmup(total) != warmup:
@@ -89,12 +87,8 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
     steps = read_record(run, DataRecord).steps
     check_export_step(run, steps, restart=restart)
     run.told.update(say_schedule(run.recipe, steps))
-    in_bucket = "://" in str(run.recipe.train.checkpoint_folder)
-    with (
-        contextlib.nullcontext()
-        if in_bucket or is_later_host()
-        else locked(run.checkpoints, what="train.checkpoint_folder")
-    ):
+    takes_no_lock = "://" in str(run.recipe.train.checkpoint_folder) or is_later_host()
+    with contextlib.nullcontext() if takes_no_lock else locked(run.checkpoints, what="train.checkpoint_folder"):
         if run.recipe.train.backend == "trl":
             from gemsmith.train.torch.distributed import train_in_processes
 
@@ -122,16 +116,10 @@ def ask_xla(train: Train) -> None:
     if not names:
         return
     ask = [sys.executable, "-m", "gemsmith.train.jax.compile"]
-    environment = os.environ | {"PYTHONSAFEPATH": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    env = os.environ | {"PYTHONSAFEPATH": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
-            ask,
-            input=train.model_dump_json(),
-            env=environment,
-            timeout=XLA_S,
-            check=False,
-            capture_output=True,
-            text=True,
+            ask, input=train.model_dump_json(), env=env, timeout=XLA_S, check=False, capture_output=True, text=True
         )
     except subprocess.TimeoutExpired:
         print_warnings("train", [f"{names}: XLA did not say within {XLA_S} s whether it takes these flags"])

@@ -104,8 +104,8 @@ def test_damage_to_a_step_is_found_or_the_adapter_is_the_same(trained):
 
 
 def test_damage_to_a_step_is_found_or_training_goes_on_from_the_same_state(trained, trainer):
-    settings = {"every": 2, "keep": 3, "best_step": lambda: None, "before_save": dict, "after_save": lambda *_: None}
-    checkpoints = OrbaxCheckpoints(trained.checkpoints, **settings)
+    told = {"best_step": lambda: None, "before_save": dict, "after_save": lambda *_: None}
+    checkpoints = OrbaxCheckpoints(trained, **told)
     good, metadata = checkpoints.read(6, trainer.model, trainer.optimizer), checkpoints.read_metadata(6)
     found = 0
     for what in damages(trained.checkpoints / "6"):

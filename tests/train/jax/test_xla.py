@@ -39,10 +39,10 @@ def test_a_flag_that_is_refused_without_being_named_is_found_by_trying_each():
     """As a compiler of another vendor may say it; and no flag is blamed for memory."""
     flags, recipe = {"xla_cpu_enable_fast_math": False, "xla_no_such": 1}, Train()
     unnamed = jax.errors.JaxRuntimeError("INTERNAL: bad options")
-    assert "does not take xla_no_such=1 (" in str(explain_refusal(unnamed, flags, recipe, platform="cpu"))
+    assert "XLA on cpu does not take xla_no_such=1 (" in str(explain_refusal(unnamed, flags, recipe))
     full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: raise xla_no_such")
-    assert explain_refusal(full, flags, recipe, platform="cpu") is None
-    assert explain_refusal(unnamed, {"xla_cpu_enable_fast_math": False}, recipe, platform="cpu") is None
+    assert explain_refusal(full, flags, recipe) is None
+    assert explain_refusal(unnamed, {"xla_cpu_enable_fast_math": False}, recipe) is None
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_no_border_of_blocks_is_in_an_image_and_global_layers_know_of_none():
 def model_of(checkpoint, implementation):
     train = {"backend": "trl", "dtype": "float32", "remat": "none"}
     recipe = build_recipe({"checkpoint": str(checkpoint), "data": {"train": "not read"}, "train": train})
-    return load_base(recipe, open_checkpoint(str(checkpoint)), implementation, CPU)
+    return load_base(recipe, open_checkpoint(str(checkpoint)), implementation, CPU, vision=False)
 
 
 def hidden(model, implementation, tokens, segments):

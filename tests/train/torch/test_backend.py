@@ -293,4 +293,4 @@ def test_a_config_that_this_transformers_does_not_read_is_one_line(
     with pytest.raises(
         CheckpointError, match=r"per_layer_config, which transformers .* does not read; install 5\.19 or newer"
     ):
-        load_base(small_recipe(), open_checkpoint(str(folder)), "eager", torch.device("cpu"))
+        load_base(small_recipe(), open_checkpoint(str(folder)), "eager", torch.device("cpu"), vision=False)

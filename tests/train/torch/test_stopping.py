@@ -155,7 +155,7 @@ def test_a_step_that_is_no_number_is_skipped_where_the_recipe_says_so(prepare, t
 def test_a_spike_is_told_or_skipped_or_ends_the_run_as_the_recipe_says(
     whole, prepare, tmp_path, monkeypatch, saved_bytes
 ):
-    monkeypatch.setattr(session, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
+    monkeypatch.setattr(session.loss_checks, "spike_limit", lambda losses, step, factor: 1.0 if step == 4 else np.inf)
     run = prepare(tmp_path / "report", train=BACKEND)
     assert train(run).spikes == (4,)
     assert saved_bytes(run, 6) == saved_bytes(whole[0], 6)

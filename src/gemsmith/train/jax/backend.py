@@ -30,26 +30,14 @@ from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.run import Run, start_clock
 from gemsmith.train.inputs import ImageFeed, load_init_adapter, load_samples
+from gemsmith.train.jax import distributed
 from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 from gemsmith.train.jax.compile import Compiled, compile_program, use_compile_cache
-from gemsmith.train.jax.distributed import (
-    LONGEST_STEP_S,
-    check_accelerator,
-    check_hosts,
-    find_accelerators,
-    is_main_process,
-    joined_hosts,
-    local_rows,
-    note_progress,
-    place,
-    raise_on_all_hosts,
-    shard_batch,
-)
 from gemsmith.train.jax.evaluation import HeldOut
 from gemsmith.train.jax.images import Arrays, ImageLayout, count_buckets, image_input
 from gemsmith.train.jax.lora import add_adapters
 from gemsmith.train.jax.mesh import make_execution, make_mesh, micro_batches_on
-from gemsmith.train.jax.step import Step, input_shapes, make_optimizer, make_step, shard_opt_state
+from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 from gemsmith.train.jax.upstream import TunixTrainer
 from gemsmith.train.loop import BackendInfo, Plan, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
@@ -94,12 +82,12 @@ def train_with_tunix(run: Run, *, restart: bool = False) -> TrainRecord:
     clock, recipe = start_clock(), run.recipe
     drop_tracebacks_of_a_full_disk()
     use_compile_cache()
-    with joined_hosts():
-        check_accelerator()
+    with distributed.joined_hosts():
+        distributed.check_accelerator()
         batches = load_batches(run)
         checkpoint = open_checkpoint(recipe.checkpoint, variant=VARIANTS.get(recipe.model or ""))
         mesh = make_mesh(recipe, checkpoint.variant)
-        check_hosts(run)
+        distributed.check_hosts(run)
         with _one_line_errors(run):
             backend, variant = TunixBackend(run, checkpoint, batches, mesh), checkpoint.variant
             return train_session(run, backend, steps=batches.steps, variant=variant, clock=clock, restart=restart)
@@ -133,13 +121,13 @@ class TunixBackend:
     packages: tuple[str, ...] = ("jax", "flax", "qwix", "google-tunix", "optax", "orbax-checkpoint", "numpy")
 
     def __init__(self, run: Run, checkpoint: Checkpoint, batches: Batches, mesh: Mesh) -> None:
-        self.writes = is_main_process()
+        self.writes = jax.process_index() == 0
         self._run, self._checkpoint, self._batches, self._mesh = run, checkpoint, batches, mesh
         self._session: TrainSession
         self._images = image_input(checkpoint, batches, run.recipe.data, run.recipe.lora)
         self._feed: ImageFeed | None = None
         rows = load_eval_batches(run)
-        self._held_out = HeldOut(rows, self._images_of(rows), mesh) if rows else None
+        self._held_out = HeldOut(rows, self._images_of(rows), mesh, None) if rows else None
         parts, micro = axis_size(mesh, BATCH), micro_batches_on(run.recipe, checkpoint.variant, mesh)
         most, multiple = batches.global_batch_size // (parts * micro), LANES * axis_size(mesh, "sequence")
         samples = load_samples(run, checkpoint, parts=parts, most=most, multiple=multiple)
@@ -149,13 +137,7 @@ class TunixBackend:
         # A GPU's dispatch of the next step lasts until that is nearly over, so the main thread sees none end.
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="step-end")
         self.checkpoints = OrbaxCheckpoints(
-            run.checkpoints,
-            every=run.recipe.train.save_steps,
-            keep=run.recipe.train.save_total_limit,
-            best_step=lambda: self._session.best_step,
-            before_save=self._before_save,
-            after_save=self._after_save,
-            frees=run.recipe.train.method == "full",
+            run, best_step=lambda: self._session.best_step, before_save=self._before_save, after_save=self._after_save
         )
 
     @cached_property
@@ -196,7 +178,7 @@ class TunixBackend:
                 # first step is found before that is compiled.
                 ahead, first = 2 if jax.process_count() > 1 else 0, session.done + 1
                 self._feed = self._images.feed(self._batches, rows=self._rows, first=first, ahead=ahead)
-                raise_on_all_hosts(self._feed.fault)
+                distributed.raise_on_all_hosts(self._feed.fault)
             for bucket, inputs in self._inputs.items():
                 arguments = (self.trained, self.moments, self._step.frozen, inputs)
                 compiled = compile_program(self._step.update, arguments, session.stopping, self._run.recipe.train)
@@ -206,8 +188,8 @@ class TunixBackend:
             for held_out in filter(None, (self._held_out, self._prompts)):
                 if not held_out.compile(self._step, session.stopping, self._run.recipe.train):
                     return
-            raise_on_all_hosts(None)  # all have compiled
-            note_progress()
+            distributed.raise_on_all_hosts(None)  # all have compiled
+            distributed.note_progress()
             self._evaluate(session.done)
             session.start_clock()
             self.trainer.run(
@@ -229,15 +211,10 @@ class TunixBackend:
 
     def _make_step(self) -> None:
         """The step as a function of its state, which is that of model and optimizer now."""
-        recipe = self._run.recipe
+        recipe, optimizer = self._run.recipe, self.trainer.optimizer
+        lora = None if recipe.train.method == "full" else recipe.lora
         micro_batches = micro_batches_on(recipe, self.model.variant, self._mesh)
-        self._step: Step = make_step(
-            self.model,
-            self.trainer.optimizer,
-            lora=None if recipe.train.method == "full" else recipe.lora,
-            seed=recipe.seed,
-            micro_batches=micro_batches,
-        )
+        self._step = make_step(self.model, optimizer, lora=lora, seed=recipe.seed, micro_batches=micro_batches)
         self.trained, self.moments = self._step.trained, self._step.moments
         how, rows, length = self._images, recipe.train.global_batch_size, recipe.data.max_length
         left = range(self._session.done + 1, self._batches.steps + 1)
@@ -246,7 +223,7 @@ class TunixBackend:
             bucket: input_shapes(self._mesh, rows=rows, length=length, images=how.shape(step) if how else None)
             for bucket, step in first_of_each_bucket.items()
         }
-        self._rows = local_rows(next(iter(self._inputs.values()))["tokens"])
+        self._rows = distributed.local_rows(next(iter(self._inputs.values()))["tokens"])
 
     def _images_of(self, batches: Batches) -> ImageLayout | None:
         """Of held-out rows, which need none where training's do."""
@@ -264,7 +241,7 @@ class TunixBackend:
         fault, saved = None, f"; step {last} is saved"
         if (found := self._feed.fault) and not self._session.stopping.is_set():
             fault = type(found)(f"step {self._feed.step} of training: {found}{saved}")
-        raise_on_all_hosts(fault, saved=saved)
+        distributed.raise_on_all_hosts(fault, saved=saved)
 
     def _load(self, step: int) -> tuple[int, Arrays] | None:
         # Several hosts must stop after the same step, so there the step's own sum over all of them decides.
@@ -282,7 +259,7 @@ class TunixBackend:
         plan, before = self._session.plan(step), self._session.log.steps
         # Some steps take long by their size: how long is known once one has ended.
         timed = before and self._run.recipe.train.method != "full"
-        note_progress(longest_s=max(LONGEST_STEP_S, 10 * before[-1].step_s) if timed else None)
+        distributed.note_progress(longest_s=max(distributed.LONGEST_STEP_S, 10 * before[-1].step_s) if timed else None)
         numbers = {
             "learning_rate": plan.learning_rate,
             "step": step,
@@ -291,9 +268,8 @@ class TunixBackend:
         }
         bucket = self._bucket(step)
         shapes, update, frozen = self._inputs[bucket], self._compiled[bucket].update, self._step.frozen
-        inputs = shard_batch(arrays, self._rows, shapes) | {
-            name: place(numbers[name], shapes[name]) for name in numbers
-        }
+        inputs = distributed.shard_batch(arrays, self._rows, shapes)
+        inputs |= {name: distributed.place(number, shapes[name]) for name, number in numbers.items()}
         self.trained, self.moments, metrics = update(self.trained, self.moments, frozen, inputs)
         if self._session.restart:
             # Before the step is over for Tunix: Orbax saves none that lies before one that is there.
@@ -302,7 +278,6 @@ class TunixBackend:
         return metrics, (plan, metrics, self._watcher.submit(_when_ready, metrics))
 
     def _finish(self, pending: tuple[Plan, Any, Future[float]]) -> None:
-        """Waits for the step and hands on what it came to."""
         plan, metrics, ended = pending
         values = {name: value.item() for name, value in jax.device_get(metrics).items()}
         should_stop = bool(values.pop("stop"))
@@ -319,7 +294,7 @@ class TunixBackend:
             return
 
         def told() -> bool:  # before each batch
-            note_progress()
+            distributed.note_progress()
             return not goes_on and session.stopping.is_set()
 
         given = (self.trained, self._step.frozen, told)
@@ -351,7 +326,7 @@ class TunixBackend:
         # On CPU devices do not say what they held: there it is the most that the process held.
         held = [stats["peak_bytes_in_use"] for device in jax.local_devices() if (stats := device.memory_stats())]
         return BackendInfo(
-            accelerators=find_accelerators(),
+            accelerators=distributed.find_accelerators(),
             trained_parameters=sum(leaf.size for leaf in jax.tree.leaves(nnx.state(self.model, nnx.LoRAParam))),
             mesh=dict(self._mesh.shape),
             attention={

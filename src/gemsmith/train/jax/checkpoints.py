@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,18 +19,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from tunix.sft.checkpoint_manager import CheckpointManager
 
-from gemsmith.checkpoints.steps import (
-    add_checksum,
-    compare_checksums,
-    is_peft_step,
-    mix,
-    read_or_damage,
-    read_step_metadata,
-    set_aside,
-    weigh,
-    write_checksum,
-)
+from gemsmith.checkpoints import steps as saved_steps
 from gemsmith.errors import CorruptCheckpointError
+from gemsmith.runs.run import Run
 from gemsmith.system.signals import heard_later
 
 
@@ -43,7 +33,8 @@ def checksums(state: nnx.State) -> dict[str, str]:
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec()) if split else None
         # One at a time: of several programs under way at once, XLA's devices on CPU may wait for another to join in.
         sums = jax.device_get(_summing(everywhere)(leaf))
-        found[jax.tree_util.keystr(path, simple=True, separator="/")] = write_checksum(leaf.dtype, leaf.shape, sums)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        found[name] = saved_steps.write_checksum(leaf.dtype, leaf.shape, sums)
     return found
 
 
@@ -59,8 +50,8 @@ def _sums(array: jax.Array) -> jax.Array:
     for axis in reversed(range(array.ndim)):
         place += jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis) * np.uint32(stride % 2**32)
         stride *= array.shape[axis]
-    mixed = mix(bits, place)
-    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(weigh(mixed, place), dtype=jnp.uint32)])
+    mixed = saved_steps.mix(bits, place)
+    return jnp.stack([jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(saved_steps.weigh(mixed, place), dtype=jnp.uint32)])
 
 
 class OrbaxCheckpoints(CheckpointManager):
@@ -68,50 +59,45 @@ class OrbaxCheckpoints(CheckpointManager):
 
     `after_save` is told the seconds since then, and the bytes of the arrays: 0 where the step was there already. They
     are `<root>/<step>/{model_params,optimizer_state}`. A step's metadata holds checksums of its arrays, too, and a step
-    that does not match them is not restored. The best step is saved, too, and stays beside the newest. `frees`: where a
-    step is read, the present arrays make room first, and are gone where it is damaged.
+    that does not match them is not restored. The best step is saved, too, and stays beside the newest. Where all
+    weights are trained and a step is read, the present arrays make room first, and are gone where it is damaged.
     """
 
     def __init__(
         self,
-        root: Path,
+        run: Run,
         *,
-        every: int,
-        keep: int,
         best_step: Callable[[], int | None],
         before_save: Callable[[], dict[str, Any]],
         after_save: Callable[[float, int], None],
-        frees: bool = False,
     ) -> None:
+        root, self._train = run.checkpoints, run.recipe.train
         # Lightweight: it would read every step's metadata, and end at one that is damaged.
         options = ocp.CheckpointManagerOptions(
-            save_interval_steps=every,
+            save_interval_steps=self._train.save_steps,
             preservation_policy=self,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
-        self._keep, self._best_step, self._before_save, self._after_save = keep, best_step, before_save, after_save
-        self._frees = frees
+        self._best_step, self._before_save, self._after_save = best_step, before_save, after_save
 
     def should_preserve(self, checkpoints: Sequence[Any], **_: Any) -> list[bool]:
         """Which steps stay, as Orbax asks its policy."""
-        newest, best = len(checkpoints) - self._keep, self._best_step()
+        newest, best = len(checkpoints) - self._train.save_total_limit, self._best_step()
         return [place >= newest or each.step == best for place, each in enumerate(checkpoints)]
 
-    def save(
-        self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **options: Any
-    ) -> bool:
+    def save(self, step: int, model: Any, optimizer: Any = None, *args: Any, force: bool = False, **more: Any) -> bool:
         """Whether the step was saved; nothing is, before the first step."""
         if step == 0 or not (force or step == self._best_step() or self._checkpoint_manager.should_save(step)):
             return False
         metadata, begun_s = self._before_save(), time.monotonic()
         states = _states(model, optimizer)
         sums = {name: checksums(state) for name, state in states.items()}
-        options["custom_metadata"] = add_checksum(metadata, sums)
+        more["custom_metadata"] = saved_steps.add_checksum(metadata, sums)
         with heard_later():
-            saved = super().save(step, model, optimizer, *args, force=True, **options)
+            saved = super().save(step, model, optimizer, *args, force=True, **more)
         size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(states)) if saved else 0
         self._after_save(time.monotonic() - begun_s, size_bytes)
         return saved
@@ -120,24 +106,23 @@ class OrbaxCheckpoints(CheckpointManager):
         return sorted(self._checkpoint_manager.all_steps())
 
     def others(self) -> list[int]:
-        last = self.steps()[-1:]
+        last = [(step, self._root / str(step)) for step in self.steps()[-1:]]
         with contextlib.suppress(CorruptCheckpointError):  # that is told once the step is to be restored
-            return [step for step in last if is_peft_step(self._root / str(step)) or not self.read_metadata(step)]
+            return [step for step, folder in last if saved_steps.is_peft_step(folder) or not self.read_metadata(step)]
         return []
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `before_save` returned, and checksums; empty where saved without. Raises CorruptCheckpointError."""
-        return read_step_metadata(self._root / str(step))
+        return saved_steps.read_step_metadata(self._root / str(step))
 
     def read(self, step: int, model: Any, optimizer: Any) -> dict[str, Any]:
         """A step's arrays, placed where the model's and the optimizer's are. Raises CorruptCheckpointError."""
         metadata, states = self.read_metadata(step), _states(model, optimizer)
-        for leaf in jax.tree.leaves(states) if self._frees else ():
+        for leaf in jax.tree.leaves(states) if self._train.method == "full" else ():
             leaf.delete()
         folder = self._root / str(step)
         restored = _read_on_all_hosts(lambda: {name: _restore(folder / name, state) for name, state in states.items()})
         for name, state in restored.items():
-            compare_checksums(metadata, name, checksums(state))
+            saved_steps.compare_checksums(metadata, name, checksums(state))
         return restored
 
     def delete_all(self) -> None:
@@ -145,8 +130,7 @@ class OrbaxCheckpoints(CheckpointManager):
             self._checkpoint_manager.delete(step)
 
     def set_aside(self, step: int) -> str:
-        """Gives a damaged step a name that Orbax takes for no step, which is returned."""
-        name = set_aside(self._root / str(step), writes=jax.process_index() == 0)
+        name = saved_steps.set_aside(self._root / str(step), writes=jax.process_index() == 0)
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(name)
         self._checkpoint_manager.reload()
@@ -159,10 +143,7 @@ class OrbaxCheckpoints(CheckpointManager):
 
 def _states(model: Any, optimizer: Any) -> dict[str, Any]:
     """What a step consists of, by the names of Tunix's folders."""
-    return {
-        "model_params": nnx.state(model, nnx.LoRAParam),
-        "optimizer_state": nnx.state(optimizer, nnx.optimizer.OptState),
-    }
+    return {"model_params": nnx.state(model, nnx.LoRAParam), "optimizer_state": nnx.state(optimizer, nnx.OptState)}
 
 
 def _restore(folder: epath.Path, state: Any) -> Any:
@@ -176,7 +157,7 @@ def _read_on_all_hosts(read: Callable[[], Any]) -> Any:
     result, reason = None, ""
     try:
         # JAX's own errors are of the machine, not of the files.
-        result = read_or_damage(read, but=jax.errors.JaxRuntimeError)
+        result = saved_steps.read_or_damage(read, but=jax.errors.JaxRuntimeError)
     except CorruptCheckpointError as error:
         reason = str(error)
     if jax.process_count() > 1 and not multihost_utils.process_allgather(np.bool_(not reason)).all():

@@ -75,9 +75,7 @@ def compiler_options(platform: str, train: Train) -> dict[str, Option]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def explain_refusal(
-    error: BaseException, flags: Mapping[str, Option], train: Train, *, platform: str
-) -> InputError | None:
+def explain_refusal(error: BaseException, flags: Mapping[str, Option], train: Train) -> InputError | None:
     """What to raise where XLA refused one of the flags: it names the flag, whose it is, and what to do.
 
     A program of one sum does not get it either; those that the message names come first. None for another error.
@@ -86,11 +84,11 @@ def explain_refusal(
     if not isinstance(error, _REFUSALS) or text.startswith("RESOURCE_EXHAUSTED"):
         return None
     named = [name for name in flags if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
-    refused = (name for name in dict.fromkeys([*named, *flags]) if not _compiles({name: flags[name]}))
+    refused = (name for name in dict.fromkeys([*named, *flags]) if _refused({name: flags[name]}))
     name = next(refused, named[0] if named and text.startswith("INVALID_ARGUMENT") else None)
     if name is None:
         return None
-    refusal = f"XLA on {platform} does not take {name}={json.dumps(flags[name])} ({last_line(error)})"
+    refusal = f"XLA on {jax.default_backend()} does not take {name}={json.dumps(flags[name])} ({last_line(error)})"
     key = f"train.compiler_options.{name}"
     if name in train.compiler_options:
         return RecipeError(f"{key}: the recipe sets it, but {refusal}; mend it, or leave it out")
@@ -102,12 +100,9 @@ def explain_refusal(
 
 def check_flags(train: Train) -> int:
     """How many flags XLA gets here. Raises InputError for one that it does not take."""
-    platform = jax.default_backend()
-    flags = compiler_options(platform, train)
-    try:
-        _compile_one_sum(flags)
-    except _REFUSALS as error:
-        raise explain_refusal(error, flags, train, platform=platform) or error from None
+    flags = compiler_options(jax.default_backend(), train)
+    if error := _refused(flags):
+        raise explain_refusal(error, flags, train) or error
     return len(flags)
 
 
@@ -129,16 +124,13 @@ def main() -> int:
     return 0
 
 
-def _compile_one_sum(flags: dict[str, Any]) -> None:
-    jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32")).compile(compiler_options=flags)
-
-
-def _compiles(flags: dict[str, Option]) -> bool:
+def _refused(flags: dict[str, Any]) -> Exception | None:
+    """What XLA says against a program of one sum with these flags; None where it takes them."""
     try:
-        _compile_one_sum(flags)
-    except _REFUSALS:
-        return False
-    return True
+        jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32")).compile(compiler_options=flags)
+    except _REFUSALS as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +159,7 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
 
     Raises InputError where XLA does not take a flag of the recipe's, or one of Gemsmith's own.
     """
-    begin_s, platform = time.monotonic(), jax.default_backend()
-    flags = compiler_options(platform, train)
+    begin_s, flags = time.monotonic(), compiler_options(jax.default_backend(), train)
     work: Future[Any] = Future()
 
     def compiles() -> None:
@@ -195,7 +186,7 @@ def compile_program(program: Any, arguments: tuple[Any, ...], stop: Stop, train:
         jax.monitoring.unregister_event_listener(listen)
     atexit.unregister(_leave)
     if error := work.exception():
-        raise explain_refusal(error, flags, train, platform=platform) or error
+        raise explain_refusal(error, flags, train) or error
     return Compiled(update=work.result(), seconds=time.monotonic() - begin_s, from_cache=bool(hits))
 
 

@@ -137,10 +137,8 @@ def _end_with_a_host_that_hangs() -> None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the first host is gone, of which JAX tells
             store.key_value_set(f"gemsmith/progress/{jax.process_index()}", f"{seen} {looks}", allow_overwrite=True)
             if looks * _LOOK_S > _progress.longest_s:
-                who = who_hangs(store.key_value_dir_get("gemsmith/progress"), looks)
-                told = (
-                    f"error: training: {who}, without a step for {_progress.longest_s / 60:.3g} minutes; all hosts end"
-                )
+                who, minutes = who_hangs(store.key_value_dir_get("gemsmith/progress"), looks), _progress.longest_s / 60
+                told = f"error: training: {who}, without a step for {minutes:.3g} minutes; all hosts end"
                 os.write(2, f"{told}, and continue from the last saved step with the same command on each\n".encode())
                 os._exit(1)
         time.sleep(_LOOK_S)
@@ -157,7 +155,7 @@ def who_hangs(said: Sequence[tuple[str, str]], looks: int) -> str:
 
 def _leave(code: int) -> None:
     """Ends a process that has failed: JAX would have it wait for all the others, which may wait for it."""
-    if is_main_process():
+    if jax.process_index() == 0:
         time.sleep(_LAST_WORDS_S)
     leave(code)
 
@@ -189,13 +187,13 @@ def check_hosts(run: Run) -> None:
 
     check_consistency(run, gather, {"versions": [__version__, jax.__version__]}, kinds=("host", "hosts"))
     token = int(multihost_utils.broadcast_one_to_all(np.uint32(secrets.randbits(32))))
-    mark = run.checkpoints / f".seen-by-all-{token}"
-    if is_main_process():
+    mark, is_first = run.checkpoints / f".seen-by-all-{token}", jax.process_index() == 0
+    if is_first:
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
     multihost_utils.sync_global_devices("mark written")
     seen = multihost_utils.process_allgather(np.bool_(mark.exists()))
-    if is_main_process():
+    if is_first:
         mark.unlink()
     if not seen.all():
         raise RunError(
@@ -215,10 +213,6 @@ def raise_on_all_hosts(fault: GemsmithError | None, *, saved: str = "") -> None:
         raise RunError(f"host {int(np.argmax(faults))} cannot read its rows, so no host trains; it says why{saved}")
 
 
-def is_main_process() -> bool:
-    return jax.process_index() == 0
-
-
 def local_rows(like: jax.ShapeDtypeStruct) -> list[int]:
     """The rows of a batch that the devices of this host hold, in order."""
     indices = like.sharding.addressable_devices_indices_map(like.shape).values()
@@ -231,16 +225,15 @@ def shard_batch(arrays: Mapping[str, np.ndarray], rows: Sequence[int], shapes: S
     They hold only the rows that `rows` numbers: those of this host's devices.
     """
     places = {row: place for place, row in enumerate(rows)}
-    placed: dict[str, jax.Array] = {}
-    for name, array in arrays.items():
-        like = shapes[name]
 
-        def part(index: Any, array: np.ndarray = array, like: jax.ShapeDtypeStruct = like) -> np.ndarray:
+    def placed(array: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
             chosen = [places[row] for row in range(*index[0].indices(like.shape[0]))]
             return array[chosen][:, *index[1:]].astype(like.dtype, copy=False)
 
-        placed[name] = jax.make_array_from_callback(like.shape, like.sharding, part)
-    return placed
+        return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+    return {name: placed(array, shapes[name]) for name, array in arrays.items()}
 
 
 def place(value: Any, like: jax.ShapeDtypeStruct) -> jax.Array:

@@ -1,7 +1,7 @@
 """The loss on held-out rows and answers to their prompts: batches, and the compiled programs that they go through."""
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, closing
+from contextlib import closing, nullcontext
 
 import jax
 import numpy as np
@@ -21,9 +21,7 @@ from gemsmith.train.resume import Stop
 class HeldOut:
     """The rows of data.eval in batches, or prompts of those, and for each size of their images a compiled program."""
 
-    def __init__(
-        self, batches: Batches, images: ImageLayout | None, mesh: Mesh, samples: SamplePrompts | None = None
-    ) -> None:
+    def __init__(self, batches: Batches, images: ImageLayout | None, mesh: Mesh, samples: SamplePrompts | None) -> None:
         self._batches, self._images, self._samples = batches, images, samples
         sizes = {"rows": batches.global_batch_size, "length": batches.rows.tokens.shape[1]}
         self._shapes = {
@@ -61,9 +59,7 @@ class HeldOut:
         """The answers to all prompts. None and raises as `evaluate`."""
         assert self._samples is not None, "these are no prompts"
 
-        def next_tokens(
-            number: int, inputs: dict[str, jax.Array], tokens: np.ndarray, mask: np.ndarray
-        ) -> np.ndarray | None:
+        def next_tokens(number: int, inputs: dict, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray | None:
             if told():
                 return None
             bucket = self._bucket(number)
@@ -76,11 +72,8 @@ class HeldOut:
 
     def _inputs(self) -> Generator[tuple[int, dict[str, jax.Array]]]:
         """The number of each batch, from 1, and its arrays on the devices."""
-        with ExitStack() as stack:
-            feed = None
-            if self._images:
-                feed = self._images.feed(self._batches, rows=self._rows, first=1)
-                stack.callback(feed.close)
+        feed = self._images.feed(self._batches, rows=self._rows, first=1) if self._images else None
+        with closing(feed) if feed else nullcontext():
             for number in range(1, self._batches.steps + 1):
                 if feed is None or self._images is None:
                     arrays = self._batches.batch(number, self._rows).arrays()

@@ -80,7 +80,6 @@ class ImageLayout:
         return bucket_shape(self.vision, self.buckets.of(step))
 
     def feed(self, batches: Batches, *, rows: Sequence[int], first: int, ahead: int = 0) -> ImageFeed:
-        """The batches' rows with their images, from a step on."""
         processes = min(32, count_processes(len(rows) * self.buckets.buckets[-1].images))
         return ImageFeed(batches, self.patching, rows=rows, first=first, processes=processes, ahead=ahead)
 

@@ -30,6 +30,7 @@ from gemsmith.train.jax.upstream import LoraProviderWithDropout
 
 Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
 """Arguments with which a module can be traced."""
+First = Callable[[Tensor], LoraPair]
 ModulePath = tuple[Any, ...]
 Targets = dict[ModulePath, list[Tensor]]
 
@@ -85,13 +86,7 @@ def targets_of(variant: Variant, lora: Lora) -> Targets:
 
 
 def _adapt(
-    module: Any,
-    targets: Targets,
-    provider: LoraProviderWithDropout,
-    first: Callable[[Tensor], LoraPair],
-    probe: Probe,
-    *,
-    stacked: bool,
+    module: Any, targets: Targets, provider: LoraProviderWithDropout, first: First, probe: Probe, *, stacked: bool
 ) -> Any:
     graph, weights = nnx.split(module)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[stacked:], leaf.dtype), weights)
@@ -102,16 +97,14 @@ def _adapt(
     state = [(path, base[path]) for path in found if path in base]
     for path, tensors in targets.items():
         sides = {side: found[(*path, name)] for name, side in _SIDES.items() if (*path, name) in found}
-        assert all(isinstance(leaf, nnx.LoRAParam) for leaf in sides.values()), (
-            f"{path}: Qwix's adapter has another type"
-        )
+        assert all(isinstance(leaf, nnx.LoRAParam) for leaf in sides.values()), f"{path}: its adapter is no LoRAParam"
         started = _started(tensors, sides, base[(*path, "kernel")].get_value(), first, stacked=stacked)
         state += [((*path, name), nnx.LoRAParam(started[side])) for name, side in _SIDES.items() if side in started]
     return nnx.merge(adapted_def, nnx.from_flat_state(state))
 
 
 def _started(
-    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: Callable[[Tensor], LoraPair], *, stacked: bool
+    tensors: list[Tensor], sides: dict[str, Any], kernel: Any, first: First, *, stacked: bool
 ) -> dict[str, Any]:
     """A (layers, in, R) and B (layers, R, out) of a stack as training begins; shapes alone where the kernel is one.
 

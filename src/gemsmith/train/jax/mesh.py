@@ -95,8 +95,7 @@ def make_execution(
         raise RecipeError("train.offload: the devices here are cpu, whose memory is the host's; leave it out")
     remat: Remat
     if train.remat == "auto":
-        work, sizes = _work_on(recipe, variant, mesh, images)
-        remat = choose_remat(work, sizes, device_bytes=device_bytes or memory_bytes(mesh))
+        remat = choose_remat(*_work(recipe, variant, mesh, images), device_bytes=device_bytes or memory_bytes(mesh))
     else:
         remat = train.remat
     optimizations = default_optimizations(platform, train.optimizations)
@@ -105,12 +104,10 @@ def make_execution(
 
 def micro_batches_on(recipe: Recipe, variant: Variant, mesh: Mesh) -> int:
     """The micro-batches of a step on the mesh: the recipe's, or one for each row where a device goes by row."""
-    return micro_batches(*_work_on(recipe, variant, mesh))
+    return micro_batches(*_work(recipe, variant, mesh))
 
 
-def _work_on(
-    recipe: Recipe, variant: Variant, mesh: Mesh, images: ImageWork | None = None
-) -> tuple[StepCost, MeshSizes]:
+def _work(recipe: Recipe, variant: Variant, mesh: Mesh, images: ImageWork | None = None) -> tuple[StepCost, MeshSizes]:
     work = on_chips(step_cost(recipe, variant, images=images), mesh.devices.flat[0].platform, recipe)
     return work, MeshSizes(**{axis: mesh.shape[axis] for axis in AXES})
 
@@ -118,7 +115,5 @@ def _work_on(
 def memory_bytes(mesh: Mesh) -> float:
     """What each device of this process can hold; CPU devices share the machine's memory."""
     device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
-    stats = device.memory_stats() or {}
-    return (
-        stats.get("bytes_limit") or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()
-    )
+    stats, pages = device.memory_stats() or {}, os.sysconf("SC_PHYS_PAGES")
+    return stats.get("bytes_limit") or pages * os.sysconf("SC_PAGE_SIZE") / jax.local_device_count()

@@ -48,23 +48,18 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
     return bits ^ (bits >> 15) ^ key[1]
 
 
-def _not_needed(*_: Any) -> Any:
+def _never(*_: Any) -> Any:
     raise NotImplementedError("keys of the hash come from mask_keys, one for each module and step")
 
 
 _HASH = jax.extend.random.define_prng_impl(
-    key_shape=(2,),
-    seed=_not_needed,
-    split=_not_needed,
-    random_bits=_random_bits,
-    fold_in=_not_needed,
-    name="gemsmith_hash",
-    tag="gh",
+    key_shape=(2,), seed=_never, split=_never, random_bits=_random_bits, fold_in=_never, name="gemsmith_hash", tag="gh"
 )
 
 _VECTORS = ("weight", "scale", "per_expert_scale")
 """Leaves that are no matrices, beside their stack's axis: those of norms and routers."""
 _Arrays = dict[str, jax.Array]
+_Shapes = dict[str, jax.ShapeDtypeStruct]
 _ROW_ARRAYS = {"tokens": jnp.int32, "segments": jnp.int32, "positions": jnp.int32, "loss_mask": jnp.bool_}
 _IMAGE_ARRAYS = {"patches": jnp.float32, "patch_positions": jnp.int32, "places": jnp.int32}
 
@@ -176,17 +171,13 @@ def shard_opt_state(moments: nnx.State, model: Gemma4) -> nnx.State:
     for path, leaf in nnx.to_flat_state(moments):
         owner = next((path[start:] for start in range(len(path)) if path[start:] in shardings), None)
         sharding, value = shardings[owner] if owner else NamedSharding(mesh, PartitionSpec()), leaf.get_value()
-        if isinstance(value, jax.ShapeDtypeStruct):
-            value = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-        else:
-            value = jax.device_put(value, sharding)
+        is_abstract = isinstance(value, jax.ShapeDtypeStruct)
+        value = value.update(sharding=sharding) if is_abstract else jax.device_put(value, sharding)
         leaves.append((path, leaf.replace(value)))
     return nnx.from_flat_state(leaves)
 
 
-def row_shapes(
-    mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None
-) -> dict[str, jax.ShapeDtypeStruct]:
+def row_shapes(mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None) -> _Shapes:
     """The shapes and places of rows: four arrays (rows, length), by rows over replica and fsdp and by positions over
     sequence. With `images`, also the three arrays of models.Images, by rows.
     """
@@ -200,22 +191,18 @@ def row_shapes(
     return arrays
 
 
-def input_shapes(
-    mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None
-) -> dict[str, jax.ShapeDtypeStruct]:
+def input_shapes(mesh: Mesh, *, rows: int, length: int, images: ImageShape | None = None) -> _Shapes:
     """The shapes and places of what a step takes.
 
     Its rows; the learning rate; the step's number, from 1; the loss and the gradient norm above which it is skipped;
     and for each device, 1 where its process was told to stop.
     """
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere, one_each = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return row_shapes(mesh, rows=rows, length=length, images=images) | {
         "learning_rate": jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere),
         "skip_above": jax.ShapeDtypeStruct((2,), jnp.float32, sharding=everywhere),
-        "stop": jax.ShapeDtypeStruct(
-            (mesh.size,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-        ),
+        "stop": jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=one_each),
     }
 
 
@@ -273,9 +260,7 @@ def _accumulate(
         return jax.tree.map(jnp.add, total, one), None
 
     # zeros_like alone would leave it to XLA how the sums lie, and they lie so for the whole loop.
-    zeros = jax.tree.map(
-        lambda leaf, sharding: jax.lax.with_sharding_constraint(jnp.zeros_like(leaf), sharding), trained, shardings
-    )
+    zeros = jax.lax.with_sharding_constraint(jax.tree.map(jnp.zeros_like, trained), shardings)
     return jax.lax.scan(add, ((jnp.zeros(()), jnp.zeros(())), zeros), (split, keys))[0]
 
 
@@ -323,17 +308,14 @@ def _tensor_keys(targets: Targets, keys: jax.Array) -> dict[Any, jax.Array]:
 def make_optimizer(optimizer: Optimizer) -> optax.GradientTransformationExtraArgs:
     """Clip by the global norm, Adam, decoupled decay of every matrix, times -learning_rate."""
 
-    def decays(params: Any) -> Any:
-        def is_matrix(path: Any, _: Any) -> bool:
-            return all(getattr(key, "key", None) not in _VECTORS for key in path)
-
-        return jax.tree_util.tree_map_with_path(is_matrix, params)
+    def is_matrix(path: Any, _: Any) -> bool:
+        return all(getattr(key, "key", None) not in _VECTORS for key in path)
 
     clip = optax.identity() if optimizer.max_grad_norm is None else clip_as_torch(optimizer.max_grad_norm)
     return optax.chain(
         clip,
         adam_as_torch(optimizer.beta1, optimizer.beta2, optimizer.epsilon),
-        optax.add_decayed_weights(optimizer.weight_decay, mask=decays),
+        optax.add_decayed_weights(optimizer.weight_decay, mask=partial(jax.tree_util.tree_map_with_path, is_matrix)),
         scale_by_given_rate(),
     )
 
@@ -341,11 +323,11 @@ def make_optimizer(optimizer: Optimizer) -> optax.GradientTransformationExtraArg
 def clip_as_torch(max_norm: float) -> optax.GradientTransformation:
     """Gradients times min(1, max_norm / (norm + 1e-6)), which is torch's clip_grad_norm_; Optax's own has no 1e-6."""
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:  # noqa: ARG001 - Optax's signature
+    def clip(grads: Any, _: Any) -> Any:
         scale = jnp.minimum(1.0, max_norm / (optax.tree.norm(grads) + 1e-6))
-        return jax.tree.map(lambda grad: grad * scale, grads), state
+        return jax.tree.map(lambda grad: grad * scale, grads)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)  # noqa: ARG005 - Optax's signature
+    return optax.stateless(clip)
 
 
 def adam_as_torch(beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:

@@ -29,11 +29,8 @@ def fused_lora_matmul(x: jax.Array, u: jax.Array, w: jax.Array, b: jax.Array) ->
 def _backward(saved: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     """The gradients of the two matmuls: fused, that of [x, u] would be split again. XLA drops W's own where unused."""
     x, u, w, b = saved
-    return gradient @ w.T, gradient @ b.T, _outer(x, gradient), _outer(u, gradient)
-
-
-def _outer(x: jax.Array, gradient: jax.Array) -> jax.Array:
-    return jnp.einsum("...i,...o->io", x, gradient)  # (in, out)
+    of_matrices = (jnp.einsum("...i,...o->io", side, gradient) for side in (x, u))  # (in, out), (R, out)
+    return gradient @ w.T, gradient @ b.T, *of_matrices
 
 
 fused_lora_matmul.defvjp(lambda *saved: (fused_lora_matmul(*saved), saved), _backward)
@@ -171,8 +168,6 @@ class TunixTrainer(PeftTrainer):
 
 
 class _DataByStep(hooks.DataHooks):
-    """Asks for the batch of a step by the step's number."""
-
     def __init__(self, load: Callable[[int], Any]) -> None:
         self._load = load
 

@@ -41,35 +41,25 @@ Blocks = list[list[AttentionBlock]]
 
 
 def attention_inputs(
-    implementation: str,
-    segments: np.ndarray,
-    images: np.ndarray | None,
-    window: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    how: str, segments: np.ndarray, images: np.ndarray | None, window: int, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     """What the model takes as attention_mask for rows with these segments (B, L), by type of layer."""
     kinds = {FULL: (segments.shape[1], None), SLIDING: (window, images)}
-    if implementation == "documents":
-        no_images = np.zeros_like(segments)
-        return {
-            kind: [
-                list(_blocks_of(row, own, reach, device))
-                for row, own in zip(segments, no_images if seen is None else seen, strict=True)
-            ]
-            for kind, (reach, seen) in kinds.items()
-        }
+    if how == "documents":
+
+        def blocks(reach: int, seen: np.ndarray | None) -> Blocks:
+            rows = zip(segments, np.zeros_like(segments) if seen is None else seen, strict=True)
+            return [list(_blocks_of(*row, reach, device)) for row in rows]
+
+        return {kind: blocks(reach, seen) for kind, (reach, seen) in kinds.items()}
     masks = {
         kind: torch.from_numpy(dense_mask(segments, seen, reach))[:, None].to(device)
         for kind, (reach, seen) in kinds.items()
     }
-    if implementation == "sdpa":
+    if how == "sdpa":
         return masks
     low = torch.finfo(dtype).min
-    return {
-        kind: torch.zeros(mask.shape, dtype=dtype, device=device).masked_fill(~mask, low)
-        for kind, mask in masks.items()
-    }
+    return {kind: torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, low) for kind, mask in masks.items()}
 
 
 def dense_mask(segments: np.ndarray, images: np.ndarray | None, window: int) -> np.ndarray:
@@ -110,14 +100,14 @@ def attend_documents(
 
 
 def kernels(
-    implementation: str, heads: Mapping[str, tuple[int, int, int]], device: torch.device, dtype: torch.dtype
+    how: str, heads: Mapping[str, tuple[int, int, int]], device: torch.device, dtype: torch.dtype
 ) -> dict[str, str]:
     """What computes attention on this device, by type of layer.
 
     `heads` gives number of heads, of kv heads, and head_dim. Of `documents` it is torch's choice for a block that is
     one document; short ones that share a block go under a mask.
     """
-    if implementation == "eager":
+    if how == "eager":
         return dict.fromkeys(heads, "eager: matmul and softmax")
     chosen = {}
     for kind, (queries, keys, width) in heads.items():
@@ -125,12 +115,12 @@ def kernels(
             torch.zeros(1, count, 128, width, device=device, dtype=dtype, requires_grad=True)
             for count in (queries, keys)
         )
-        mask = None if implementation == "documents" else torch.ones(1, 1, 128, 128, dtype=torch.bool, device=device)
+        mask = None if how == "documents" else torch.ones(1, 1, 128, 128, dtype=torch.bool, device=device)
         share = mask is None and _shares_keys(query)
         if not share:
             key = key.repeat_interleave(queries // keys, dim=1)
         number = torch._fused_sdp_choice(query, key, key, mask, 0.0, mask is None, scale=1.0, enable_gqa=share)
-        chosen[kind] = f"{implementation}: torch's {SDPBackend(number).name.lower()} kernel, head_dim {width}"
+        chosen[kind] = f"{how}: torch's {SDPBackend(number).name.lower()} kernel, head_dim {width}"
     return chosen
 
 
@@ -155,17 +145,10 @@ def _attend(
     if groups > 1 and not share:
         key, value = (x[:, None].expand(-1, groups, -1, -1).flatten(0, 1) for x in (key, value))
     # With a leading axis of one: without it, torch has no fused kernel.
-    out = scaled_dot_product_attention(
-        query[None],
-        key[None],
-        value[None],
-        mask,
-        dropout,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=groups > 1 and share,
-    )
-    return out[0]
+    query, key, value = (x[None] for x in (query, key, value))
+    return scaled_dot_product_attention(
+        query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=groups > 1 and share
+    )[0]
 
 
 def _shares_keys(query: torch.Tensor) -> bool:

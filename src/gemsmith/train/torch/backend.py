@@ -29,20 +29,10 @@ from gemsmith.system.version import __version__
 from gemsmith.train.inputs import Answers, ImageFeed, check_patching, load_init_adapter, load_samples
 from gemsmith.train.loop import BackendInfo, StepOutcome, TrainSession, train_session
 from gemsmith.train.resume import full_disk
+from gemsmith.train.torch import model as trl_model
 from gemsmith.train.torch.attention import kernels
 from gemsmith.train.torch.checkpoints import PeftCheckpoints
 from gemsmith.train.torch.distributed import ProcessGroup, count_gpus, joined, started_by_torchrun
-from gemsmith.train.torch.model import (
-    adapted_model,
-    attention_heads,
-    set_moments,
-    set_weights,
-    shard,
-    start_weights,
-    trained_weights,
-    whole_array,
-    whole_moments,
-)
 from gemsmith.train.torch.trainer import TrlTrainer
 from gemsmith.train.torch.upstream import quiet
 
@@ -98,36 +88,30 @@ class TrlBackend:
         self._prompts = load_samples(run, checkpoint, parts=group.size, most=most)
 
     def prepare(self, session: TrainSession) -> None:
-        recipe, variant = self._run.recipe, self._checkpoint.variant
+        recipe, checkpoint = self._run.recipe, self._checkpoint
         same = {"versions": [__version__, torch.__version__], "last checkpoint": session.done}
         self._group.agree(self._run, same)
         # Read before the base, which takes longer to load than to find a start that does not fit.
         full = recipe.train.method == "full"
-        start = None if session.done or full else load_init_adapter(recipe, variant)
+        start = None if session.done or full else load_init_adapter(recipe, checkpoint.variant)
         group, mesh, vision = self._group, self._mesh, self._patching is not None
         # Split, it need not fit on one device: it is read into the machine's memory, and split layer by layer.
         place = group.device if group.size == 1 else torch.device("cpu")
-        model = adapted_model(recipe, self._checkpoint, self._attention, place, vision=vision)
+        model = trl_model.adapted_model(recipe, checkpoint, self._attention, place, vision=vision)
         if group.size > 1:
             sizes, axes = (mesh.replica, mesh.fsdp), ("replica", "fsdp")
-            shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
+            trl_model.shard(model, init_device_mesh(group.device.type, sizes, mesh_dim_names=axes))
         self._session, self._model = session, model
         self._trainer = TrlTrainer(
-            model,
-            session,
-            self._batches,
-            group,
-            finish=self._finish,
-            attention=self._attention,
-            checkpoint=self._checkpoint,
+            model, session, self._batches, group, finish=self._finish, attention=self._attention, checkpoint=checkpoint
         )
         if not session.done and not full:
-            set_weights(model, start_weights(recipe, variant, start))
+            trl_model.set_weights(model, trl_model.start_weights(recipe, checkpoint.variant, start))
 
     def restore(self, step: int) -> None:
         weights, moments = self.checkpoints.read(step)
-        set_weights(self._model, weights)
-        set_moments(self._trainer.adamw, self._model, moments)
+        trl_model.set_weights(self._model, weights)
+        trl_model.set_moments(self._trainer.adamw, self._model, moments)
 
     def check_saved(self, step: int) -> None:
         self.checkpoints.read(step)
@@ -196,8 +180,8 @@ class TrlBackend:
         if not goes_on or step % self._run.recipe.train.save_steps == 0 or step == session.best_step:
             begun_s = time.monotonic()
             # Every process gives its part, the first writes.
-            weights = {name: whole_array(weight) for name, weight in trained_weights(self._model)}
-            moments = whole_moments(self._trainer.adamw, self._model)
+            weights = {name: trl_model.whole_array(value) for name, value in trl_model.trained_weights(self._model)}
+            moments = trl_model.whole_moments(self._trainer.adamw, self._model)
             self.checkpoints.save(step, weights, moments, session.metadata())
             size_bytes = sum(array.nbytes for array in (*moments.values(), *weights.values()))
             session.saved(time.monotonic() - begun_s, size_bytes)
@@ -213,7 +197,7 @@ class TrlBackend:
             accelerators=(torch.cuda.get_device_name(group.device),) * group.size if on_gpu else (),
             trained_parameters=sum(weight.numel() for weight in self._trainer.trained),
             mesh=self._mesh.model_dump(),
-            attention=kernels(self._attention, attention_heads(variant), group.device, dtype),
+            attention=kernels(self._attention, trl_model.attention_heads(variant), group.device, dtype),
             remat="none" if train.remat == "none" else "layer",
             hosts=max(1, group.size // self._on_this_machine),
             peak_memory_bytes=peak if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

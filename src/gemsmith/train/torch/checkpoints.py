@@ -17,19 +17,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from gemsmith.arch import class_names
+from gemsmith.checkpoints import steps as saved_steps
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import write_tensors
-from gemsmith.checkpoints.steps import (
-    TRAINED,
-    TRAINING,
-    add_checksum,
-    check_files,
-    checkpoint_steps,
-    is_peft_step,
-    read_step_metadata,
-    set_aside,
-)
 from gemsmith.errors import CheckpointError, CorruptCheckpointError
 from gemsmith.runs.resolve import recipe_variant
 from gemsmith.runs.run import Run
@@ -47,10 +38,11 @@ class PeftCheckpoints:
         self.folder, self._recipe, self._writes = run.checkpoints, run.recipe, writes
 
     def steps(self) -> list[int]:
-        return [step for step in checkpoint_steps(self.folder) if is_peft_step(self.folder / str(step))]
+        found = saved_steps.checkpoint_steps(self.folder)
+        return [step for step in found if saved_steps.is_peft_step(self.folder / str(step))]
 
     def others(self) -> list[int]:
-        return [step for step in checkpoint_steps(self.folder) if not is_peft_step(self.folder / str(step))]
+        return sorted({*saved_steps.checkpoint_steps(self.folder)}.difference(self.steps()))
 
     def save(self, step: int, weights: Arrays, moments: Arrays, metadata: Mapping[str, Any]) -> None:
         """Writes a step, and deletes those that are too many, but for metadata's `best_step`.
@@ -68,7 +60,7 @@ class PeftCheckpoints:
             files, written = {MOMENTS: moments}, {}
             if recipe.train.method == "full":
                 beside.mkdir()
-                files[TRAINED] = weights
+                files[saved_steps.TRAINED] = weights
             else:
                 modules = dict.fromkeys(name.rpartition(".")[0] for name in weights)
                 pairs = {name: LoraPair(a=weights[f"{name}.a"], b=weights[f"{name}.b"]) for name in modules}
@@ -78,8 +70,8 @@ class PeftCheckpoints:
             for name, arrays in files.items():  # on a full disk safetensors' own raises no OSError
                 shapes = {tensor: value.shape for tensor, value in arrays.items()}
                 written[name] = write_tensors(beside / name, shapes, arrays.__getitem__)
-            sealed = add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
-            (beside / TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
+            sealed = saved_steps.add_checksum(metadata, {name: file.sha256 for name, file in written.items()})
+            (beside / saved_steps.TRAINING).write_text(json.dumps(sealed), encoding="utf-8")
             for file in beside.iterdir():
                 fsync_path(file)
             shutil.rmtree(place, ignore_errors=True)
@@ -92,20 +84,19 @@ class PeftCheckpoints:
                 shutil.rmtree(self.folder / str(old))
 
     def read_metadata(self, step: int) -> dict[str, Any]:
-        """What `save` was given for this step, and its checksums. Raises CorruptCheckpointError."""
-        return read_step_metadata(self.folder / str(step))
+        return saved_steps.read_step_metadata(self.folder / str(step))
 
     def set_aside(self, step: int) -> str:
-        """Gives a damaged step a name that is no step's, which is returned."""
-        return set_aside(self.folder / str(step), writes=self._writes)
+        return saved_steps.set_aside(self.folder / str(step), writes=self._writes)
 
     def read(self, step: int) -> tuple[Arrays, Arrays]:
         """The weights and the moments. Raises CorruptCheckpointError where they are not what was saved."""
         folder, full = self.folder / str(step), self._recipe.train.method == "full"
-        check_files(folder, self.read_metadata(step), (*((TRAINED,) if full else (CONFIG, WEIGHTS)), MOMENTS))
+        names = (saved_steps.TRAINED,) if full else (CONFIG, WEIGHTS)
+        saved_steps.check_files(folder, self.read_metadata(step), (*names, MOMENTS))
         try:
             if full:
-                return load_file(folder / TRAINED), load_file(folder / MOMENTS)
+                return load_file(folder / saved_steps.TRAINED), load_file(folder / MOMENTS)
             pairs = read_peft_adapter(folder).modules.items()
             weights = {f"{name}.{side}": getattr(pair, side) for name, pair in pairs for side in "ab"}
             return weights, load_file(folder / MOMENTS)

@@ -52,9 +52,7 @@ _LONGEST_STEP = timedelta(minutes=10)
 
 def train_in_processes(run: Run, *, restart: bool) -> TrainRecord | None:
     """The record of a training that several processes of this machine do; None where one does."""
-    if started_by_torchrun():
-        return None
-    processes = wanted_processes(run.recipe, count_gpus())
+    processes = 1 if started_by_torchrun() else wanted_processes(run.recipe, count_gpus())
     if processes == 1:
         return None
     trl_mesh(run.recipe, processes)
@@ -87,22 +85,15 @@ def wanted_processes(recipe: Recipe, gpus: int) -> int:
                 "train.mesh to auto"
             )
         return wanted
-    return next(
-        (
-            count
-            for count in range(gpus, 1, -1)
-            if train.global_batch_size % (count * train.gradient_accumulation_steps) == 0
-        ),
-        1,
-    )
+    micro = train.gradient_accumulation_steps
+    return next((count for count in range(gpus, 1, -1) if train.global_batch_size % (count * micro) == 0), 1)
 
 
 def launch(run: Run, processes: int, *, restart: bool) -> None:
     """Returns once so many processes have trained the run. Raises what they ended with; each has said why on stderr."""
     command = [*_WORKER, str(run.path), *(["--restart"] if restart else [])]
     by_hand = ["torchrun", "--nproc-per-node", str(processes), "-m", "gemsmith", "train", str(run.path)]
-    console = open_console()
-    console.print(
+    open_console().print(
         f"train  starting {processes} processes; with several nodes, run on each (plus --nnodes and --rdzv-*): "
         f"{shlex.join(by_hand)}"
     )
@@ -138,11 +129,9 @@ def _start(command: Sequence[str], rank: int, processes: int, port: int, recipe:
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), LAUNCHER: str(os.getpid())}
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
-    environment = threads | os.environ | ranks | sizes | places
+    env = threads | os.environ | ranks | sizes | places
     # In a group of its own: Ctrl-C reaches it as SIGTERM, through the process that starts it.
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0
-    )
+    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pipe.write(recipe.encode())
@@ -256,12 +245,10 @@ class ProcessGroup:
 @contextlib.contextmanager
 def joined(gpus: int) -> Iterator[ProcessGroup]:
     """The processes that train together, this one among them. Raises MachineError where they do not come together."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if gpus and local >= gpus:
-        raise MachineError(
-            f"LOCAL_RANK: {local} was given, this machine has {gpus} GPUs; start as many processes on it"
-        )
-    device = torch.device("cuda", local) if gpus else torch.device("cpu")
+    gpu = int(os.environ.get("LOCAL_RANK", "0"))
+    if gpus and gpu >= gpus:
+        raise MachineError(f"LOCAL_RANK: {gpu} was given, this machine has {gpus} GPUs; start as many processes on it")
+    device = torch.device("cuda", gpu) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     if not started_by_torchrun():
@@ -280,8 +267,7 @@ def joined(gpus: int) -> Iterator[ProcessGroup]:
             # NCCL ends its communicators together: while others wait in a collective, so would this one, its reason
             # untold and its end unseen by what started it, and at Python's end once more.
             # https://github.com/pytorch/pytorch/pull/119250
-            code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-            atexit.register(leave, code)
+            atexit.register(leave, 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1))
         else:
             torch.distributed.destroy_process_group()
         raise

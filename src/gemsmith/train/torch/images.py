@@ -45,9 +45,8 @@ def pad_images(rows: Sequence[Sequence[Patches]]) -> dict[str, torch.Tensor]:
     images = [image for row in rows for image in row]
     if not images:
         return {}
-    values, positions = (
-        [torch.from_numpy(getattr(image, name)) for image in images] for name in ("values", "positions")
-    )
+    values = [torch.from_numpy(image.values) for image in images]
+    positions = [torch.from_numpy(image.positions) for image in images]
     return {
         "pixel_values": pad_sequence(values, batch_first=True),
         "image_position_ids": pad_sequence(positions, batch_first=True, padding_value=-1).long(),

@@ -52,9 +52,7 @@ def token_nll(
     # Place k of the rows without their first column lies k // (L - 1) further in the rows with it.
     length = tokens.shape[1]
     predicting = places + places // (length - 1)
-    return _Nll.apply(
-        hidden.reshape(-1, hidden.shape[-1]), embedding, predicting, tokens.flatten()[predicting + 1], softcap or 0.0
-    )
+    return _Nll.apply(hidden.flatten(0, 1), embedding, predicting, tokens.flatten()[predicting + 1], softcap or 0.0)
 
 
 class _Nll(torch.autograd.Function):
@@ -157,9 +155,7 @@ def adapted_model(
     return model
 
 
-def load_base(
-    recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool = False
-) -> Any:
+def load_base(recipe: Recipe, checkpoint: Checkpoint, attention: str, device: torch.device, *, vision: bool) -> Any:
     """The frozen base, with `vision` with what embeds images; for train.method full float32, its text model trained.
 
     Raises CheckpointError for a missing weight, MachineError where nf4 lacks a library.
@@ -278,8 +274,7 @@ def set_moments(optimizer: torch.optim.Optimizer, model: Any, moments: Mapping[s
 
 def whole_moments(optimizer: torch.optim.Optimizer, model: Any) -> dict[str, np.ndarray]:
     """AdamW's state by weight and name, and the number of updates that counted. Every process must ask."""
-    arrays: dict[str, np.ndarray] = {}
-    step = 0.0
+    arrays, step = dict[str, np.ndarray](), 0.0
     for of, weight in trained_weights(model):
         state = optimizer.state.get(weight) or {name: torch.zeros_like(weight) for name in _MOMENTS}
         step = float(state.get("step", 0.0))
@@ -330,11 +325,8 @@ def _hidden_of_images(
     if blank:
         pixel_values, image_position_ids = _blank_image(base.config.vision_config, tokens.device)
     images = None if pixel_values is None else _embed_images(base, pixel_values, image_position_ids)
-    hidden: torch.Tensor = base.model(
-        **inputs,
-        mm_token_type_ids=(tokens == base.config.image_token_id).long(),
-        mm_encoder_outputs={} if blank else {"image": images},
-    ).last_hidden_state
+    kinds, given = (tokens == base.config.image_token_id).long(), {} if blank else {"image": images}
+    hidden: torch.Tensor = base.model(**inputs, mm_token_type_ids=kinds, mm_encoder_outputs=given).last_hidden_state
     if blank and images is not None:
         hidden = hidden + 0 * images.pooler_output[0].sum().to(hidden.dtype)
     return hidden

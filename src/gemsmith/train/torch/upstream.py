@@ -20,9 +20,8 @@ def check_readable(checkpoint: Checkpoint) -> None:
     if "per_layer_config" in text and hasattr(transformers.Gemma4TextConfig, "global_head_dim"):
         raise CheckpointError(
             f"checkpoint {checkpoint.folder}: its config.json has per_layer_config, which transformers "
-            f"{transformers.__version__} does not "
-            "read; install 5.19 or newer, or give it global_head_dim and num_global_key_value_heads as the published "
-            "config.json has them"
+            f"{transformers.__version__} does not read; install 5.19 or newer, or give it global_head_dim and "
+            "num_global_key_value_heads as the published config.json has them"
         )
 
 
