@@ -39,10 +39,8 @@ def _hub_errors(source: str) -> Iterator[None]:
         yield
     except (httpx.HTTPError, OSError, ValueError) as error:
         what = f"could not be fetched from the Hugging Face hub ({first_line(error)})"
-        remedy = (
-            "check the name and the commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
-        )
-        raise DataError(f"{source}: {what}; {remedy}") from None
+        remedy = "accept the dataset's terms and set HF_TOKEN, or name files that are here"
+        raise DataError(f"{source}: {what}; check the name and the commit, {remedy}") from None
 
 
 def fetch_file(url: str) -> Path:
