@@ -2,6 +2,8 @@
 SHELL := bash
 PYTHON ?= python3
 export PYTHON
+# What Python has compiled is kept for the next process, of which the tests start hundreds.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist

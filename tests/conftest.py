@@ -41,6 +41,29 @@ NEVER_SKIPPED_IN_CI = (
     "tests/fake_cloud/test_gcloud.py",
 )
 
+# The files whose tests take longest, quick ones and slow ones.
+LONGEST = (
+    "tests/train/jax/test_hosts.py",
+    "tests/launch/test_drill.py",
+    "tests/cli/test_kills.py",
+    "tests/train/test_accumulation.py",
+    "tests/train/jax/test_mesh_images.py",
+    "tests/train/torch/test_processes.py",
+    "tests/train/torch/test_parity.py",
+    "tests/train/test_full.py",
+    "tests/train/jax/test_images.py",
+    "tests/train/test_kills.py",
+    "tests/train/test_extensions.py",
+    "tests/train/test_evaluations.py",
+    "tests/train/test_fault_points.py",
+    "tests/train/test_parity.py",
+    "tests/train/test_vision_parity.py",
+    "tests/train/jax/test_mesh.py",
+    "tests/train/jax/test_tuned.py",
+    "tests/train/test_sample_answers.py",
+    "tests/test_pipeline.py",
+)
+
 # Tiny matrices gain nothing from a second thread, and on a busy machine torch's wait for each other by spinning: 4 s
 # became 50. Of these processes and of those that they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -48,9 +71,34 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Most of a tiny step's time is that of compiling it: without optimizations it takes half as long, and the numbers are
 # as exact. Of these processes and of those that they start, so that runs of both are the same byte for byte.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+PLUGINS = str(Path(__file__).parent / "support" / "plugins")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (PLUGINS, os.environ.get("PYTHONPATH"))))
 
 # What imports and collection make stays until the end: looking through it for garbage takes a fifth of their time.
 gc.disable()
+
+
+@pytest.hookimpl(trylast=True)  # once markers have taken tests out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each process of pytest-xdist, which begins with as many tests as the others, has its share of the longest files
+    first: one that comes last keeps a single process busy."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1:
+        return
+    files: dict[str, list[pytest.Item]] = {file: [] for file in LONGEST}
+    others: list[pytest.Item] = []
+    for item in items:
+        files.get(item.nodeid.partition("::")[0], others).append(item)
+    left = len(items)
+    items.clear()
+    for process in range(processes):
+        share = [item for tests in [*files.values()][process::processes] for item in tests]
+        count = left // (processes - process)
+        while len(share) < count and others:
+            share.append(others.pop(0))
+        items += share
+        left -= len(share)
+    items += others
 
 
 def pytest_collection_finish() -> None:
@@ -282,10 +330,11 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 def prompts_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of evaluations and benchmarks are rendered here: a process for it takes a second to start."""
 
+    from gemsmith.data.chat_template import find_template
     from gemsmith.data.tokenize import check_prompts, open_renderer
 
-    def check(folder, template, rows):
-        return check_prompts(open_renderer(folder, template), rows)
+    def check(folder, data, rows):
+        return check_prompts(open_renderer(folder, find_template(folder, data)), rows)
 
     for user in ("evals.tasks", "bench.requests"):
         monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", check)

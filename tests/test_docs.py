@@ -98,7 +98,7 @@ def check_names(file, gemsmith_verbs, pages):
 def test_messages_and_logs_that_troubleshooting_quotes_are_in_the_code():
     page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = [code for code in re.findall(r"`([^`]+)`", page) if "…" in code or code.endswith((".log", ".jsonl"))]
-    stretches = [stretch.strip() for code in quoted for stretch in code.split("…")]
+    stretches = [stretch.strip(" ;,") for code in quoted for stretch in re.split("…|[;,] ", code)]
     trees = [ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "src").rglob("*.py")]
     texts = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     said = "\n".join(text for text in texts if isinstance(text, str))

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from gemsmith import pipeline
 from gemsmith.data.dataset import source_sha256
 from gemsmith.errors import MachineError
-from gemsmith.plan.compiled import Limits
+from gemsmith.plan.aot.compile import Limits
 from gemsmith.recipe.load import load_recipe
 from gemsmith.runs.plan_records import CompiledStep
 from gemsmith.runs.run import make_provenance, open_source, read_record, start_clock, write_record

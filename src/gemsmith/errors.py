@@ -14,6 +14,11 @@ class GemsmithError(Exception):
 
     exit_code = 1
 
+    @property
+    def problems(self) -> tuple[Any, ...]:
+        """The error, or those that it is made of."""
+        return (self,)
+
 
 class InputError(GemsmithError):
     """What the user gave cannot be used: says what was given, what is allowed, what to do."""
@@ -23,6 +28,8 @@ class InputError(GemsmithError):
 
 class ProblemsError(InputError):
     """Several things that are wrong, each an error of its own; the message has a line for each."""
+
+    problems: tuple[Any, ...] = ()
 
     def __init__(self, problems: Sequence[InputError]) -> None:
         super().__init__("\n".join(" ".join(str(problem).split()) for problem in problems))
@@ -107,14 +114,9 @@ def raise_all(checks: Iterable[Callable[[], object]]) -> None:
         try:
             check()
         except InputError as error:
-            problems += problems_of(error)
+            problems += error.problems
     if problems:
         raise as_one(problems)
-
-
-def problems_of(error: GemsmithError) -> tuple[Any, ...]:
-    """The error, or those that it is made of."""
-    return error.problems if isinstance(error, ProblemsError) else (error,)
 
 
 def suggest(word: str, allowed: Iterable[str]) -> str:

@@ -26,7 +26,9 @@ def test_lines_that_meet_before_the_start_never_meet(curve_of):
     curve = curve_of((56.11, 21.52), (119.23, 22.12))
     assert curve.break_even_hours is None
     assert curve.say("TPU", "GPU") == "TPU is cheaper at any time; GPU / TPU goes from 2.12 to 1.03."
-    assert curve.ratio(1) == pytest.approx(1.82, abs=0.001) and curve.ratio(24) == pytest.approx(1.135, abs=0.001)
+    for hours, ratio in ((1, 1.82), (24, 1.135)):
+        first, other = curve.usd(hours)
+        assert other / first == pytest.approx(ratio, abs=0.001)
 
 
 def test_parallel_lines_never_meet(curve_of):

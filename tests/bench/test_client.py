@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -54,7 +55,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Any:
     functions = {
         "ASYNC_REQUEST_FUNCS": {},
         "RequestFunc": Any,
-        "RequestFuncOutput": SimpleNamespace,
+        "RequestFuncOutput": partial(SimpleNamespace, success=False, output_tokens=0),
         "StreamedResponseHandler": Handler,
     }
     stand_ins["vllm.benchmarks.lib.endpoint_request_func"] = SimpleNamespace(**functions)

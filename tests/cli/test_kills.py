@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.resolve import resolve
 from gemsmith.runs.run import Run, find_run, open_run
 from support.fault_points import commands, state, wait_until
+from support.made import made_once, shared_folder
 
 pytestmark = pytest.mark.slow
 PLACES = ("pathlib:Path.replace", "pathlib:Path.rename", "os:fsync")
+# What each stage imports, so that a process of it need not. Train has its own tests of kills: here its disk is full.
 MODULES = {
-    "data": "gemsmith.data.stage",
-    "train": "gemsmith.train.stage",  # has its own tests: once, undisturbed
-    "export": "gemsmith.export.stage",
-    "verify": "gemsmith.verify.stage",
+    "data": ("gemsmith.data.stage",),
+    "train": ("gemsmith.train.jax.backend",),
+    "export": ("gemsmith.export.stage", "orbax.checkpoint", "gemsmith.models"),
+    "verify": ("gemsmith.verify.stage", "orbax.checkpoint", "gemsmith.models", "peft", "accelerate"),
 }
 
 
@@ -43,99 +46,105 @@ def weights(folder: Path) -> dict[str, tuple[bytes, bytes]]:
     return {name: (pair.a.tobytes(), pair.b.tobytes()) for name, pair in pairs.items()}
 
 
-@pytest.fixture
-def run(small_checkpoint, tmp_path) -> Run:
-    values = {
-        "checkpoint": str(small_checkpoint),
-        "data": {"train": {"task": "verilog", "rows": 8}, "max_length": 256},
-        "lora": {"rank": 2, "targets": ["q", "down"]},
-        "train": {"max_steps": 2, "global_batch_size": 1},
-    }
-    return open_run(tmp_path / "run", *resolve(build_recipe(values)))
+@pytest.fixture(scope="module")
+def undisturbed(small_checkpoint, tmp_path_factory):
+    """{a stage, or "" before the first: the folder of a run as nothing disturbed it}, made once for all processes."""
+
+    def make(folder):
+        values = {
+            "checkpoint": str(small_checkpoint),
+            "data": {"train": {"task": "verilog", "rows": 8}, "max_length": 256},
+            "lora": {"rank": 2, "targets": ["q", "down"]},
+            "train": {"max_steps": 2, "global_batch_size": 1},
+        }
+        open_run(folder / "begun", *resolve(build_recipe(values)))
+        for before, stage in pairwise(("begun", *MODULES)):
+            shutil.copytree(folder / before, folder / stage)
+            with commands(folder, *MODULES[stage]) as gemsmith:
+                code, err = gemsmith.run(stage, folder / stage)
+            assert code == 0, err
+
+    folder = made_once(shared_folder(tmp_path_factory) / "stages", make)
+    return {stage: folder / (stage or "begun") for stage in ("", *MODULES)}
 
 
-def disturbed(run, tmp_path, stages, fault, check):
+def copy(whole: Path, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    return shutil.copytree(whole, folder)
+
+
+def assert_same(stage: str, folder: Path, whole: Path, *about: object) -> None:
+    if stage == "train":  # its files tell times and folders
+        assert weights(folder) == weights(whole), about
+    else:
+        assert contents(folder) == contents(whole), (stage, *about)
+
+
+def disturbed(undisturbed, folder, stages, fault, check):
     """Has the fault come at each call of each place, until a stage ends well; returns how often it came.
 
     What a stage ended with and said is asked of `check`. Each must end with the files of one that was not disturbed.
     """
-    tries, whole = 0, tmp_path / "whole"
-    shutil.copytree(run.path, whole)
-    for stage, module in MODULES.items():
-        with commands(tmp_path, module) as gemsmith:
-            shutil.copytree(whole, tmp_path / "before")
-            code, err = gemsmith.run(stage, whole)
-            assert code == 0, err
+    tries = 0
+    for before, stage in pairwise(undisturbed):
+        with commands(folder.parent, *MODULES[stage]) as gemsmith:
             for place in PLACES if stage in stages else ():
-                shutil.rmtree(run.path)
-                shutil.copytree(tmp_path / "before", run.path)
+                copy(undisturbed[before], folder)
                 calls = 0
-                while (ended := gemsmith.run(stage, run.path, fault=f"{fault} {calls + 1} {place}"))[0]:
+                while (ended := gemsmith.run(stage, folder, fault=f"{fault} {calls + 1} {place}"))[0]:
                     calls += 1
                     check(*ended)
                     assert calls < 100, f"{stage} {place}: {ended}"
                 tries += calls
-                if stage == "train":  # its files tell times and folders
-                    assert weights(run.path) == weights(whole), place
-                else:
-                    assert contents(run.path) == contents(whole), f"{stage} {place}"
-            shutil.rmtree(tmp_path / "before")
+                assert_same(stage, folder, undisturbed[stage], place)
     return tries
 
 
-def test_a_stage_that_is_killed_at_each_write_makes_the_same_files_in_the_end(run, tmp_path, record_property):
+def test_a_stage_that_is_killed_at_each_write_makes_the_same_files_in_the_end(undisturbed, tmp_path, record_property):
     def check(code, err):
         assert code == -signal.SIGKILL, err
 
-    tries = disturbed(run, tmp_path, {*MODULES} - {"train"}, "KILL", check)
+    tries = disturbed(undisturbed, tmp_path / "run", {*MODULES} - {"train"}, "KILL", check)
     record_property("tries", tries)
     assert tries > 20
 
 
-def test_a_disk_that_is_full_from_any_write_on_is_one_line_and_nothing_is_half_written(run, tmp_path, record_property):
+def test_a_disk_that_is_full_from_any_write_on_is_one_line_and_nothing_is_half_written(
+    undisturbed, tmp_path, record_property
+):
     def check(code, err):
         lines = [line for line in err.splitlines() if line.startswith("error: ")]
         assert code == 2 and len(lines) == 1 and re.search("no space left|disk became full", lines[0].lower()), err
         assert "Traceback" not in err, err
-        assert not [file for file in run.path.rglob(".*") if file.name != ".lock" and file.parent != run.checkpoints]
+        halves = [file for file in folder.rglob(".*") if file.name != ".lock" and file.parent.name != "checkpoints"]
+        assert not halves
 
-    tries = disturbed(run, tmp_path, MODULES, "ENOSPC", check)
+    folder = tmp_path / "run"
+    tries = disturbed(undisturbed, folder, MODULES, "ENOSPC", check)
     record_property("tries", tries)
     assert tries > 20
 
 
-def test_a_stage_that_is_suspended_and_continued_makes_the_same_files(run, tmp_path, record_property):
-    whole = tmp_path / "whole"
-    shutil.copytree(run.path, whole)
-    for stage, module in MODULES.items():
-        with commands(tmp_path, module) as gemsmith:
-            shutil.rmtree(run.path)
-            shutil.copytree(whole, run.path)
-            code, err = gemsmith.run(stage, whole)
-            assert code == 0, err
-            if stage == "train":  # has its own test
-                continue
-            number = gemsmith.start(stage, run.path, fault="STOP 1 os:fsync")
+def test_a_stage_that_is_suspended_and_continued_makes_the_same_files(undisturbed, tmp_path, record_property):
+    stages = [(before, stage) for before, stage in pairwise(undisturbed) if stage != "train"]  # has its own test
+    for before, stage in stages:
+        folder = copy(undisturbed[before], tmp_path / "run")
+        with commands(tmp_path, *MODULES[stage]) as gemsmith:
+            number = gemsmith.start(stage, folder, fault="STOP 1 os:fsync")
             wait_until(lambda process=number: state(process) == "T", number)
             os.kill(number, signal.SIGCONT)
             code, err = gemsmith.wait()
-            assert code == 0, err
-            assert contents(run.path) == contents(whole), stage
-    record_property("tries", len(MODULES) - 1)
+        assert code == 0, err
+        assert_same(stage, folder, undisturbed[stage])
+    record_property("tries", len(stages))
 
 
-def test_on_a_slow_disk_the_stages_make_the_same_files(run, tmp_path):
+def test_on_a_slow_disk_the_stages_make_the_same_files(undisturbed, tmp_path):
     """Each fsync and rename takes 0.2 s more."""
-    whole, slow = tmp_path / "whole", ",".join(f"SLOW 200 {place}" for place in PLACES)
-    shutil.copytree(run.path, whole)
-    for stage, module in MODULES.items():
-        with commands(tmp_path, module) as gemsmith:
-            for folder, fault in ((whole, ""), (run.path, slow)):
-                code, err = gemsmith.run(stage, folder, fault=fault)
-                assert code == 0, err
-        if stage == "train":  # its files tell times and folders
-            assert weights(run.path) == weights(whole)
-            shutil.rmtree(run.path)
-            shutil.copytree(whole, run.path)
-        else:
-            assert contents(run.path) == contents(whole), stage
+    slow = ",".join(f"SLOW 200 {place}" for place in PLACES)
+    for before, stage in pairwise(undisturbed):
+        folder = copy(undisturbed[before], tmp_path / "run")
+        with commands(tmp_path, *MODULES[stage]) as gemsmith:
+            code, err = gemsmith.run(stage, folder, fault=slow)
+        assert code == 0, err
+        assert_same(stage, folder, undisturbed[stage])

@@ -5,8 +5,8 @@ import sys
 import click
 import pytest
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import Number, lazy_import, require_extra
+from gemsmith.cli.main import cli, lazy_import, require_extra
+from gemsmith.cli.options import Number
 from gemsmith.errors import MachineError
 
 HOLDER = """

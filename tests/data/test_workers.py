@@ -18,7 +18,7 @@ from gemsmith.data.dataset import Document, read_dataset
 from gemsmith.data.tokenize import open_renderer, render_documents
 from gemsmith.data.workers import check_prompts_in_process, count_processes, render_in_processes
 from gemsmith.errors import DataError, MachineError
-from gemsmith.recipe.schema import GeneratedData
+from gemsmith.recipe.schema import Data, GeneratedData
 from gemsmith.system.workers import ProcessLimits
 from gemsmith.tasks.messages import text_message
 
@@ -104,11 +104,11 @@ def test_a_held_out_row_that_its_template_never_ends_with_is_refused_with_its_na
         tokenizer_folder, "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     )
     (tokenizer_folder / "chat_template.jinja").write_text(endless)
-    found = find_template(tokenizer_folder)
+    data = Data(train="-")
     monkeypatch.setattr(workers, "LIMITS", ProcessLimits(cpu_s=1))
-    check_prompts_in_process(tokenizer_folder, found, [(talks[0], 1)])
+    check_prompts_in_process(tokenizer_folder, data, [(talks[0], 1)])
     with pytest.raises(DataError, match=r"rows.jsonl line 1: chat template .* takes more than 1 s of CPU for one text"):
-        check_prompts_in_process(tokenizer_folder, found, [(chat_loop, 1) for chat_loop in talks])
+        check_prompts_in_process(tokenizer_folder, data, [(chat_loop, 1) for chat_loop in talks])
 
 
 def test_the_second_render_that_control_tokens_are_told_by_is_within_the_limits(tokenizer_folder, talks):

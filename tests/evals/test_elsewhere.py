@@ -1,5 +1,9 @@
 """Models that somebody else serves, scored on a run's questions."""
 
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from gemsmith.runs.run import Run, read_record
 from gemsmith.serve.client import batch
 from gemsmith.serve.client.endpoint import find_server
 from gemsmith.serve.stage import Servers
+from support.fault_points import state, wait_until
 from support.hostile_server import NONCE, Hostile, chat, hostile_server
 
 from .conftest import EVAL, held_out
@@ -122,3 +127,30 @@ def test_what_cannot_be_meant_is_one_line(
     code, _, err = gemsmith("eval", run.path, *(option.format(url=hostile.url) for option in options))
     assert code == 2 and f"error: {told}" in err and "secret" not in err
     assert not run.record_file("eval").exists() and not hostile.asked
+
+
+@pytest.mark.slow
+def test_suspended_and_continued_it_scores_the_same_and_asks_nothing_twice(
+    hostile: Hostile, other: Hostile, exported_run: Callable[..., Run]
+) -> None:
+    run, known, was_suspended = exported_run({"eval": EVAL | {"concurrency": 1}}), held_out(4), threading.Event()
+
+    def knows(asked: dict[str, Any]) -> Any:
+        if len(hostile.asked) > 2:
+            was_suspended.wait(60)
+        return chat(known[asked["messages"][-1]["content"]])
+
+    hostile.deed = knows
+    command = [sys.executable, "-m", "gemsmith", "eval", str(run.path), "--url", hostile.url, "--base-url", other.url]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    wait_until(lambda: len(hostile.asked) > 2, process.pid)
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: state(process.pid) == "T", process.pid)
+    was_suspended.set()
+    assert not run.record_file("eval").exists()
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    record = read_record(run, EvalRecord)
+    assert (record.tuned.score, record.base.score) == (1.0, 0.0)
+    assert len(hostile.asked) == len(other.asked) == 4

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gemsmith.evals.cache import AnswerCache, digest_model, digest_question
@@ -19,26 +19,26 @@ ADAPTER, FP8 = {"weights": "adapter"}, {"kv_cache_dtype": "fp8"}
 
 def test_an_answer_is_on_disk_as_soon_as_it_is_kept(tmp_path: Path) -> None:
     cache = AnswerCache(tmp_path / "answers")
-    cache.add_reply("a", ONE)
+    cache.add("a", **asdict(ONE))
     assert AnswerCache(tmp_path / "answers").replies() == {"a": ONE}
-    cache.add_reply("b", OTHER)
+    cache.add("b", **asdict(OTHER))
     assert AnswerCache(tmp_path / "answers").replies() == {"a": ONE, "b": OTHER}
 
 
 def test_answers_of_several_files_are_read_and_the_last_file_is_written(tmp_path: Path) -> None:
     done, now = tmp_path / "done", tmp_path / "now"
-    AnswerCache(done).add_reply("a", ONE)
+    AnswerCache(done).add("a", **asdict(ONE))
     cache = AnswerCache(done, now)
-    cache.add_reply("b", OTHER)
+    cache.add("b", **asdict(OTHER))
     assert cache.replies() == {"a": ONE, "b": OTHER} and AnswerCache(now).replies() == {"b": OTHER}
 
 
 def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tmp_path: Path) -> None:
     file, facts = tmp_path / "answers", ServerFacts(dtype="bfloat16", unread=("version",))
     cache = AnswerCache(file)
-    cache.add_server("a", ServerFacts())
-    cache.add_server("a", facts)
-    cache.add_server("b", ServerFacts())
+    cache.add("a", server=ServerFacts().model_dump())
+    cache.add("a", server=facts.model_dump())
+    cache.add("b", server=ServerFacts().model_dump())
     with file.open("ab") as stream:
         stream.write(b'{"digest": "a", "server": {"dtype": 3}}\n{"digest": "a", "server": "x"}\n')
     assert cache.server("a") == facts and cache.server("c") is None and cache.replies() == {}
@@ -47,9 +47,9 @@ def test_what_the_last_server_of_a_model_said_is_read_and_rubbish_is_left_out(tm
 def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(tmp_path: Path) -> None:
     file = tmp_path / "answers"
     cache = AnswerCache(file)
-    cache.add_reply("a", ONE)
+    cache.add("a", **asdict(ONE))
     first = file.stat().st_size
-    cache.add_reply("b", OTHER)
+    cache.add("b", **asdict(OTHER))
     whole = file.read_bytes()
     for size in range(len(whole) + 1):
         file.write_bytes(whole[:size])
@@ -57,7 +57,7 @@ def test_a_file_that_ends_anywhere_loses_one_answer_at_most_and_takes_the_next(t
         assert kept == {
             key: reply for key, reply, end in (("a", ONE, first), ("b", OTHER, len(whole))) if size >= end - 1
         }
-        cache.add_reply("c", OTHER)
+        cache.add("c", **asdict(OTHER))
         assert cache.replies() == kept | {"c": OTHER}
 
 
@@ -94,9 +94,9 @@ def test_what_was_asked_again_is_counted_beside_the_answers_and_a_torn_line_is_n
     file, keys = tmp_path / "answers", {"a", "b"}
     cache = AnswerCache(file)
     assert cache.count_retries(keys) == {}
-    cache.add_retry("a", "http 429")
-    cache.add_reply("a", Reply(text="eins", cut=False, tokens=7))
-    cache.add_retry("b", "cut off")
+    cache.add("a", retried="http 429")
+    cache.add("a", text="eins", cut=False, tokens=7)
+    cache.add("b", retried="cut off")
     assert cache.replies() == {"a": Reply(text="eins", cut=False, tokens=7)}
     assert cache.count_retries(keys) == {"cut off": 1, "http 429": 1} and cache.count_retries({"b"}) == {"cut off": 1}
     file.write_bytes(file.read_bytes()[:-5])

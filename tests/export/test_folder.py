@@ -16,7 +16,7 @@ import pytest
 from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter, write_peft_adapter
 from gemsmith.errors import MachineError, RunError, VerifyError
-from gemsmith.export import stage as folder_module
+from gemsmith.export import merge as merge_module
 from gemsmith.export.stage import export_folder, export_peft
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import ExportDir
@@ -162,14 +162,14 @@ def test_an_export_that_a_killed_one_left_aside_is_put_back_and_refused(base, ad
 def test_what_appears_at_the_target_meanwhile_is_never_replaced(
     base, adapter, tmp_path, monkeypatch, moment, force, message, contents
 ):
-    function = getattr(folder_module, moment)
+    function = getattr(merge_module, moment)
 
     def meanwhile(*arguments):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "thesis.tex").write_text("years")
         return function(*arguments)
 
-    monkeypatch.setattr(folder_module, moment, meanwhile)
+    monkeypatch.setattr(merge_module, moment, meanwhile)
     with pytest.raises(RunError, match=message):
         export_peft(str(base), adapter, tmp_path / "out", force=force)
     assert contents(tmp_path / "out").keys() == {"thesis.tex"}

@@ -20,7 +20,8 @@ def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 count = 0
 if moment == "adapter":
-    folder.write_peft_adapter, write = (lambda *given, **named: die(write(*given, **named))), folder.write_peft_adapter
+    write = folder.peft.write_peft_adapter
+    folder.peft.write_peft_adapter = lambda *given, **named: die(write(*given, **named))
 elif moment == "middle":
     rows = merge.merged_rows
     def later(*arguments):

@@ -27,7 +27,7 @@ from gemsmith.checkpoints.peft_config import read_peft_config
 from gemsmith.checkpoints.safetensors import check_digest, fingerprint, read_header, write_tensors
 from gemsmith.checkpoints.steps import ORBAX, add_checksum, checkpoint_steps, read_step_metadata
 from gemsmith.data.dataset import read_dataset
-from gemsmith.errors import USERS_ERRNOS, GemsmithError, problems_of
+from gemsmith.errors import USERS_ERRNOS, GemsmithError
 from gemsmith.export.adapters import restore_trained
 from gemsmith.images.check import ImageInfo, patchify, validate_image
 from gemsmith.images.decode import InvalidImageError
@@ -310,7 +310,7 @@ def hold(reader: Reader, folder: Path) -> dict[str, int]:
             except (GemsmithError, InvalidImageError, OSError) as error:
                 lines = [error.line] if isinstance(error, InvalidImageError) else [str(error)]
                 if isinstance(error, GemsmithError):
-                    lines = [*map(str, problems_of(error))]
+                    lines = [*map(str, error.problems)]
                 # Of these, such as a name that is too long, the command line makes one line.
                 known = not isinstance(error, OSError) or error.errno in USERS_ERRNOS
                 one_line = all(line and "\n" not in line for line in lines)

@@ -128,6 +128,17 @@ def test_values_that_are_set_stay_and_given_rows_are_counted(gemsmith, small_che
     assert yaml.safe_load(text)["data"]["max_length"] == 256
 
 
+def test_rows_with_tools_are_told_to_be_run_without_eval(gemsmith, small_checkpoint):
+    bos = "{{- bos_token -}}"
+    template = (small_checkpoint / "chat_template.jinja").read_text()
+    assert bos in template
+    Path("tools.jinja").write_text(template.replace(bos, bos + "{{- tools | map(attribute='function.name') | join -}}"))
+    tool = {"name": "add", "parameters": {"type": "object", "properties": {}}}
+    write_rows([row | {"tools": [tool]} for row in pairs(120)])
+    _, _, err = drafted(gemsmith, small_checkpoint, "--set", "data.template=tools.jinja")
+    assert "rows have tools, which eval asks without: gemsmith run my.yaml --skip eval" in err
+
+
 def test_a_folder_of_images_gets_the_least_budget_that_shrinks_none(gemsmith, seeing_checkpoint):
     for number, name in enumerate(("cat", "dog")):
         for image in range(3):
@@ -199,6 +210,7 @@ def test_of_a_checkpoint_on_the_hub_no_weights_are_fetched(gemsmith, hub, tmp_pa
         (("--data", "none.jsonl"), "none.jsonl: does not exist"),
         (("--data", "bad.jsonl"), "bad.jsonl line 1, column 2: is not JSON"),
         (("--eval", "none.jsonl"), "none.jsonl: does not exist"),
+        (("--eval", "rows.jsonl"), "--eval rows.jsonl: is --data itself, on which a score says nothing"),
         (("--set", "lora.rnak=3"), "did you mean rank"),
         (("--set", "data.max_length=4"), "each row has more tokens than data.max_length, 4; raise it"),
         (("--out", "rows.jsonl"), "--out rows.jsonl: already exists; name another file, or delete it"),

@@ -28,5 +28,5 @@ def test_an_adapter_of_another_kind_is_a_difference(tmp_path, write, key, value)
 
 
 def test_another_task_than_language_modelling_is_refused(tmp_path, write):
-    with pytest.raises(RecipeError, match="task_type is 'SEQ_CLS': no language modelling"):
+    with pytest.raises(RecipeError, match="task_type is 'SEQ_CLS': no language modeling"):
         port([write(tmp_path, ADAPTER | {"task_type": "SEQ_CLS"})])

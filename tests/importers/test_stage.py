@@ -10,7 +10,7 @@ import yaml
 
 from gemsmith.arch import LORA_KINDS
 from gemsmith.importers import port
-from gemsmith.importers.reader import leaves
+from gemsmith.importers.convert import leaves
 from gemsmith.recipe.load import dump_recipe, load_recipe, plain_values, with_values
 from gemsmith.runs.resolve import absolute_paths
 from support.cases import each

@@ -108,8 +108,8 @@ GEMSMITH = """\
 #!{python}
 import sys, time
 import gemsmith.evals.cache as cache, gemsmith.launch.sync as sync
-add, sync._BETWEEN_LOOKS_S = cache.AnswerCache.add_reply, 0.05
-cache.AnswerCache.add_reply = lambda *given: (time.sleep(0.2), add(*given))
+add, sync._BETWEEN_LOOKS_S = cache.AnswerCache.add, 0.05
+cache.AnswerCache.add = lambda *given, **said: (time.sleep(0.2), add(*given, **said))
 from gemsmith.cli import main
 main(sys.argv[1:])
 """

@@ -81,7 +81,7 @@ def test_weights_are_served_in_fp8_only_where_bfloat16_does_not_fit(launched, mo
     assert "--dtype=auto" in arguments_of(launched()) and "--quantization=fp8" not in arguments_of(launched())
     long = ("serve.max_model_len=262144",)
     assert "--quantization=fp8" not in arguments_of(launched(overrides=long)), "89.8 of 91.8 GB"
-    monkeypatch.setattr("gemsmith.serve.command.UTILISATION", 0.85)
+    monkeypatch.setattr("gemsmith.serve.command.UTILIZATION", 0.85)
     assert "--quantization=fp8" in arguments_of(launched(overrides=long))
     small_cache = arguments_of(launched(overrides=(*long, "serve.kv_cache_dtype=fp8")))
     assert "--kv-cache-dtype=fp8" in small_cache and "--quantization=fp8" not in small_cache
@@ -139,7 +139,8 @@ def quota(name=QUOTA, **details):
     ],
 )
 def test_the_quota_is_its_value_in_the_region(launched, quotas, complaint):
-    (check,) = [check for check in preflight(launched(), "cloud-run", cloud_run) if "quota" in check.name]
+    request = launched()
+    (check,) = [check for check in preflight(request, "cloud-run", cloud_run.values(request)) if "quota" in check.name]
     assert check.complaint(json.dumps(quotas)) == complaint
     elsewhere = json.dumps([quota(value="3")]).replace("us-central1", "europe-west4")
     assert check.complaint(elsewhere) == "none is listed for this GPU"

@@ -16,6 +16,7 @@ from gemsmith.launch.sync import complete_checkpoints
 from gemsmith.serve.settings import engine_python
 from gemsmith.system.files import sha256_file
 from gemsmith.system.storage import Bucket
+from support.made import made_once, shared_folder
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,19 @@ def launched(recipe, tmp_path):
         return f"file://{store.parent}"
 
     return make
+
+
+@pytest.fixture
+def calm_adapter(launched, tmp_path_factory) -> str:
+    """The checksum of the adapter of a run that nobody disturbed, made once for all tests."""
+
+    def make(folder: Path) -> None:
+        root = launched("calm")
+        finish(machine(root, 0))
+        folder.mkdir()
+        (folder / "sha256").write_text(adapter_of(root))
+
+    return (made_once(shared_folder(tmp_path_factory) / "calm", make) / "sha256").read_text()
 
 
 # Waits before step sys.argv[1] until the file `goes_on` is there.
@@ -145,10 +159,9 @@ def test_the_kept_record_says_that_no_byte_changed():
 
 
 @pytest.mark.timeout(900)
-def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched):
+def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched, calm_adapter):
     """By SIGKILL, and by SIGTERM with the seconds that Cloud Run gives after it."""
-    calm, disturbed = launched("calm"), launched("disturbed")
-    finish(machine(calm, 0))
+    disturbed = launched("disturbed")
     moment, killed = random.Random(7), 0
     bucket, attempt = Bucket(disturbed), 0
     while killed < KILLS and "run/train.json" not in bucket.names("run/"):
@@ -164,14 +177,13 @@ def test_a_run_whose_machines_die_ends_as_one_that_nobody_disturbed(launched):
         process.communicate(timeout=120)
     err = finish(machine(disturbed, attempt))
     assert killed == KILLS and f"attempt {attempt}: complete in the bucket: data, plan" in err
-    assert adapter_of(disturbed) == adapter_of(calm)
+    assert adapter_of(disturbed) == calm_adapter
 
 
 @pytest.mark.timeout(600)
-def test_a_machine_that_is_told_to_stop_sends_the_step_under_way_and_another_goes_on(launched):
+def test_a_machine_that_is_told_to_stop_sends_the_step_under_way_and_another_goes_on(launched, calm_adapter):
     """SIGTERM as a provider sends it to the worker, and SIGHUP as it comes where it was started by hand."""
-    calm, stopped = launched("calm"), launched("stopped")
-    finish(machine(calm, 0))
+    stopped = launched("stopped")
     asked, saved = {4: signal.SIGTERM, 8: signal.SIGHUP}, []
     for attempt, (step, number) in enumerate(asked.items()):
         process, deadline_s = machine(stopped, attempt, waits_at=step), time.monotonic() + 240
@@ -188,4 +200,4 @@ def test_a_machine_that_is_told_to_stop_sends_the_step_under_way_and_another_goe
     err = finish(machine(stopped, len(asked)))
     assert saved[0] >= 3 and saved[1] >= 7, saved
     record = json.loads(Bucket(stopped).read("run/train.json") or b"")
-    assert record["resumed_at"] == saved and adapter_of(stopped) == adapter_of(calm)
+    assert record["resumed_at"] == saved and adapter_of(stopped) == calm_adapter

@@ -9,7 +9,7 @@ MEMBER = "serviceAccount:gemsmith@demo-project.iam.gserviceaccount.com"
 
 
 def checks_of(request, on="cloud-run", part=""):
-    return [check for check in preflight(request, on, TARGETS[on]) if part in check.name]
+    return [check for check in preflight(request, on, TARGETS[on].values(request)) if part in check.name]
 
 
 def by_name(request, part, on="cloud-run"):

@@ -63,7 +63,7 @@ def test_several_hosts_are_pods_that_start_again_together(launched, tmp_path):
 
 
 def names(request):
-    return [check.name for check in preflight(request, "gke", gke)]
+    return [check.name for check in preflight(request, "gke", gke.values(request))]
 
 
 def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_nodes_account(launched):
@@ -78,7 +78,7 @@ def test_only_pods_of_several_hosts_are_on_the_hosts_network_and_run_as_the_node
     assert "serviceAccountName" not in pod_of(job_set(several))
     assert "nodes of c1 run as " + several.options.service_account in names(several)
     assert not [name for name in names(several) if "workloadIdentityUser" in name]
-    (check,) = [check for check in preflight(several, "gke", gke) if check.name.startswith("nodes of")]
+    (check,) = [check for check in preflight(several, "gke", gke.values(several)) if check.name.startswith("nodes of")]
     assert check.complaint("default;other@p.iam.gserviceaccount.com\t\n") == "none of its node pools does"
     assert check.complaint(f"default;{several.options.service_account}\tdefault\n") is None
     assert "--scopes cloud-platform" in check.remedy
@@ -89,7 +89,7 @@ MEMBER = "serviceAccount:demo-project.svc.id.goog[default/gemsmith]"
 
 def test_both_halves_of_workload_identity_and_the_role_on_the_bucket_are_checked(launched):
     request = launched("gke", machine="v5p-8", **CLUSTER)
-    checks = {check.name: check for check in preflight(request, "gke", gke)}
+    checks = {check.name: check for check in preflight(request, "gke", gke.values(request))}
     account = "gemsmith@demo-project.iam.gserviceaccount.com"
     annotated = checks[f"Kubernetes service account gemsmith is {account}"]
     assert annotated.complaint(account) is None and annotated.complaint("") == "it is nobody there"

@@ -43,7 +43,7 @@ def in_text(text: str) -> Iterator[list[str]]:
 
 def of_preflight(requests: Iterable, on: str) -> Iterator[list[str]]:
     for request in requests:
-        for check in preflight(request, on, TARGETS[on]):
+        for check in preflight(request, on, TARGETS[on].values(request)):
             yield list(check.command)
             yield from in_text(check.remedy)
 

@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 from gemsmith.errors import InputError
-from gemsmith.launch.provider import Feature, Target, launch_folder, read_launch, write_launch
+from gemsmith.launch.provider import LAUNCHES, Feature, Target, read_launch, write_launch
 from gemsmith.launch.providers import TARGETS, cloud_run, tpu_vm
 
 
@@ -21,7 +21,7 @@ def test_a_launch_that_is_not_there_or_damaged_is_one_line(tmp_path, monkeypatch
     write_launch(launch_record)
     with pytest.raises(InputError, match=r"^launch bug: .*\(did you mean big\?\); there are: big$"):
         read_launch("bug")
-    (launch_folder("big") / "launch.json").write_text("{}")
+    (LAUNCHES / "big" / "launch.json").write_text("{}")
     with pytest.raises(InputError, match=r"launch\.json: is not a launch's record"):
         read_launch("big")
 

@@ -40,7 +40,7 @@ def test_an_image_of_artifact_registry_is_pulled_as_the_machines_account(launche
     request = launched("sky", machine="v5p-8")
     login = {"USERNAME": "", "PASSWORD": "", "SERVER": "us-central1-docker.pkg.dev"}
     assert task(request)["envs"] == {f"SKYPILOT_DOCKER_{key}": value for key, value in login.items()}
-    names = [check.name for check in preflight(request, "sky", sky)]
+    names = [check.name for check in preflight(request, "sky", sky.values(request))]
     assert f"image {request.image.value}" in names
     account = "skypilot-v1@demo-project.iam.gserviceaccount.com"
     assert f"service account {account}" in names and "roles/artifactregistry.reader in the project" in names

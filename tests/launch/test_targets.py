@@ -7,7 +7,6 @@ import yaml
 
 from gemsmith import __version__
 from gemsmith.launch.providers import TARGETS
-from gemsmith.launch.upload import rendered_lists
 
 from .conftest import FOUR_TASKS
 
@@ -18,7 +17,7 @@ SHIPPED = ("demo", "demo_images", "own", "pets_31b", "verilog_31b")
 
 def rendered(shipped, on: str, recipe: str, **options) -> dict[str, str]:
     request = shipped(on, recipe, **options)
-    files = TARGETS[on].render(request) | rendered_lists(request)
+    files = TARGETS[on].render(request)
     del files["recipe.yaml"]  # it has every key of recipes, whose changes are no launch's
     return {name: without_versions(text) for name, text in files.items()}
 

@@ -205,7 +205,9 @@ class TestWithoutAContainer:
         text = script(request)
         assert f"{wheel}/{WHEEL} {wheel}/train.lock" in text and "gs://runs/team/big/wheel/" in text
         assert not [
-            check for check in preflight(request, "tpu-vm", tpu_vm) if "image" in check.name or "artifact" in check.name
+            check
+            for check in preflight(request, "tpu-vm", tpu_vm.values(request))
+            if "image" in check.name or "artifact" in check.name
         ]
         assert not [
             line for line in leftover_resources(launch_record.model_copy(update={"image": None})) if "image" in line

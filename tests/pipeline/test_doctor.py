@@ -157,8 +157,8 @@ def test_rows_that_are_left_out_are_counted(examined: Callable[..., Any], tmp_pa
     rows = [{"prompt": "a", "response": "b"}, {"prompt": "a " * 300, "response": "b"}, {"prompt": "a", "response": ""}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, found, _ = examined("data.train=rows.jsonl", "data.on_bad_row=drop", "train.global_batch_size=1")
-    assert code == 0 and found["rows"][1].startswith("data.train: 1 rows are read and rendered, 1 left out: ")
-    assert found["rows"][1].endswith("1 left out: too_long")
+    assert code == 0 and found["rows"][1].startswith("data.train: 1 rows are read and rendered; dropped 1 (")
+    assert found["rows"][1].endswith("; dropped 1 longer than 256")
     assert "an empty answer" in examined("data.train=rows.jsonl")[1]["rows"][1]
 
 

@@ -9,7 +9,8 @@ from gemsmith.hardware import load_catalog
 from gemsmith.plan import compiled as plan_compiled
 from gemsmith.plan.aot import compile as child
 from gemsmith.plan.aot import compile as compiled
-from gemsmith.plan.compiled import SLOWEST, Limits, cache_folder, cache_key
+from gemsmith.plan.aot.compile import Limits
+from gemsmith.plan.compiled import SLOWEST, cache_folder, cache_key
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import with_values
 
@@ -30,9 +31,9 @@ def compiler(monkeypatch, tmp_path):
     def make(*, peak_gib: float = 20.0, error: str | None = None) -> list[str]:
         asked: list[str] = []
 
-        def compile_in_child(recipe, folder, *, topology, images, limit_s, limit_bytes):
+        def compile_in_child(recipe, folder, *, topology, images, limits):
             asked.append(topology if images is None else f"{topology} {images.images} x {images.soft_tokens}")
-            assert recipe.train.mesh != "auto" and (limit_s, limit_bytes) == (10, 1e9)
+            assert recipe.train.mesh != "auto" and limits == LIMITS
             if error:
                 raise MachineError(error)
             (folder / "step.hlo").write_text(SCAN.read_text())

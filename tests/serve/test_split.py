@@ -5,7 +5,7 @@ import pytest
 from gemsmith.arch import VARIANTS, find_variant
 from gemsmith.errors import MachineError
 from gemsmith.hardware import load_catalog
-from gemsmith.serve.command import UTILISATION, choose_layout, memory_reason, tensor_parallel_reason
+from gemsmith.serve.command import UTILIZATION, choose_layout, memory_reason, tensor_parallel_reason
 from gemsmith.serve.settings import ServeSettings
 
 MACHINES = load_catalog().machines
@@ -51,7 +51,7 @@ def check_split(machine: str, model: str) -> None:
     for heads in (variant.kv_heads, variant.global_kv_heads):
         assert heads % found.tp == 0 or found.tp % heads == 0
     chip = MACHINES[machine].chip
-    assert found.memory.total <= UTILISATION * chip.hbm_bytes / chip.devices
+    assert found.memory.total <= UTILIZATION * chip.hbm_bytes / chip.devices
 
 
 def test_fp8_is_for_weights_that_do_not_fit_and_no_others() -> None:

@@ -82,7 +82,7 @@ def test_base_and_adapter_are_two_names_of_one_server_that_starts_once(
         assert servers.tuned() is tuned and servers.base() is base
         assert log == ["start demo"]
         assert (tuned.model, base.model) == ("demo", "demo-base")
-        assert (tuned.url, tuned.pid, tuned.folder) == (base.url, base.pid, base.folder)
+        assert (tuned.url, tuned.process.pid, tuned.folder) == (base.url, base.process.pid, base.folder)
         listed = httpx.get(f"{base.url}/v1/models", trust_env=False).json()["data"]
         assert {"demo", "demo-base"} < {card["id"] for card in listed}
     assert log == ["start demo", "stop demo"]
@@ -203,7 +203,7 @@ def test_keep_serving_prints_a_curl_line_and_ends_when_vllm_dies(
         "gemsmith.serve.stage.curl_line", lambda server: (server.process.terminate(), curl_line(server))[1]
     )
     with pytest.raises(EngineError, match="vLLM died"):
-        keep_serving(run)
+        keep_serving(run, machine_name=None, skip_verify_check=False, restarts=0, ready=lambda: None)
     words = shlex.split(capsys.readouterr().out)
     assert words[:2] == ["curl", "-s"] and words[2].endswith("/v1/chat/completions")
     assert json.loads(words[-1])["messages"] == [{"role": "user", "content": FIRST_PROMPT}]
@@ -308,7 +308,7 @@ def test_keep_serving_prints_the_warning_of_unverified_weights(
     (run.merged / "[b]").touch()
     stop_once_up(monkeypatch)
     with pytest.raises(EngineError, match="vLLM died"):
-        keep_serving(run, skip_verify_check=True)
+        keep_serving(run, None, skip_verify_check=True, restarts=0, ready=lambda: None)
     assert (
         "serve: warning: Served unverified weights: they are not what was verified: merged/[b] was not exported."
         in capsys.readouterr().err
@@ -366,7 +366,7 @@ def test_ctrl_c_ends_keep_serving_quietly(
         return ""
 
     monkeypatch.setattr("gemsmith.serve.stage.curl_line", interrupted)
-    keep_serving(exported_run())
+    keep_serving(exported_run(), machine_name=None, skip_verify_check=False, restarts=0, ready=lambda: None)
 
 
 def test_an_api_key_is_named_in_the_curl_line_and_not_shown(

@@ -119,7 +119,7 @@ def test_starts_and_stops_leave_no_process_no_socket_and_no_file(
                 assert len(of_starts(mark)) > 1
                 if number % 3 == 2:
                     for process in of_starts(mark):
-                        if process != one.pid:
+                        if process != one.process.pid:
                             os.kill(process, signal.SIGKILL)
             assert of_starts(mark) == [], number
             socket.create_server(("127.0.0.1", port)).close()

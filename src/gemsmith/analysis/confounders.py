@@ -26,8 +26,7 @@ class Rule:
     needed: bool = False
     """Whether what is not recorded counts as a difference: that it was the same cannot be said."""
     settled_by: str | None = None
-    """A condition that says what this one came to: where that is recorded and alike, a difference here bears on
-    nothing, such as another path of the same rows."""
+    """A condition that says what this one came to: where that is recorded and alike, this one bears on nothing."""
 
 
 # The first that matches holds. A longer name of the same prefix stands before the shorter.
@@ -43,7 +42,7 @@ RULES = (
     Rule("data.*", _TQ, "other rows", settled_by=_ROWS),
     Rule("lora.alpha", _Q, "the size of the adapters' effect"),
     Rule("lora.rslora", _Q, "the size of the adapters' effect"),
-    Rule("lora.dropout", _TQ, "regularisation, and the work of it"),
+    Rule("lora.dropout", _TQ, "regularization, and the work of it"),
     Rule("lora.*", KINDS, "other adapters: other capacity, and other work where they are trained or served"),
     Rule("optimizer.warmup*", _Q, "another schedule", settled_by="train:warmup_steps"),
     Rule("optimizer.*", _Q, "another optimization"),
@@ -138,8 +137,8 @@ RULES = (
     Rule("eval:*", _Q, "another way to score"),
     Rule("price:*_usd_per_hour", ("cost",), "another price of an hour", ("train:machine", "bench:machine")),
     Rule("price:*", ("cost",), "dollars of another day, region or source"),
+    Rule("*", KINDS, "no rule says what it changes, so it may change everything"),
 )
-_NO_RULE = Rule("*", KINDS, "no rule says what it changes, so it may change everything")
 
 
 def rule_of(condition: str) -> Rule:
@@ -148,7 +147,7 @@ def rule_of(condition: str) -> Rule:
     >>> rule_of("optimizer.beta1").confounds, rule_of("serve.port").confounds
     (('quality',), ())
     """
-    return next((rule for rule in RULES if fnmatchcase(condition, rule.pattern)), _NO_RULE)
+    return next(rule for rule in RULES if fnmatchcase(condition, rule.pattern))
 
 
 def follows_from(condition: str, varying: tuple[str, ...]) -> str | None:

@@ -32,11 +32,10 @@ def actual_cost(findings: RunRecords) -> ActualCost | None:
     price = plan_rates(findings.plan, train.machine).get("on demand") if train else None
     if price is None or train is None:
         return None
-    there = train.provenance.machine
     stages = {
         stage: price.usd(stage_s(record))
         for stage, record in findings.records().items()
-        if record.provenance.machine.is_computer_of(there)
+        if record.provenance.machine.is_computer_of(train.provenance.machine)
     }
     tokens, training = trained_tokens(train), stages["train"]
     return ActualCost(
@@ -69,14 +68,8 @@ class Curve(Part):
     """Where the two cost the same; None: at no time after the start."""
 
     def usd(self, hours: float) -> tuple[float, float]:
-        """What the two cost by then."""
         (first, other), (rate, rate_other) = self.trained_usd, self.usd_per_hour
         return first + rate * hours, other + rate_other * hours
-
-    def ratio(self, hours: float) -> float | None:
-        """Other / first; None where the first costs nothing."""
-        first, other = self.usd(hours)
-        return other / first if first else None
 
     def say(self, first: str, other: str) -> str:
         """Which is cheaper, and from when on."""
@@ -87,9 +80,9 @@ class Curve(Part):
         cheaper = start if start is not None else end
         if cheaper is None:
             return "Both cost the same at any time."
-        (rate, rate_other), towards = self.usd_per_hour, ""
-        if self.trained_usd[0] and rate:
-            towards = f"; {other} / {first} goes from {self.ratio(0):.3g} to {rate_other / rate:.3g}"
+        (trained, trained_other), (rate, rate_other), towards = self.trained_usd, self.usd_per_hour, ""
+        if trained and rate:
+            towards = f"; {other} / {first} goes from {trained_other / trained:.3g} to {rate_other / rate:.3g}"
         return f"{names[cheaper]} is cheaper at any time{towards}."
 
 

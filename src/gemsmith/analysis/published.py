@@ -16,8 +16,6 @@ from gemsmith.hardware.model.serving import least_token_s
 from gemsmith.runs.records import Part
 from gemsmith.system.yaml import parse_yaml
 
-Judged = tuple[str, str, bool]
-"""What is said, what is found, and whether it holds."""
 MACHINES = ("train:machine", "bench:machine")
 TTFT_RATE = 4.0
 """Requests a second of the paper's TTFTs."""
@@ -133,9 +131,7 @@ def reanalyze(
 
 def _swept(sides: Sequence[Side]) -> Iterator[SweptLength]:
     """Each length that a side was swept at, the sides below each other."""
-    lengths = dict.fromkeys(
-        (cell.input_tokens, cell.output_tokens) for side in sides for cell in side.cells if _is_best(cell)
-    )
+    lengths = {(cell.input_tokens, cell.output_tokens) for side in sides for cell in side.cells if _is_best(cell)}
     for length in sorted(lengths):
         for side in sides:
             cells = [cell for cell in side.cells if (cell.input_tokens, cell.output_tokens) == length]
@@ -215,7 +211,7 @@ def _judge(claim: Claim, published: Published, comparison: Comparison, catalog: 
     return ClaimVerdict(of=claim.of, claim=said, found=found, holds=holds)
 
 
-def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:
+def _judge_ratio(claim: Claim, comparison: Comparison) -> tuple[str, str, bool]:
     """What the figures make of two numbers, of how many times better the first is, or of that it is chance."""
     what = f"{claim.what}, {claim.unit}" if claim.unit else claim.what
     values, lower = claim.values, True
@@ -236,22 +232,22 @@ def _judge_ratio(claim: Claim, comparison: Comparison) -> Judged:
     return f"{what}: {said}", f"{computed} by its tables", all(map(_is_close, stated, values))
 
 
-def _judge_total(claim: Claim, curve: Curve | None) -> Judged:
+def _judge_total(claim: Claim, curve: Curve | None) -> tuple[str, str, bool]:
     """Where the stated ratio r is not that of the stated hours: it is that of (t₂ - r t₁) / (r p₁ - p₂) hours."""
     assert claim.hours is not None and claim.ratio is not None and curve is not None
-    found = curve.ratio(claim.hours)
-    assert found is not None
+    first, other = curve.usd(claim.hours)
+    found = other / first
     holds, elsewhere = _is_close(claim.ratio, found), ""
-    (first, other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
+    (trained, trained_other), (rate, rate_other) = curve.trained_usd, curve.usd_per_hour
     below = claim.ratio * rate - rate_other
-    hours = (other - claim.ratio * first) / below if below else -1.0
+    hours = (trained_other - claim.ratio * trained) / below if below else -1.0
     if not holds and hours >= 0:
         elsewhere = f"; {claim.ratio:.4g} × is that of {hours:.1f} h"
     said = f"training and {claim.hours:g} h of serving, {claim.called}: {claim.ratio:.4g} ×"
     return said, f"{found:.4g} × by its own prices{elsewhere}", holds
 
 
-def _judge_within(claim: Claim, first: Side, other: Side) -> Judged:
+def _judge_within(claim: Claim, first: Side, other: Side) -> tuple[str, str, bool]:
     assert claim.within is not None
     pairs = {
         ours.load: theirs.output_tokens_per_s / ours.output_tokens_per_s

@@ -12,7 +12,7 @@ import numpy as np
 
 from gemsmith.analysis.confounders import Kind
 from gemsmith.analysis.cost import cost_curve
-from gemsmith.analysis.sides import WAYS, LoadCell, Side, SideScore, Way
+from gemsmith.analysis.sides import WAYS, LoadCell, Side, SideScore
 from gemsmith.evals.metrics import bootstrap_interval, wilson_interval
 from gemsmith.runs.bench_records import Requests
 from gemsmith.runs.records import Part, Range
@@ -30,8 +30,7 @@ _ROUNDED = 0.005
 _WRITTEN_SHARE = 0.75
 ASKED_SHARE = 0.9
 """A server that gives this share of the tokens that its requests ask for is limited by them."""
-Latency = Literal["TTFT", "TPOT"]
-LATENCIES: tuple[Latency, ...] = ("TTFT", "TPOT")
+PaysFor = Literal["training", "serving", "both"]
 
 
 def bootstrap_ratio(first: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Range:
@@ -123,12 +122,11 @@ class Ratio(Part):
     value: float | None
     """Other / first; of scores other - first; None where that cannot be formed, which `notes` says why."""
     is_difference: bool = False
-    better: str
-    """higher or lower."""
+    better: Literal["higher", "lower"]
     interval: Range | None = None
     interval_of: str
     """What was resampled, or why there is no interval."""
-    pays_for: Literal["training", "serving", "both"] = "both"
+    pays_for: PaysFor = "both"
     """Of a cost."""
     main: bool = False
     """Whether it stands for its kind."""
@@ -198,8 +196,7 @@ def _training(first: Side, other: Side) -> Iterator[Ratio]:
 
 def speed_drift(side: Side) -> tuple[float, float] | None:
     """Real tokens/s of the first and the second half of the steps, where they differ by more than DRIFT."""
-    middle = len(side.timed_steps) // 2
-    if middle < _FEWEST_HALF:
+    if (middle := len(side.timed_steps) // 2) < _FEWEST_HALF:
         return None
     halves = side.timed_steps[:middle], side.timed_steps[middle:]
     early, late = (sum(tokens for tokens, _ in half) / sum(seconds for _, seconds in half) for half in halves)
@@ -228,7 +225,7 @@ def _serving(first: Side, other: Side) -> Iterator[Ratio]:
         if ours.output_tokens_per_s is not None and theirs.output_tokens_per_s is not None:
             speeds = ours.output_tokens_per_s, theirs.output_tokens_per_s
             found.append(("output tokens/s", *speeds, throughput_interval(ours, theirs)))
-        for name in LATENCIES:
+        for name in ("TTFT", "TPOT"):
             mine, yours = (getattr(cell, f"{name.lower()}_ms") for cell in (ours, theirs))
             if mine and yours:
                 found.append((f"ms {name}", mine, yours, latency_interval(name, ours, theirs)))
@@ -256,11 +253,10 @@ def throughput_interval(ours: LoadCell, theirs: LoadCell) -> tuple[Range | None,
     each = [(cell.each, token_windows(cell.each, cell.output_tokens)) for cell in (ours, theirs) if cell.each]
     if min(written_share(*pair) for pair in each) < _WRITTEN_SHARE:
         return None, "its tokens came in too small a part of the time"
-    windows = [found for _, found in each]
-    return bootstrap_ratio(*windows), f"{WINDOWS} parts of the time resampled, one run each"
+    return bootstrap_ratio(*(found for _, found in each)), f"{WINDOWS} parts of the time resampled, one run each"
 
 
-def latency_interval(name: Latency, ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
+def latency_interval(name: str, ours: LoadCell, theirs: LoadCell) -> tuple[Range | None, str]:
     """The 95 % interval of the medians' ratio, by resampling requests: in pairs where both had the same prompts."""
     if ours.each is None or theirs.each is None:
         return None, _requests_words(ours, theirs)
@@ -367,10 +363,10 @@ def own_interval(score: SideScore) -> Range:
 def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
     for way in WAYS:
         trained = first.train_usd(way), other.train_usd(way)
-        yield from _dollars("training", way, *trained, pays_for="training", main=way == "on demand")
+        yield from _dollars(f"training, {way}", *trained, pays_for="training", main=way == "on demand")
         if curve := cost_curve(first, other, way):
             for served in hours:
-                yield from _dollars(f"training and {served:g} h of serving", way, *curve.usd(served))
+                yield from _dollars(f"training and {served:g} h of serving, {way}", *curve.usd(served))
         for ours, theirs in common_cells(first, other):
             rates = first.serve_rates.get(way), other.serve_rates.get(way)
             if not asked_notes(ours, theirs):
@@ -380,23 +376,17 @@ def _cost(first: Side, other: Side, hours: Sequence[float]) -> Iterator[Ratio]:
                     else None
                     for rate, cell in zip(rates, (ours, theirs), strict=True)
                 )
-                yield from _dollars(f"a million output tokens, {ours.load}", way, mine, yours, pays_for="serving")
+                yield from _dollars(f"a million output tokens, {ours.load}, {way}", mine, yours, pays_for="serving")
 
 
 def _dollars(
-    what: str,
-    way: Way,
-    first: float | None,
-    other: float | None,
-    *,
-    pays_for: Literal["training", "serving", "both"] = "both",
-    main: bool = False,
+    what: str, first: float | None, other: float | None, *, pays_for: PaysFor = "both", main: bool = False
 ) -> Iterator[Ratio]:
     if first is None or other is None or not (first or other):
         return
     yield Ratio(
         kind="cost",
-        what=f"{what}, {way}",
+        what=what,
         unit="USD",
         first=first,
         other=other,

@@ -195,7 +195,7 @@ def side_of_run(
     proven = {key: value for key, value in plain_values(recipe).items() if key not in unproven}
     conditions = {key: _text(value) for key, value in proven.items()}
     conditions |= {f"{stage}{STALE}": "yes" for stage in stale}
-    said = [*_said(data, bench, scores), *_said_by_training(train), *_prices(train_rates, serve_rates)]
+    said = [*_said(data, train, bench, scores), *_prices(train_rates, serve_rates)]
     conditions |= {key: _text(value) for key, value in said if value is not None}
     return Side(
         name=name,
@@ -211,7 +211,8 @@ def side_of_run(
         serve_rates=serve_rates,
         row_tokens=proven.get("data.max_length"),
         global_batch_size=proven.get("train.global_batch_size"),
-        **_trained(train, data),
+        rows=data.rows if data else None,
+        **_trained(train),
     )
 
 
@@ -221,12 +222,11 @@ def served_where_trained(bench: BenchRecord, train: TrainRecord) -> bool:
     return local and bench.provenance.machine.is_computer_of(train.provenance.machine)
 
 
-def _trained(train: TrainRecord | None, data: DataRecord | None) -> dict[str, Any]:
-    rows: dict[str, Any] = {} if data is None else {"rows": data.rows}
+def _trained(train: TrainRecord | None) -> dict[str, Any]:
     if train is None or not train.steps:
-        return rows
+        return {}
     timed = timed_steps(train.steps, train.resumed_at) or train.steps
-    return rows | {
+    return {
         "real_tokens_per_s": finite(train.real_tokens_per_s),
         "timed_steps": tuple((step.real_tokens, step.step_s) for step in timed if step.step_s > 0),
         "losses": tuple((step.step, step.loss) for step in train.steps),
@@ -255,8 +255,9 @@ def _fields(stage: str, record: Part | None, *names: str) -> Conditions:
         yield f"{stage}:{name}", getattr(record, name)
 
 
-def _said(data: DataRecord | None, bench: BenchRecord | None, scores: EvalRecord | None) -> Conditions:
-    """What the records say, beside training's."""
+def _said(
+    data: DataRecord | None, train: TrainRecord | None, bench: BenchRecord | None, scores: EvalRecord | None
+) -> Conditions:
     if data is not None:
         yield from _fields("data", data, "rows_sha256", "template_sha256", "packing_efficiency", "rows")
         yield "data:loss_mask_sha256", data.files.get("loss_mask")
@@ -276,24 +277,20 @@ def _said(data: DataRecord | None, bench: BenchRecord | None, scores: EvalRecord
         elsewhere = [f"{role}: {each.model} at {each.url}" for role, each in sorted(scores.elsewhere.items())]
         yield "eval:elsewhere", "; ".join(elsewhere) or "none"
         yield from _fields("eval", scores.server, *_PRECISION)
-
-
-def _said_by_training(train: TrainRecord | None) -> Conditions:
-    if train is None:
-        return
-    yield from _fields("train", train, "hosts", "remat", "base_dtype", "trained_parameters", "compiled_from_cache")
-    yield from _fields("train", train, "warmup_steps")
-    yield "train:machine", machine_words(train.provenance.machine)
-    axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
-    yield "train:mesh", " × ".join(axes) or "one device"
-    yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
-    yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
-    yield "train:seed", train.provenance.seed
-    yield "train:steps", len(train.steps)
-    yield "train:skipped_steps", len(train.skipped)
-    yield "train:gemsmith", train.provenance.gemsmith
-    for name, version in train.provenance.versions.items():
-        yield f"train:version_{name}", version
+    if train is not None:
+        yield from _fields("train", train, "hosts", "remat", "base_dtype", "trained_parameters", "compiled_from_cache")
+        yield from _fields("train", train, "warmup_steps")
+        yield "train:machine", machine_words(train.provenance.machine)
+        axes = [f"{axis} {size}" for axis, size in train.mesh.items() if size > 1]
+        yield "train:mesh", " × ".join(axes) or "one device"
+        yield "train:attention", "; ".join(f"{kind}: {what}" for kind, what in train.attention.items()) or None
+        yield "train:adapted", ", ".join(f"{kind} {modules}" for kind, modules in sorted(train.adapted.items()))
+        yield "train:seed", train.provenance.seed
+        yield "train:steps", len(train.steps)
+        yield "train:skipped_steps", len(train.skipped)
+        yield "train:gemsmith", train.provenance.gemsmith
+        for name, version in train.provenance.versions.items():
+            yield f"train:version_{name}", version
 
 
 def _prices(train: Mapping[Way, Rate], serve: Mapping[Way, Rate]) -> Conditions:

@@ -1,13 +1,11 @@
-"""What the records of a run say: which are there, the numbers that stand for them, and what a reader must know first.
-
-Shared by the page, the terminal's tables and comparisons, for which `read_sides` reads run directories.
-"""
+"""What the records of a run say: which are there, the numbers that stand for them, what a reader must know first."""
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gemsmith.analysis.sides import Side, side_of_run
 from gemsmith.errors import InputError, RunError, some
@@ -17,15 +15,7 @@ from gemsmith.recipe.serving import AT_ONCE
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Saturation
 from gemsmith.runs.eval_records import EvalRecord, LmEvalRecord, Share
 from gemsmith.runs.plan_records import MachinePlan, PlanRecord
-from gemsmith.runs.records import (
-    DataRecord,
-    ExportRecord,
-    Record,
-    ServeRecord,
-    TrainRecord,
-    VerifyRecord,
-    read_record_file,
-)
+from gemsmith.runs.records import DataRecord, ExportRecord, Record, ServeRecord, TrainRecord, VerifyRecord
 from gemsmith.runs.run import Run, find_run, is_stale, is_up_to_date, read_record, unproven_keys
 from gemsmith.runs.stages import STAGES
 from gemsmith.system.format import count, decimal, duration, fraction, interval, percent, plain, rate
@@ -82,37 +72,26 @@ class Notice:
 
 def read_findings(run: Run) -> RunRecords:
     """All records of a run directory. A missing or unreadable one becomes an entry of `problems`, never an error."""
-    records: dict[str, Record | None] = {}
-    problems: dict[str, str] = {}
-    left_out: dict[str, str] = {}
-    for stage in STAGES:
+    records, problems, left_out = dict[str, Any](), dict[str, str](), dict[str, str]()
+    kinds: list[type[Record]] = [*(stage.record for stage in STAGES.values()), LmEvalRecord]
+    for kind in kinds:
+        stage, file = kind.stage, run.record_file(kind.stage)
         try:
-            records[stage] = read_record(run, STAGES[stage].record)
+            records[stage] = read_record(run, kind)
         except (RunError, OSError, RecursionError) as error:
             records[stage] = None
-            if run.record_file(stage).exists():
-                problems[stage] = _why_unreadable(run, stage, error)
-            elif stage == "eval" and not eval_tasks(run.recipe):
-                left_out[stage] = "Left out: data.eval names no held-out rows."
+            if not file.exists():
+                if stage == "eval" and not eval_tasks(run.recipe):
+                    left_out[stage] = "Left out: data.eval names no held-out rows."
+                elif stage in STAGES:
+                    problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
+            elif isinstance(error, RunError):
+                problems[stage] = str(error)
             else:
-                problems[stage] = f"No {stage}.json in this run: gemsmith {stage} makes it."
-    stale = tuple(stage for stage, record in records.items() if record and is_stale(run, record))
-    lm_eval, file = None, run.record_file(LmEvalRecord.stage)
-    if file.exists():
-        try:
-            damaged = "run: gemsmith eval --lm-eval with its tasks"
-            lm_eval = read_record_file(file, LmEvalRecord, missing="", damaged=damaged)
-        except (RunError, OSError, RecursionError) as error:
-            problems[LmEvalRecord.stage] = _why_unreadable(run, LmEvalRecord.stage, error)
-    return RunRecords(**records, run=run, lm_eval=lm_eval, problems=problems, left_out=left_out, stale=stale)  # type: ignore[arg-type]  # each stage's own class, by STAGES
-
-
-def _why_unreadable(run: Run, stage: str, error: Exception) -> str:
-    """One line; what is no record at all is named with its reason."""
-    if isinstance(error, RunError):
-        return str(error)
-    reason = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
-    return f"{run.record_file(stage)}: cannot be read ({reason}); remove it, then run: gemsmith {stage}"
+                reason = error.strerror if isinstance(error, OSError) else "it is nested too deeply"
+                problems[stage] = f"{file}: cannot be read ({reason}); remove it, then run: gemsmith {stage}"
+    stale = tuple(stage for stage in STAGES if records[stage] and is_stale(run, records[stage]))
+    return RunRecords(**records, run=run, problems=problems, left_out=left_out, stale=stale)
 
 
 def find_notices(findings: RunRecords) -> list[Notice]:
@@ -134,7 +113,6 @@ def find_notices(findings: RunRecords) -> list[Notice]:
 
 
 def _stage_notices(findings: RunRecords) -> Iterator[Notice]:
-    """Of training, verification, the load test and the scores."""
     train = findings.train
     if train and not all(step.skipped or abs(step.loss) < float("inf") for step in train.steps):
         yield Notice(critical=True, text="The training loss is not finite at some steps. The curves leave those out.")
@@ -167,8 +145,7 @@ def _steps(numbers: Sequence[int]) -> str:
 
 def middle_cell(bench: BenchRecord) -> BenchCell | None:
     """The grid's cell at the middle input length and rate, the lower of two, of those that completed any request."""
-    cells = [cell for cell in bench.cells if cell.completed and not cell.probe]
-    if not cells:
+    if not (cells := [cell for cell in bench.cells if cell.completed and not cell.probe]):
         return None
     length = statistics.median_low({cell.input_tokens for cell in cells})
     row = [cell for cell in cells if cell.input_tokens == length]
@@ -223,9 +200,7 @@ def trained_tokens(train: TrainRecord) -> int:
 
 
 def held_out_words(train: TrainRecord) -> str:
-    """The last loss on held-out rows while it trained, and the least; empty without one."""
-    if not train.evaluations:
-        return ""
+    """The last loss on held-out rows while it trained, and the least, of a training that has any."""
     final, best = train.evaluations[-1], best_evaluation(train.evaluations)
     kept = ", which export takes" if train.kept == "best" else ""
     return f"{decimal(final.loss)}, the least {decimal(best.loss)} at step {count(best.step)}{kept}"
@@ -282,8 +257,7 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
                 f"--trained-on {trained_on}: the train record of {name} has {has}, so it was trained on "
                 f"{' or '.join(having)}"
             )
-    compared = [record for stage, record in findings.records().items() if stage in _READ]
-    side = side_of_run(
+    return side_of_run(
         name,
         str(folder),
         run.recipe,
@@ -292,9 +266,8 @@ def read_side(folder: Path, name: str, *, trained_on: str | None = None, served_
         trained_on=trained_on,
         served_on=served_on,
         stale=findings.stale,
-        unproven=unproven_keys(run, compared),
-    )
-    return side.model_copy(update={"figures": dict(_figures(findings))})
+        unproven=unproven_keys(run, (record for stage, record in findings.records().items() if stage in _READ)),
+    ).model_copy(update={"figures": dict(_figures(findings))})
 
 
 def _figures(findings: RunRecords) -> Iterator[tuple[str, str]]:

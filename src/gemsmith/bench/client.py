@@ -118,26 +118,19 @@ def drop_role_chunk(request: RequestFunc) -> RequestFunc:
 
 def find_cause(note: StreamObservation, output: RequestFuncOutput, *, asked: int) -> str | None:
     """Why a request has not got all the tokens that it asked for; None where it has."""
-    found: str | None = None
-    if isinstance(note.error, TimeoutError):
-        found = "timeout"
-    elif note.status is None:
-        found = "no connection"
-    elif note.status != 200:
-        found = f"http {note.status}"
-    elif isinstance(note.error, (aiohttp.ClientError, OSError)):
-        found = "cut stream"
-    elif note.error is not None or note.unread:  # what vLLM's client could not read
-        found = "wrong JSON"
-    elif note.refused:
-        found = "error in stream"
-    elif not note.done:
-        found = "cut stream"
-    elif not all(isinstance(count, int) and count > 0 for count in (output.output_tokens, output.prompt_len)):
-        found = "usage missing"
-    elif output.output_tokens != asked or not output.success:
-        found = "wrong length"
-    return found
+    counted = all(isinstance(count, int) and count > 0 for count in (output.output_tokens, output.prompt_len))
+    causes = (
+        (isinstance(note.error, TimeoutError), "timeout"),
+        (note.status is None, "no connection"),
+        (note.status != 200, f"http {note.status}"),
+        (isinstance(note.error, (aiohttp.ClientError, OSError)), "cut stream"),
+        (note.error is not None or note.unread, "wrong JSON"),  # what vLLM's client could not read
+        (note.refused, "error in stream"),
+        (not note.done, "cut stream"),
+        (not counted, "usage missing"),
+        (output.output_tokens != asked or not output.success, "wrong length"),
+    )
+    return next((cause for holds, cause in causes if holds), None)
 
 
 def note_messages(heard: threading.Event) -> None:
@@ -232,15 +225,6 @@ def handed_cells(file: Path) -> Iterator[dict[str, Any]]:
         time.sleep(POLL_S)
 
 
-def run_cells(file: Path) -> None:
-    """Runs one load test after another; each saves its result where its arguments say."""
-    for cell in handed_cells(file):
-        CELL.timeout_s, CELL.ended = float(cell["timeout_s"]), 0
-        parser = FlexibleArgumentParser()
-        add_cli_args(parser)
-        main(parser.parse_args(cell["arguments"]))
-
-
 if __name__ == "__main__":
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # it is read while we run
@@ -251,4 +235,8 @@ if __name__ == "__main__":
     ASYNC_REQUEST_FUNCS["openai-chat"] = annotate_failure(drop_role_chunk(ASYNC_REQUEST_FUNCS["openai-chat"]))
     tell_when_heard(Path(sys.argv[2]))
     threading.Thread(target=watch_devices, args=[Path(sys.argv[2]).with_name("devices.jsonl")], daemon=True).start()
-    run_cells(Path(sys.argv[1]))
+    for cell in handed_cells(Path(sys.argv[1])):  # each load test saves its result where its arguments say
+        CELL.timeout_s, CELL.ended = float(cell["timeout_s"]), 0
+        parser = FlexibleArgumentParser()
+        add_cli_args(parser)
+        main(parser.parse_args(cell["arguments"]))

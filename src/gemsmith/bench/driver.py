@@ -24,7 +24,7 @@ CLIENT = Path(__file__).with_name("client.py")
 # Only of a burst, which has no requests of its own to warm up with.
 WARMUP_REQUESTS = 2
 POLL_S = 0.2
-ASKED, HEARD, LOG, DEVICES = "asked.jsonl", "heard", "client.log", "devices.jsonl"
+ASKED, HEARD, DEVICES = "asked.jsonl", "heard", "devices.jsonl"
 _TEXTS = {"backend": "openai", "dataset-name": "custom"}
 _CHATS = {"backend": "openai-chat", "endpoint": "/v1/chat/completions", "dataset-name": "custom_image"}
 # The client has nothing to save when it is told to end.
@@ -37,29 +37,24 @@ class Client:
 
     endpoint: Endpoint
     folder: Path
+    log: Path
     process: subprocess.Popen[bytes]
     rows: ImageRows | None = None  # what requests are made of; None: of random text
-
-    @property
-    def log(self) -> Path:
-        return self.folder / LOG
 
 
 @contextlib.contextmanager
 def running_client(
     python: Path, endpoint: Endpoint, folder: Path, *, rows: ImageRows | None = None
 ) -> Iterator[Client]:
-    asked, heard = folder / ASKED, folder / HEARD
+    asked, heard, log = folder / ASKED, folder / HEARD, folder / "client.log"
     write_text(asked, "")
-    for file in (heard, folder / DEVICES):
-        file.unlink(missing_ok=True)
     command = [str(python), str(CLIENT), str(asked), str(heard)]
     # vLLM imports torchvision where it is; on_cpu declares nothing where it need not.
     environment = clean_environment() | OFFLINE | {"NO_PROXY": "*", "no_proxy": "*", "PYTHONPATH": ON_CPU}
     if key := api_key():
         environment["OPENAI_API_KEY"] = key
-    with supervised(command, environment=environment, log=folder / LOG, grace_s=GRACE_S) as process:
-        yield Client(endpoint=endpoint, folder=folder, process=process, rows=rows)
+    with supervised(command, environment=environment, log=log, grace_s=GRACE_S) as process:
+        yield Client(endpoint=endpoint, folder=folder, log=log, process=process, rows=rows)
 
 
 def measure(client: Client, ask: LoadSpec, *, heard: Callable[[int], None] = lambda _: None) -> Any:
@@ -119,9 +114,8 @@ def client_arguments(endpoint: Endpoint, ask: LoadSpec, folder: Path, *, images:
         "metric-percentiles": "50,90,99",
         "result-dir": folder,
         "result-filename": ask.result_file,
+        **({} if load.max_concurrency is None else {"max-concurrency": load.max_concurrency}),
     }
-    if load.max_concurrency is not None:
-        asked["max-concurrency"] = load.max_concurrency
     flags = "--skip-chat-template --disable-shuffle --ignore-eos --save-result --save-detailed --disable-tqdm"
     return [*(word for key, value in asked.items() for word in (f"--{key}", str(value))), *flags.split()]
 

@@ -13,7 +13,6 @@ from gemsmith.runs.bench_records import ServerLoad
 from gemsmith.serve.server import TRUTH, read_cache_config
 from gemsmith.serve.settings import client_options
 
-EVERY_S = 1.0
 _TIMEOUT_S = 2.0
 # vLLM's names; those of one server's engines are added up, but for the share of the cache.
 _FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
@@ -22,8 +21,7 @@ _FIELDS: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "kv_use": ("vllm:kv_cache_usage_perc", max),
     "preemptions": ("vllm:num_preemptions_total", sum),
 }
-Sample = dict[str, float]
-"""One look at a server, by _FIELDS, without what it does not tell."""
+Sample = dict[str, float]  # one look at a server, by _FIELDS, without what it does not tell
 
 
 @dataclass
@@ -43,8 +41,7 @@ def read_sample(text: str) -> Sample | None:
         for sample in (each for family in text_string_to_metric_families(text) for each in family.samples):
             if math.isfinite(sample.value):
                 values.setdefault(sample.name, []).append(sample.value)
-    told = {field: join(values[name]) for field, (name, join) in _FIELDS.items() if name in values}
-    return told or None
+    return {field: join(values[name]) for field, (name, join) in _FIELDS.items() if name in values} or None
 
 
 def read_prefix_caching(text: str) -> bool | None:
@@ -68,7 +65,7 @@ def fetch_metrics(client: httpx.Client) -> str | httpx.HTTPError:
 
 
 @contextlib.contextmanager
-def sampling(url: str, headers: Mapping[str, str], *, every_s: float = EVERY_S) -> Iterator[Samples]:
+def sampling(url: str, headers: Mapping[str, str], *, every_s: float = 1.0) -> Iterator[Samples]:
     """Samples that grow, in a thread of its own, until the block ends: one at its beginning and end, others between."""
     samples, ended = Samples(), threading.Event()
 
@@ -112,5 +109,4 @@ def summarize(samples: Sequence[Sample]) -> ServerLoad | None:
     for name in ("running", "waiting", "kv_use"):
         if values := [sample[name] for sample in samples if name in sample]:
             ends |= {f"{name}_mean": round(sum(values) / len(values), 4), f"{name}_max": round(max(values), 4)}
-    preemptions = round(counted[-1] - counted[0]) if counted else None
-    return ServerLoad(samples=len(samples), **ends, preemptions=preemptions)
+    return ServerLoad(samples=len(samples), **ends, preemptions=round(counted[-1] - counted[0]) if counted else None)

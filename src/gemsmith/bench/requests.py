@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from gemsmith.bench.cell import plan_cells
 from gemsmith.checkpoints.folder import fetch_folder, patching_of
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, read_held_out
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -43,8 +42,19 @@ def make_prompts(folder: Path, *, tokens: int, prompts: int, seed: int) -> list[
     if not file.is_file():
         raise CheckpointError(f"checkpoint {folder}: has no tokenizer.json; copy it from where the weights came from")
     tokenizer, source = Tokenizer.from_file(str(file)), random.Random(seed)
-    pool = plain_tokens(tokenizer, source)
-    return [_make_prompt(tokenizer, pool, tokens, source) for _ in range(prompts)]
+    pool, made = plain_tokens(tokenizer, source), []
+    for _ in range(prompts):
+        pieces, best = source.choices(pool, k=tokens), ""
+        for _ in range(TRIES):
+            text = "".join(pieces)
+            excess = len(tokenizer.encode(text).ids) - tokens
+            if excess <= 0 and len(text) > len(best):
+                best = text
+            if excess == 0:
+                break
+            pieces = pieces[: max(0, len(pieces) - excess)] + source.choices(pool, k=max(0, -excess))
+        made.append(best)
+    return made
 
 
 def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
@@ -72,23 +82,6 @@ def plain_tokens(tokenizer: "Tokenizer", source: random.Random) -> list[str]:
     return pool
 
 
-def _make_prompt(tokenizer: "Tokenizer", pool: list[str], tokens: int, source: random.Random) -> str:
-    pieces = source.choices(pool, k=tokens)
-    best = ""
-    for _ in range(TRIES):
-        ids = tokenizer.encode("".join(pieces)).ids
-        excess = len(ids) - tokens
-        if excess <= 0 and len("".join(pieces)) > len(best):
-            best = "".join(pieces)
-        if excess == 0:
-            return best
-        if excess > 0:
-            pieces = pieces[: -min(excess, len(pieces))]
-        else:
-            pieces += source.choices(pool, k=-excess)
-    return best
-
-
 @dataclass(frozen=True, kw_only=True)
 class ImageRows:
     """Rows that requests are made of, in an order that says nothing of their classes."""
@@ -96,10 +89,6 @@ class ImageRows:
     documents: tuple[Document, ...]
     lengths: tuple[int, ...]  # tokens of each prompt as training renders it, soft tokens counted
     patching: PatchConfig
-
-    @property
-    def mean_tokens(self) -> int:
-        return round(sum(self.lengths) / len(self.lengths))
 
     @property
     def sha256(self) -> str:
@@ -157,8 +146,7 @@ def read_image_rows(recipe: Recipe) -> ImageRows:
     folder = fetch_folder(recipe.checkpoint)
     patching = patching_of(folder, recipe.data.image_tokens)
     seen = validate_images(Dataset(documents=chosen), patching, bad="error", key="data.eval").documents
-    template = find_template(folder, recipe.data)
-    lengths = tuple(map(len, check_prompts_in_process(folder, template, [(document, 1) for document in seen])))
+    lengths = tuple(map(len, check_prompts_in_process(folder, recipe.data, [(document, 1) for document in seen])))
     for document, length in zip(seen, lengths, strict=True):
         if length > recipe.data.max_length:
             raise DataError(

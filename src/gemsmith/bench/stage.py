@@ -15,7 +15,7 @@ from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import ExportDir, Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.endpoint import Endpoint, endpoint_of, find_endpoint
 from gemsmith.serve.settings import find_vllm
-from gemsmith.serve.stage import Servers, provenance_with_engine
+from gemsmith.serve.stage import Servers
 from gemsmith.serve.vllm_issues import IMAGES_EMBEDDED_ANEW
 from gemsmith.system.files import sha256_json, write_text
 
@@ -45,7 +45,7 @@ def bench(run: Run, servers: Servers) -> BenchRecord:
     found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
     notices = [TEXT_ALONE] if servers.takes_images and rows is None else []
     record = BenchRecord(
-        provenance=provenance_with_engine(run, "bench", clock, server.vllm),
+        provenance=make_provenance(run, "bench", clock, engine=server.vllm),
         server=server.facts,
         images=None if rows is None else rows.describe(encoder_cache=keeps_images(server.command)),
         **found | {"warnings": (*servers.warnings, *found["warnings"], *notices)},
@@ -92,9 +92,9 @@ def bench_url(
         # Beside the record, so that a stopped sweep can resume; without one, for this time only.
         folder = Path(temporary) if out is None else out.with_name(f"{out.name}.bench")
         found = run_sweep(endpoint, engine, recipe.bench, seed=recipe.seed, folder=folder, rows=rows)
-        provenance = make_provenance(ExportDir(path=folder), "bench", clock)
-        versions = provenance.versions | {engine.package: engine.version}
-        provenance = provenance.model_copy(update={"versions": versions, "seed": recipe.seed})
+        vllm = f"{engine.package} {engine.version}"
+        provenance = make_provenance(ExportDir(path=folder), "bench", clock, engine=vllm)
+        provenance = provenance.model_copy(update={"seed": recipe.seed})
         if rows is not None:
             found |= {"warnings": (*found["warnings"], _MAY_BE_KEPT), "images": rows.describe(encoder_cache=None)}
         record = BenchRecord(provenance=provenance, **found)

@@ -5,6 +5,7 @@ What is measured is kept until the sweep is whole, so that a second start contin
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from rich.console import Console
 from rich.text import Text
 
 from gemsmith.bench.cell import LoadSpec, describe_load, make_ask, notices_of, plan_cells, read_cell
@@ -111,7 +111,6 @@ class _Sweep:
     folder: Path
     rows: ImageRows | None
     client: Callable[[], Client]  # started when it is first asked for
-    console: Console = field(default_factory=open_console)
     cells: list[BenchCell] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)  # why cells have no numbers of the server itself
     reused: int = 0
@@ -131,7 +130,7 @@ def run_sweep(
         if file.is_file():  # of an earlier start; what it has measured is in a folder
             file.unlink()
     if rows is not None:
-        bench = bench.model_copy(update={"input_tokens": (rows.mean_tokens,)})
+        bench = bench.model_copy(update={"input_tokens": (round(sum(rows.lengths) / len(rows.lengths)),)})
     asks, slo = plan_cells(bench, seed), Slo(ttft_ms=bench.slo_ttft_ms, tpot_ms=bench.slo_tpot_ms)
     clients = running_client(engine.python, endpoint, folder, rows=rows)
     with contextlib.ExitStack() as stack:
@@ -168,31 +167,27 @@ def run_sweep(
 
 def _run_grid(sweep: _Sweep, asks: Sequence[LoadSpec]) -> Iterator[Saturation]:
     """Measures the grid's cells, and after those of each length what else its saturation takes."""
-    tried: dict[float, float] = {}
-    for place, ask in enumerate(asks):
-        left = asks[place + 1 :]
-        cell = _run_cell(sweep, ask, left)
-        if sweep.slo is None:
+    left = list(asks)
+    for (tokens, answer), group in itertools.groupby(asks, lambda ask: (ask.load.input_tokens, ask.load.output_tokens)):
+        lengths, tried = {"input_tokens": tokens, "output_tokens": answer}, dict[float, float]()
+        for ask in group:
+            left.remove(ask)
+            cell = _run_cell(sweep, ask, left)
+            if sweep.slo is not None and ask.load.is_open:
+                tried[ask.load.request_rate] = cell.goodput or 0.0
+                if len(tried) == 1 and next_rate(tried) is None:
+                    described = describe_saturation(read_saturation(tried, **lengths))
+                    open_console().print(Text.assemble("bench: ", (described, "bold red")))
+        if not tried:
             continue
-        lengths = {"input_tokens": ask.load.input_tokens, "output_tokens": ask.load.output_tokens}
-        if ask.load.is_open:
-            tried[ask.load.request_rate] = cell.goodput or 0.0
-            if len(tried) == 1 and next_rate(tried) is None:
-                described = describe_saturation(read_saturation(tried, **lengths))
-                sweep.console.print(Text.assemble("bench: ", (described, "bold red")))
-        following = left[0].load if left else None
-        if following and (following.input_tokens, following.output_tokens) == tuple(lengths.values()):
-            continue
-        if tried:
-            while (rate := next_rate(tried)) is not None:
-                number = len(sweep.cells) + 1
-                probe = make_ask(sweep.bench, Load(**lengths, request_rate=rate), sweep.seed, number=number, probe=True)
-                tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
-            found = read_saturation(tried, **lengths)
-            if found.held_at is not None:
-                sweep.console.print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
-            yield found
-            tried = {}
+        while (rate := next_rate(tried)) is not None:
+            number = len(sweep.cells) + 1
+            probe = make_ask(sweep.bench, Load(**lengths, request_rate=rate), sweep.seed, number=number, probe=True)
+            tried[rate] = _run_cell(sweep, probe, left).goodput or 0.0
+        found = read_saturation(tried, **lengths)
+        if found.held_at is not None:
+            open_console().print(Text.assemble("bench: ", (describe_saturation(found), "bold")))
+        yield found
 
 
 def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCell:
@@ -209,7 +204,7 @@ def _run_cell(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCe
         cell, sweep.reused = kept, sweep.reused + 1
     sweep.cells.append(cell)
     left_s = sum(expected_s(each, sweep.cells) for each in left)
-    sweep.console.print(
+    open_console().print(
         Text.assemble(
             f"bench: {describe_load(ask.load)}: TTFT p50 {cell.ttft_ms.p50:.0f} ms, "
             f"TPOT p50 {cell.tpot_ms.p50:.1f} ms, {cell.output_tokens_per_s:.0f} tokens/s out",
@@ -227,7 +222,7 @@ def _measure(sweep: _Sweep, ask: LoadSpec, left: Sequence[LoadSpec]) -> BenchCel
     place = f"{len(sweep.cells) + 1}/{len(sweep.cells) + 1 + len(left)}"
     others_s = sum(expected_s(each, sweep.cells) for each in left)
     client = sweep.client()
-    with sweep.console.status("") as status, sampling(sweep.endpoint.url, key_headers()) as samples:
+    with open_console().status("") as status, sampling(sweep.endpoint.url, key_headers()) as samples:
 
         def show(ended: int) -> None:
             rest_s = others_s + expected_s(ask, sweep.cells) * max(0.0, 1 - ended / ask.requests)

@@ -58,27 +58,22 @@ class Checkpoint:
 def open_checkpoint(source: str, *, variant: Variant | None = None, weights: bool = True) -> Checkpoint:
     """The checkpoint at a folder, a Hugging Face hub id, or gs://bucket/folder.
 
-    Without `weights` those of a checkpoint that is elsewhere are not fetched, and it has no `places`.
-
-    Raises CheckpointError where files are missing or damaged, or tensors not the config's, or that not the `variant`'s.
+    Without `weights` those of a checkpoint that is elsewhere are not fetched, and it has no `places`. Raises
+    CheckpointError where files are missing or damaged, or tensors not the config's, or that not the `variant`'s.
     """
     folder = fetch_folder(source, weights=weights)
     config = read_config(folder)
     found = name_variant(read_variant(config))
     if variant is not None and (differences := differing_fields(variant, found)):
-        raise CheckpointError(
-            f"checkpoint {source}: is not {variant.name}: {', '.join(differences[:3])} (recipe != checkpoint); "
-            f"leave model out, or name the checkpoint's own ({found.name})"
-        )
+        why, remedy = ", ".join(differences[:3]), f"leave model out, or name the checkpoint's own ({found.name})"
+        raise CheckpointError(f"checkpoint {source}: is not {variant.name}: {why} (recipe != checkpoint); {remedy}")
     places: dict[str, TensorPlace] = {}
     if weights or expanduser(source).is_dir():
         places = _read_places(folder)
         _check_tensors(folder, found, places)
     if (folder / CONFIG).exists():
-        raise CheckpointError(
-            f"checkpoint {source}: holds {CONFIG}, so that transformers would put that adapter on the weights; move it "
-            "away"
-        )
+        why = f"holds {CONFIG}, so that transformers would put that adapter on the weights"
+        raise CheckpointError(f"checkpoint {source}: {why}; move it away")
     if not (folder / "tokenizer.json").is_file():
         raise CheckpointError(f"checkpoint {source}: has no tokenizer.json; copy it from where the weights came from")
     return Checkpoint(source=source, folder=folder, variant=found, config=config, places=places)
@@ -119,10 +114,9 @@ def refuse_nonfinite_base(base: Checkpoint, *, consequence: str) -> None:
     if not broken:
         return
     place, many = base.places[broken[0]], f"; {len(broken)} tensors do" if broken[1:] else ""
-    raise CheckpointError(
-        f"checkpoint {base.source}: {broken[0]} in {place.file.name} holds NaN or infinity ({counts[broken[0]]:,} of "
-        f"{math.prod(place.shape):,} values{many}), so {consequence}"
-    )
+    where = f"{broken[0]} in {place.file.name}"
+    found = f"NaN or infinity ({counts[broken[0]]:,} of {math.prod(place.shape):,} values{many})"
+    raise CheckpointError(f"checkpoint {base.source}: {where} holds {found}, so {consequence}")
 
 
 def _read_places(folder: Path) -> dict[str, TensorPlace]:
@@ -158,10 +152,8 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
     if missing:
         other = "model." + missing[0].removeprefix(PREFIX)  # not just any that ends so: the encoders have layers, too
         hint = f"; {other} is another class's name for it: save the model with its ForConditionalGeneration class"
-        raise CheckpointError(
-            f"checkpoint {folder}: config.json describes {len(missing)} tensors that do not exist, such as "
-            f"{missing[0]}{hint if other in places else ''}"
-        )
+        what = f"{len(missing)} tensors that do not exist, such as {missing[0]}{hint if other in places else ''}"
+        raise CheckpointError(f"checkpoint {folder}: config.json describes {what}")
     for name, place in places.items():
         if name not in expected:
             if name.startswith(PREFIX):
@@ -175,10 +167,8 @@ def _check_tensors(folder: Path, variant: Variant, places: Mapping[str, TensorPl
             raise CheckpointError(f"checkpoint {folder}: {name} is {place.dtype}; {remedy}")
     head, embedding = places.get(_HEAD), places[_EMBEDDING]
     if head and fingerprint({"": head}) != fingerprint({"": embedding}):
-        raise CheckpointError(
-            f"checkpoint {folder}: {_HEAD} is not {_EMBEDDING}, to which every Gemma 4's head is tied; give the "
-            "checkpoint from before its head was trained"
-        )
+        why, remedy = "to which every Gemma 4's head is tied", "give the checkpoint from before its head was trained"
+        raise CheckpointError(f"checkpoint {folder}: {_HEAD} is not {_EMBEDDING}, {why}; {remedy}")
 
 
 def fetch_folder(source: str, *, weights: bool = True) -> Path:

@@ -52,10 +52,8 @@ class Adapter:
     rank: int
     alpha: float
     rslora: bool = False
-    base_sha256: str | None = None
-    """Fingerprint of the base that was trained on, where that is known."""
-    quantized: str | None = None
-    """What the base was quantized to while it was trained on, where that is known."""
+    base_sha256: str | None = None  # fingerprint of the base that was trained on, where that is known
+    quantized: str | None = None  # what the base was quantized to while it was trained on, where that is known
 
     @property
     def scale(self) -> float:
@@ -85,10 +83,9 @@ def check_fit(adapter: Adapter, targets: Iterable[Tensor], *, source: str) -> No
     for name, (a, b) in adapter.shapes.items():
         out, inner = expected[name]
         if a != (adapter.rank, inner) or b != (out, adapter.rank):
-            raise CheckpointError(
-                f"adapter {source}: {name} has A {list(a)} and B {list(b)}; rank {adapter.rank} and the weight "
-                f"{[out, inner]} need {[adapter.rank, inner]} and {[out, adapter.rank]}"
-            )
+            given = f"{name} has A {list(a)} and B {list(b)}"
+            needed = f"the weight {[out, inner]} need {[adapter.rank, inner]} and {[out, adapter.rank]}"
+            raise CheckpointError(f"adapter {source}: {given}; rank {adapter.rank} and {needed}")
 
 
 def check_finite(adapter: Adapter, *, source: str, otherwise: str) -> None:
@@ -120,22 +117,17 @@ def read_peft_adapter(folder: Path) -> Adapter:
     places, metadata = read_header(folder / WEIGHTS)
     copies = metadata.get(_COPIES_KEY, "").split()
     sides = {module: found for module, found in _sides(places, folder).items() if module not in copies}
-    wrong = [
-        module for module, (original, (a, b)) in sides.items() if {a.shape[0], b.shape[1]} != {config.rank_of(original)}
-    ]
+    wrong = [module for module, (name, (a, b)) in sides.items() if {a.shape[0], b.shape[1]} != {config.rank_of(name)}]
     if wrong:
         original, (a, b) = sides[wrong[0]]
-        raise CheckpointError(
-            f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, the tensors of {some(wrong)} do not have "
-            f"it (A {list(a.shape)}, B {list(b.shape)})"
-        )
+        why = f"the tensors of {some(wrong)} do not have it (A {list(a.shape)}, B {list(b.shape)})"
+        raise CheckpointError(f"adapter {folder}: {CONFIG} says r = {config.rank_of(original)}, {why}")
     check_digest(places, metadata, f"adapter {folder}: {WEIGHTS}")
     ranks = {config.rank_of(original) for original, _ in sides.values()}
     scales = {config.scale_of(original) for original, _ in sides.values()}
     known: dict[str, Any] = {"base_sha256": metadata.get(_BASE_KEY), "quantized": metadata.get(_QUANTIZED_KEY)}
     if len(ranks | {config.rank}) == 1 and len(scales | {config.scale}) == 1:
-        pairs = _Pairs(sides, {})
-        return Adapter(modules=pairs, rank=config.rank, alpha=config.alpha, rslora=config.rslora, **known)
+        return Adapter(modules=_Pairs(sides, {}), rank=config.rank, alpha=config.alpha, rslora=config.rslora, **known)
     rank, scale = max(ranks), config.scale if config.scale in scales or not scales else max(scales)
     factors = {module: (rank, config.scale_of(original) / scale) for module, (original, _) in sides.items()}
     return Adapter(modules=_Pairs(sides, factors), rank=rank, alpha=scale * rank, **known)
@@ -289,10 +281,9 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
     for key, place in places.items():
         match = re.fullmatch(r"base_model\.model\.(.+)\.lora_(A|B)\.weight", key)
         if not match or len(place.shape) != 2 or place.dtype not in FLOATS:
-            raise CheckpointError(
-                f"adapter {folder}: holds {key} ({place.dtype} {list(place.shape)}); allowed: matrices "
-                f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(FLOATS)}"
-            )
+            given = f"{key} ({place.dtype} {list(place.shape)})"
+            allowed = f"base_model.model.<module>.lora_A.weight and lora_B.weight in {', '.join(FLOATS)}"
+            raise CheckpointError(f"adapter {folder}: holds {given}; allowed: matrices {allowed}")
         found.setdefault(match[1], {})[match[2]] = place
     if not found:
         raise CheckpointError(f"adapter {folder}: {WEIGHTS} holds no matrices; export it again where it was trained")

@@ -82,16 +82,12 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise CheckpointError(f"{file}: must be a LoRA adapter's (peft_type LORA)")
     for key, plain in _PLAIN.items():
         if key in config and config[key] not in plain:
-            raise CheckpointError(
-                f"{file}: has {key} = {json.dumps(config[key]):.200}; only plain LoRA is known here ({key} = "
-                f"{plain[0]!r})"
-            )
+            why = f"only plain LoRA is known here ({key} = {plain[0]!r})"
+            raise CheckpointError(f"{file}: has {key} = {json.dumps(config[key]):.200}; {why}")
     if (start := config.get("init_lora_weights")) not in _PLAIN_STARTS:
-        raise CheckpointError(
-            f"{file}: has init_lora_weights = {json.dumps(start):.200}, which changed the base's weights before "
-            "training; save the adapter for the base itself with PEFT's save_pretrained(..., "
-            "path_initial_model_for_weight_conversion=...)"
-        )
+        why = f"has init_lora_weights = {json.dumps(start):.200}, which changed the base's weights before training"
+        remedy = "with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...)"
+        raise CheckpointError(f"{file}: {why}; save the adapter for the base itself {remedy}")
     try:
         return PeftConfig.model_validate({key: value for key, value in config.items() if value is not None})
     except ValidationError as error:

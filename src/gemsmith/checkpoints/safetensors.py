@@ -133,8 +133,8 @@ def read_header(file: Path) -> tuple[dict[str, TensorPlace], Mapping[str, str]]:
     places = {name: _place(file, name, entry, 8 + length) for name, entry in header.items()}
     end = max((place.end for place in places.values()), default=8 + length)
     if sum(place.end - place.begin for place in places.values()) != end - 8 - length and end == size_bytes:
-        remedy = "copy it again"
-        raise CheckpointError(f"{file}: its safetensors header is damaged: tensors overlap or leave gaps; {remedy}")
+        why = "tensors overlap or leave gaps"
+        raise CheckpointError(f"{file}: its safetensors header is damaged: {why}; copy it again")
     if end != size_bytes:
         remedy = "it is truncated or damaged, copy it again"
         raise CheckpointError(f"{file}: is {size_bytes} bytes, its header says {end}; {remedy}")
@@ -177,10 +177,7 @@ def write_tensors(
 
 
 def check_digest(places: Mapping[str, TensorPlace], metadata: Mapping[str, str], name: str) -> None:
-    """Raises CheckpointError where the metadata has a digest of the tensors, and it is not theirs.
-
-    It is the SHA-256 over their bytes, in the order of their names.
-    """
+    """Raises CheckpointError where the metadata's SHA-256, over all bytes in the order of names, is not that found."""
     if (written := metadata.get(_SHA256_KEY)) is None:
         return
     total = hashlib.sha256()

@@ -152,10 +152,7 @@ def read_or_damage(read: Callable[[], ResultT], *, but: type[Exception] = Memory
 
 
 def drop_leftovers() -> None:
-    """From here on, Python does not print what becomes of reads and writes that were under way when one failed.
-
-    They have no caller to raise it to. Whatever else it would print, it does.
-    """
+    """Has Python print nothing of reads and writes that were under way when one failed: they have no caller to tell."""
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     if getattr(sys.unraisablehook, "func", None) is not _print_unless_left_over:
         sys.unraisablehook = partial(_print_unless_left_over, sys.unraisablehook)

@@ -1,12 +1,6 @@
 """The command line. Nothing heavy is imported before a verb needs it."""
 
-from collections.abc import Sequence
-from typing import NoReturn
-
 from gemsmith.cli import launch, plan, recipe, report, run, serve  # noqa: F401 - their verbs join the group
-from gemsmith.cli.main import cli, run_program
+from gemsmith.cli.main import cli, main
 
-
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs a command line and exits; see gemsmith.cli.main.run_program."""
-    run_program(cli, arguments)
+__all__ = ["cli", "main"]

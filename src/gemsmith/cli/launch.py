@@ -5,12 +5,11 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import FOLDER, Number, lazy_import, option, print_json, require_extra, set_option
+from gemsmith.cli.main import cli, lazy_import, print_json, require_extra
+from gemsmith.cli.options import FOLDER, Number, option, set_option
 from gemsmith.cli.serve import OF_A_RUN, SAMPLING, max_tokens_option, seed_option, temperature_option, top_p_option
 from gemsmith.errors import InputError
 
-_TARGETS = ("cloud-run", "tpu-vm", "gke", "sky")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
 
 
@@ -38,7 +37,7 @@ def launch() -> None:
 
 @launch.command(short_help="Render a launch, and submit it.")
 @click.argument("recipe", type=FOLDER)
-@option("--provider", required=True, type=click.Choice(_TARGETS), help="Where to.")
+@option("--provider", required=True, type=click.Choice(["cloud-run", "tpu-vm", "gke", "sky"]), help="Where to.")
 @option("--bucket", required=True, metavar="gs://…", help="Where the run goes: gs://bucket or a folder in one.")
 @option("--project", required=True, metavar="ID", help="The Google Cloud project.")
 @option("--machine", metavar="NAME", help="Of the catalog; default: the cheapest that fits.")

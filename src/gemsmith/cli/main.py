@@ -1,23 +1,39 @@
-"""The command line: the group that verbs join, and its exit codes, signals, and errors as one line."""
+"""The command line: the group that verbs join, what they import and print; exit codes, signals, errors as one line."""
 
+import contextlib
 import errno
+import importlib
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from types import FrameType
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 import click
 
-from gemsmith.errors import USERS_ERRNOS, GemsmithError, Terminated, explain_os_error, first_line, problems_of
-from gemsmith.system.characters import escape_control_chars
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, MachineError, Terminated, explain_os_error, first_line
+from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
 _SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
+_EXTRAS = {
+    "serve.chat.web": "chat",
+    "report.push": "data",
+    **dict.fromkeys(("report", "analysis"), "report"),
+    "verify": "verify",
+    **dict.fromkeys(("evals", "bench", "serve"), "serve"),
+    "train.torch": "trl",
+    **dict.fromkeys(("train", "plan.aot", "models"), "jax"),
+    **dict.fromkeys(("export", "launch", "importers.draft", "data", "images", "checkpoints"), "data"),
+    **dict.fromkeys(("system.patterns", "tasks.regex"), "data"),
+}
+"""A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
+first."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -38,6 +54,38 @@ def cli() -> None:
     gemsmith chat runs/my --web                        base and tuned model side by side
     gemsmith launch my.yaml --provider tpu-vm ...      the same stages on a rented machine
     """
+
+
+def lazy_import(name: str) -> ModuleType:
+    """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
+    with require_extra():
+        return importlib.import_module(f"gemsmith.{name}")
+
+
+@contextlib.contextmanager
+def require_extra() -> Iterator[None]:
+    """Raises MachineError with the extra to install, where a module that Gemsmith imports is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        walked = traceback.walk_tb(error.__traceback__)
+        modules = [frame.f_globals["__name__"].removeprefix("gemsmith.") for frame, _ in walked]
+        in_use = [part for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)]
+        extra = _EXTRAS[in_use[0]] if in_use else None
+        if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
+            raise
+        remedy = f"run: pip install 'gemsmith[{extra}]'"
+        raise MachineError(f"{error.name} is not installed, which this needs; {remedy}") from None
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Prints a text, on stdout or stderr, whatever characters are in it."""
+    click.echo(escape_control_chars(text), err=err, nl=nl)
+
+
+def print_json(found: Any) -> None:
+    """Prints a record, or a document of JSON, on stdout."""
+    click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
 
 
 class _Terminal(io.FileIO):
@@ -77,7 +125,7 @@ def _treat_hangup_as_sigterm() -> None:
         signal.signal(signal.SIGHUP, hang_up)
 
 
-def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM or SIGHUP."""
     sigterm = _Sigterm()
     signal.signal(signal.SIGTERM, sigterm)
@@ -98,7 +146,7 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     # pydantic looks for plugins in all that is installed; Gemsmith has none, and the search takes 30 ms.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
-        code, *messages = _outcome(command, arguments)
+        code, *messages = _outcome(arguments)
     except BaseException as error:
         sigterm.over = True
         if isinstance(error, Terminated):
@@ -126,18 +174,18 @@ def run_program(command: click.Command, arguments: Sequence[str] | None) -> NoRe
     sys.exit(code)
 
 
-def _outcome(command: click.Command, arguments: Sequence[str] | None) -> tuple[Any, ...]:
+def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
     """The exit code of a command line, and what to say of it, in one text or several."""
     try:
         # Returns None after a verb, an exit code after --help or --version.
-        return command.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
+        return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
         return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
         return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
     except GemsmithError as error:
-        return error.exit_code, *map(str, problems_of(error))
+        return error.exit_code, *map(str, error.problems)
     except OSError as error:
         # Of the kernel's own folders, /proc says that a file to be made does not exist.
         if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):

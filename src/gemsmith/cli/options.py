@@ -1,36 +1,20 @@
-"""What verbs share: their options, a run opened and locked, and modules imported when they are needed."""
+"""What verbs share: their options, and a run opened and locked."""
 
 import contextlib
-import importlib
 import math
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from gemsmith.errors import InputError, MachineError
-from gemsmith.system.characters import escape_control_chars, escape_control_chars_json
+from gemsmith.cli.main import lazy_import, print_json, require_extra
+from gemsmith.errors import InputError
 
 FOLDER = click.Path(path_type=Path)
-_EXTRAS = {
-    "serve.chat.web": "chat",
-    "report.push": "data",
-    **dict.fromkeys(("report", "analysis"), "report"),
-    "verify": "verify",
-    **dict.fromkeys(("evals", "bench", "serve"), "serve"),
-    "train.torch": "trl",
-    **dict.fromkeys(("train", "plan.aot", "models"), "jax"),
-    **dict.fromkeys(("export", "launch", "importers.draft", "data", "images", "checkpoints"), "data"),
-    **dict.fromkeys(("system.patterns", "tasks.regex"), "data"),
-}
-"""A part of Gemsmith -> the extra that brings what it imports. Of parts that import each other the upper one comes
-first."""
 Verb = Callable[..., None]
 _TYPES = {"FILE": FOLDER, "FOLDER": FOLDER, "DIR": FOLDER, "N": click.IntRange(min=1)}
 
@@ -59,49 +43,6 @@ skip_verify_option = option(
     "--skip-verify-check", is_flag=True, help="Serve weights that verify has not passed; the record says so."
 )
 force_option = option("--force", is_flag=True, help="Run again although the record is complete.")
-
-
-def bucket_url(source: Path) -> str | None:
-    """The address that a source is, whose two slashes a Path has made one; None for a file or folder.
-
-    >>> bucket_url(Path("gs://b/run")), bucket_url(Path("runs/my"))
-    ('gs://b/run', None)
-    """
-    scheme, _, rest = str(source).partition(":/")
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}" if scheme in ("gs", "file") and rest else None
-
-
-def lazy_import(name: str) -> ModuleType:
-    """A module of Gemsmith, imported when it is needed; a missing extra is one line."""
-    with require_extra():
-        return importlib.import_module(f"gemsmith.{name}")
-
-
-@contextlib.contextmanager
-def require_extra() -> Iterator[None]:
-    """Raises MachineError with the extra to install, where a module that Gemsmith imports is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-        modules = [frame.f_globals["__name__"].removeprefix("gemsmith.") for frame in frames]
-        in_use = [part for part in _EXTRAS if any(f"{module}.".startswith(f"{part}.") for module in modules)]
-        extra = _EXTRAS[in_use[0]] if in_use else None
-        if extra is None or (error.name or "gemsmith").startswith("gemsmith"):
-            raise
-        raise MachineError(
-            f"{error.name} is not installed, which this needs; run: pip install 'gemsmith[{extra}]'"
-        ) from None
-
-
-def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Prints a text, on stdout or stderr, whatever characters are in it."""
-    click.echo(escape_control_chars(text), err=err, nl=nl)
-
-
-def print_json(found: Any) -> None:
-    """Prints a record, or a document of JSON, on stdout."""
-    click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +76,7 @@ class RunArgs:
 
     def run_stage(self, name: str, **options: bool) -> tuple[Any, Any]:
         """The run and the stage's record."""
-        refuse = lazy_import("pipeline.preflight").refuse_before
-        check = partial(refuse, stages=[name], force=self.force)
+        check = partial(lazy_import("pipeline.preflight").refuse_before, stages=[name], force=self.force)
         opened = self.open_run(force=(name,) if self.force else (), trains=name == "train", check=check)
         return opened, lazy_import("pipeline").run_stage(opened, name, force=self.force, **options)
 

@@ -8,21 +8,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import (
-    FOLDER,
-    Number,
-    RunArgs,
-    conflicts,
-    echo,
-    lazy_import,
-    option,
-    require_extra,
-    requires,
-    run_args,
-    run_option,
-    set_option,
-)
+from gemsmith.cli.main import cli, echo, lazy_import, require_extra
+from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, option, requires, run_args, run_option, set_option
 from gemsmith.errors import InputError
 
 
@@ -47,10 +34,8 @@ from gemsmith.errors import InputError
     is_flag=True,
     help="For TPUs: memory and time of the step as XLA compiles it, in place of the formula's; takes minutes each.",
 )
-@option("--compile-minutes", type=Number(min=0.1), default=30.0, show_default=True, help="At most, for a machine.")
-@option(
-    "--compile-gb", type=Number(min=0.1), default=12.0, show_default=True, help="What compiling may hold of memory."
-)
+@option("--compile-minutes", type=Number(0.1), default=30.0, show_default=True, help="At most, for a machine.")
+@option("--compile-gb", type=Number(0.1), default=12.0, show_default=True, help="What compiling may hold of memory.")
 @option(
     "--calibrate",
     is_flag=True,
@@ -113,7 +98,7 @@ def plan(
         return
     limits = None
     if compiles:
-        limits = lazy_import("plan.compiled").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
+        limits = lazy_import("plan.aot.compile").Limits(seconds=60 * compile_minutes, memory_bytes=1e9 * compile_gb)
     _plan(replace(args, source=args.source[0]), limits, **options)
 
 
@@ -146,9 +131,8 @@ def _plan(
     stage, source = lazy_import("plan.stage"), args.source
 
     def warn(run: Any) -> None:
-        for text in lazy_import("pipeline.preflight").plan_warnings(run):
-            click.secho("plan: warning: ", fg="yellow", err=True, nl=False)
-            echo(text, err=True)
+        if found := lazy_import("pipeline.preflight").plan_warnings(run):
+            lazy_import("system.console").print_warnings("plan", found)
 
     if fix is not None:
         stage.check_fix(fix)

@@ -8,18 +8,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import (
-    FOLDER,
-    conflicts,
-    echo,
-    json_option,
-    lazy_import,
-    option,
-    print_json,
-    requires,
-    set_option,
-)
+from gemsmith.cli.main import cli, echo, lazy_import, print_json
+from gemsmith.cli.options import FOLDER, conflicts, json_option, option, requires, set_option
 from gemsmith.errors import InputError
 
 _out = option("--out", metavar="FILE", required=True, help="The JSONL of prompts and responses.")

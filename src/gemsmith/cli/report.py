@@ -7,21 +7,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import (
-    FOLDER,
-    Number,
-    RunArgs,
-    bucket_url,
-    conflicts,
-    echo,
-    lazy_import,
-    option,
-    print_json,
-    requires,
-    set_option,
-    skip_verify_option,
-)
+from gemsmith.cli.main import cli, echo, lazy_import, print_json
+from gemsmith.cli.options import FOLDER, Number, RunArgs, conflicts, option, requires, set_option, skip_verify_option
 from gemsmith.errors import InputError
 
 _FORMS = ("html", "md", "csv", "json")
@@ -152,6 +139,16 @@ def _compare(sources: Sequence[Path], form: str | None, options: dict[str, Any])
         print_json(redrawn or found)
     else:
         tables.print_comparison(found, redrawn)
+
+
+def bucket_url(source: Path) -> str | None:
+    """The address that a source is, whose two slashes a Path has made one; None for a file or folder.
+
+    >>> bucket_url(Path("gs://b/run")), bucket_url(Path("runs/my"))
+    ('gs://b/run', None)
+    """
+    scheme, _, rest = str(source).partition(":/")
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest}" if scheme in ("gs", "file") and rest else None
 
 
 def _fetched(source: Path, run_path: Path | None) -> tuple[Path, Path | None]:

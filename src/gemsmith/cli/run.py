@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
-from gemsmith.cli.options import RunArgs, conflicts, given_options, lazy_import, option, print_json, run_args
+from gemsmith.cli.main import cli, lazy_import, print_json
+from gemsmith.cli.options import RunArgs, conflicts, given_options, option, run_args
 from gemsmith.errors import InputError
 
 _OF_HOSTS = ("coordinator", "processes", "process_id")
@@ -159,9 +159,8 @@ def verify(args: RunArgs, base: str | None, served: bool) -> None:
         record = lazy_import("verify.stage").verify(opened, base_source=base)
         lazy_import("pipeline").print_warnings_of(record)
     elif base is not None:
-        raise InputError(
-            f"--base: {source} is not a folder that gemsmith export --out wrote; a run's base is in its recipe"
-        )
+        other = "a run's base is in its recipe"
+        raise InputError(f"--base: {source} is not a folder that gemsmith export --out wrote; {other}")
     else:
         opened, record = args.run_stage("verify")
     if served:

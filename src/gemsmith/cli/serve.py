@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gemsmith.cli.main import cli
+from gemsmith.cli.main import cli, lazy_import, print_json, require_extra
 from gemsmith.cli.options import (
     FOLDER,
     Number,
@@ -19,10 +19,7 @@ from gemsmith.cli.options import (
     force_option,
     given_options,
     json_option,
-    lazy_import,
     option,
-    print_json,
-    require_extra,
     requires,
     run_args,
     set_option,
@@ -71,9 +68,8 @@ def serve(args: RunArgs, skip_verify_check: bool, machine: str | None, as_comman
         targets.print_deployment(args.source, args.run_path, args.overrides, machine)
     elif targets.is_checkpoint(args.source):
         if args.as_json or args.run_path or skip_verify_check or restart:
-            raise InputError(
-                f"--json, --run, --restart and --skip-verify-check are for a run or a recipe, {args.source} is neither"
-            )
+            those = "--json, --run, --restart and --skip-verify-check"
+            raise InputError(f"{those} are for a run or a recipe, {args.source} is neither")
         targets.serve_checkpoint(args.source, args.overrides, machine)
     elif args.as_json:
         args.print_record(replace(args, force=True).run_stage("serve", skip_verify_check=skip_verify_check)[1])
@@ -198,14 +194,13 @@ def evaluate(
 def _find_servers(options: Mapping[str, Any]) -> dict[str, Any]:
     """Tuned, and base where an option names it -> the server to ask. Raises InputError where both are one model."""
     find = lazy_import("serve.client.endpoint").find_server
-    found = {"tuned": find(options["url"], options["model"])}
-    if options["base_url"] or options["base_model"]:
-        found["base"] = find(options["base_url"] or options["url"], options["base_model"], of="base-")
-        if found["base"] == found["tuned"]:
-            raise InputError(
-                f"--base-model: is {found['tuned'].model} at {found['tuned'].url}, the model of --url, too"
-            )
-    return found
+    tuned = find(options["url"], options["model"])
+    if not (options["base_url"] or options["base_model"]):
+        return {"tuned": tuned}
+    base = find(options["base_url"] or options["url"], options["base_model"], of="base-")
+    if base == tuned:
+        raise InputError(f"--base-model: is {tuned.model} at {tuned.url}, the model of --url, too")
+    return {"tuned": tuned, "base": base}
 
 
 def add_task(source: Path, overrides: Sequence[str], given: Mapping[str, Any]) -> str:

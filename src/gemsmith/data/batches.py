@@ -58,8 +58,7 @@ class Batches:
         assert 1 <= step <= self.steps, f"step {step} of {self.steps}"
         begin = (step - 1) * self.global_batch_size
         places = [begin + row for row in (range(self.global_batch_size) if rows is None else rows)]
-        chosen = [int(self.order[place]) if place < self.total_rows else None for place in places]
-        return self.rows.take(chosen)
+        return self.rows.take([int(self.order[place]) if place < self.total_rows else None for place in places])
 
 
 def count_steps(train: Train, packed_rows: int) -> int:
@@ -75,10 +74,8 @@ def count_rows(train: Train, packed_rows: int) -> int:
 def check_batch(recipe: Recipe, packed_rows: int) -> None:
     """Raises DataError for too few rows for one step."""
     if packed_rows < (size := recipe.train.global_batch_size):
-        raise DataError(
-            f"train.global_batch_size: {size} is more than all data makes, {packed_rows} packed rows of "
-            f"{recipe.data.max_length}; set {packed_rows} or less, or lower data.max_length"
-        )
+        what = f"{size} is more than all data makes, {packed_rows} packed rows of {recipe.data.max_length}"
+        raise DataError(f"train.global_batch_size: {what}; set {packed_rows} or less, or lower data.max_length")
 
 
 def load_batches(run: Run) -> Batches:
@@ -88,10 +85,9 @@ def load_batches(run: Run) -> Batches:
     check_batch(run.recipe, record.packed_rows)
     rows, shape = open_rows(run), (record.packed_rows, run.recipe.data.max_length)
     if rows.tokens.shape != shape:
-        raise RunError(
-            f"{run.record_file('data')}: is damaged: it says rows of shape {shape}, the arrays are "
-            f"{rows.tokens.shape}; write both again with: gemsmith data {run.path} --force"
-        )
+        what = f"it says rows of shape {shape}, the arrays are {rows.tokens.shape}"
+        remedy = f"write both again with: gemsmith data {run.path} --force"
+        raise RunError(f"{run.record_file('data')}: is damaged: {what}; {remedy}")
     return Batches(
         global_batch_size=train.global_batch_size,
         total_rows=count_rows(train, record.packed_rows),
@@ -160,7 +156,7 @@ def open_rows(run: Run, folder: str = "") -> Rows:
         if found[name] != record.files.get(name):
             raise RunError(f"{file}: is damaged: its SHA-256 is not the one in {run.record_file('data')}; {remedy}")
     # Not with images, of which it would take 12 µs each.
-    if IMAGES not in found and rows_sha256(found, place / IMAGES) != record.rows_sha256:
+    if IMAGES not in found and rows_sha256(found, place) != record.rows_sha256:
         raise RunError(f"{run.record_file('data')}: is damaged: its rows_sha256 is not that of its files; {remedy}")
     lines = files.pop(IMAGES).read_bytes().splitlines() if IMAGES in files else []
     images = StoredImages(lines=lines, base=run.path) if lines else ()
@@ -182,8 +178,8 @@ class StoredImages(Sequence[tuple[ImageInfo, ...]]):
         return tuple(replace(image, path=str(self.base / image.path)) for image in images)
 
 
-def rows_sha256(files: Mapping[str, str], images: Path) -> str:
-    """One SHA-256 for what the rows are: of the arrays' files, and of what `images` says of each row's, if any.
+def rows_sha256(files: Mapping[str, str], folder: Path) -> str:
+    """One SHA-256 for what the rows in the folder are: of the arrays' files, and of each row's images, if any.
 
     Where images lie is no part of it, so that the same rows have the same one on every machine. `files`: name ->
     SHA-256, in the order of ARRAYS, and IMAGES where there are any.
@@ -191,7 +187,7 @@ def rows_sha256(files: Mapping[str, str], images: Path) -> str:
     digests = dict(files)
     if IMAGES in digests:
         total = hashlib.sha256()
-        for line in images.read_bytes().splitlines():
+        for line in (folder / IMAGES).read_bytes().splitlines():
             placeless = [{**image, "path": ""} for image in json.loads(line)]
             total.update(json.dumps(placeless).encode() + b"\n")
         digests[IMAGES] = total.hexdigest()
@@ -229,6 +225,13 @@ class Buckets:
     def of(self, step: int) -> BucketShape:
         """The bucket of a step, from 1."""
         return self.of_step[step - 1]
+
+
+def plan_buckets(recipe: Recipe, rows: Sequence[Sequence[int]]) -> Buckets:
+    """The buckets of a training of the recipe on these rows, in its order; the soft tokens of each row's images."""
+    order, train = shuffled_order(len(rows), recipe.seed), recipe.train
+    total = count_rows(train, len(rows))
+    return find_buckets(rows, order, total_rows=total, global_batch_size=train.global_batch_size)
 
 
 def find_buckets(

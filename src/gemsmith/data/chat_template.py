@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jinja2
 import numpy as np
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # a process that renders rows starts in a third of the time w
 _LARGEST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _MEND = "mend it, or set data.template to another"
-_COPY = "copy it again from where the weights came from"
+COPY_AGAIN = "copy it again from where the weights came from"
 
 
 class TemplateFailure(Exception):  # noqa: N818 - beside DataError, which also names the row
@@ -87,9 +87,9 @@ def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplate:
     try:
         config = dict(read_json(settings))
     except FileNotFoundError:
-        raise CheckpointError(f"checkpoint {folder}: has no {settings.name}; {_COPY}") from None
+        raise CheckpointError(f"checkpoint {folder}: has no {settings.name}; {COPY_AGAIN}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{settings}: is not a JSON object ({error}); {_COPY}") from None
+        raise CheckpointError(f"{settings}: is not a JSON object ({error}); {COPY_AGAIN}") from None
     source, text = _read_file(file) if file is not None else _find_in_folder(folder, config.get("chat_template"))
     # `bos_token` and the like, which templates write by name; each is given as text or as {"content": text}.
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
@@ -99,9 +99,8 @@ def find_template(folder: Path, data: "Data | None" = None) -> ChatTemplate:
     try:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
     except UnicodeEncodeError:  # JSON can spell half of a character
-        raise CheckpointError(
-            f"chat template {source}: holds half of a surrogate pair, which is no text; {_MEND}"
-        ) from None
+        what = "holds half of a surrogate pair, which is no text"
+        raise CheckpointError(f"chat template {source}: {what}; {_MEND}") from None
     return ChatTemplate(source=source, text=text, sha256=sha256, names=names)
 
 
@@ -125,10 +124,8 @@ def explain_failure(source: str, error: BaseException) -> str:
         case jinja2.TemplateSyntaxError():
             return f"{template}: is not Jinja ({_one_line(error.message)}); {_MEND}"
         case _Refusal():
-            return (
-                f"{template} refuses it: {_one_line(str(error))}; change the row, or set data.template to one that "
-                "takes it"
-            )
+            remedy = "change the row, or set data.template to one that takes it"
+            return f"{template} refuses it: {_one_line(str(error))}; {remedy}"
         case OutOfTime():
             reason = f"takes more than {error} of CPU for one text: it loops without end, or computes something huge"
         case MemoryError():
@@ -164,21 +161,19 @@ def _find_in_folder(folder: Path, inside: Any) -> tuple[str, str]:
         try:
             return str(file), regular_file(file, most_bytes=_LARGEST_BYTES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: cannot be read ({error}); {_COPY}") from None
+            raise CheckpointError(f"{file}: cannot be read ({error}); {COPY_AGAIN}") from None
     if isinstance(inside, list):
         named = {entry.get("name"): entry.get("template") for entry in inside if isinstance(entry, Mapping)}
         if "default" not in named:
-            raise CheckpointError(
-                f"checkpoint {folder}: its chat templates are {', '.join(map(str, named))}, none called default; write "
-                "the one to use to a file and set data.template to it"
-            )
+            what = f"its chat templates are {', '.join(map(str, named))}, none called default"
+            remedy = "write the one to use to a file and set data.template to it"
+            raise CheckpointError(f"checkpoint {folder}: {what}; {remedy}")
         inside = named["default"]
     if isinstance(inside, str):
         return str(folder / "tokenizer_config.json"), inside
-    raise CheckpointError(
-        f"checkpoint {folder}: has no chat template (base models ship none); set data.template to a template file, "
-        "such as the chat_template.jinja of the instruction-tuned checkpoint of the same size"
-    )
+    what = "has no chat template (base models ship none); set data.template to a template file"
+    like = "such as the chat_template.jinja of the instruction-tuned checkpoint of the same size"
+    raise CheckpointError(f"checkpoint {folder}: {what}, {like}")
 
 
 class _Generation(Extension):
@@ -197,9 +192,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     Half the time of Gemma's template of July 2026 went into asking again: 190 against 110 µs a render.
     """
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._verdicts: dict[tuple[type, str], bool] = {}
+    _verdicts: ClassVar[dict[tuple[type, str], bool]] = {}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         key = (type(obj), attr)
@@ -212,9 +205,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         raise  # noqa: PLE0704 - Jinja calls this where it has caught something
 
     def get_template(self, *_: Any, **__: Any) -> NoReturn:
-        raise jinja2.TemplateError(
-            "it includes, imports or extends another template, and a chat template is a single file"
-        )
+        what = "it includes, imports or extends another template"
+        raise jinja2.TemplateError(f"{what}, and a chat template is a single file")
 
     select_template = get_template
 
@@ -253,6 +245,7 @@ GEMMA_CONTROL = re.compile(
 """Finds Gemma 4's control tokens in a text, those that data.control_tokens is about."""
 # Around a text, it parts what the template writes from it; no white space, which templates trim, and no part of a word.
 _GUARD = "."
+_control_token = partial(RowError, "control token")
 _REMEDY = "a control token that only the chat template may write; take it out, or set data.control_tokens"
 
 
@@ -276,12 +269,11 @@ class ControlTokens:
     def refuse_written(self, document: Document) -> None:
         """Raises RowError where a text holds one, which forges a turn, or trains the model to stop in the middle."""
         if document.tools and (found := self.pattern.search(_as_text(document.tools))):
-            raise RowError("control token", f"{document.origin}: tools holds {found.group()}, {_REMEDY}")
+            raise _control_token(f"{document.origin}: tools holds {found.group()}, {_REMEDY}")
         for index, message in enumerate(document.messages):
             if found := self.pattern.search(_words(message)):
-                raise RowError(
-                    "control token", f"{document.origin}: {document.name(index)} holds {found.group()}, {_REMEDY}"
-                )
+                where = f"{document.origin}: {document.name(index)}"
+                raise _control_token(f"{where} holds {found.group()}, {_REMEDY}")
 
     def refuse_made(self, document: Document, ids: np.ndarray, again: Callable[[Document], np.ndarray]) -> None:
         """Raises RowError where `ids` hold any that are not the template's; `again` makes a guarded document's ids.
@@ -290,28 +282,23 @@ class ControlTokens:
         turns whose ids show the same control tokens are known from then on.
         """
         found = self.among(ids)
-        turns = (
-            (turn.role, len(turn.parts), len(images_of([turn])), len(turn.tool_calls)) for turn in document.messages
-        )
-        shape = (*turns, found.tobytes())
+        turns = document.messages
+        counts = [(turn.role, len(turn.parts), len(images_of([turn])), len(turn.tool_calls)) for turn in turns]
+        shape = (*counts, found.tobytes())
         if shape in self._known:
             return
         for index, message in enumerate(document.messages):
             encoded = self.tokenizer.encode(_words(message), add_special_tokens=False)
             alone = self.among(np.array(encoded.ids, np.int32))
             if len(alone):
-                raise RowError(
-                    "control token",
-                    f"{document.origin}: {document.name(index)} is tokenized to {self.texts[int(alone[0])]}, {_REMEDY}",
-                )
+                where = f"{document.origin}: {document.name(index)}"
+                raise _control_token(f"{where} is tokenized to {self.texts[int(alone[0])]}, {_REMEDY}")
         own = self.among(again(_guard(document)))
         odd = next((one if one is not None else other for one, other in zip_longest(found, own) if one != other), None)
         if odd is not None:
-            raise RowError(
-                "control token",
-                f"{document.origin}: a text in it and what the chat template writes next to it make "
-                f"{self.texts[int(odd)]}, a control token; change how that text begins or ends",
-            )
+            what = f"a text in it and what the chat template writes next to it make {self.texts[int(odd)]}"
+            remedy = "a control token; change how that text begins or ends"
+            raise _control_token(f"{document.origin}: {what}, {remedy}")
         self._known.add(shape)
 
 

@@ -6,27 +6,20 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gemsmith.data.chat_template import settle_document
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, RawText, are_messages, guess_columns, read_document
-from gemsmith.data.image_folder import (
-    FORMAT,
-    find_image_files,
-    find_label_file,
-    folder_labels,
-    folder_notices,
-    folder_rows,
-)
+from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, are_messages, guess_columns, read_document
+from gemsmith.data.image_folder import FORMAT, folder_files, folder_labels, folder_notices, folder_rows
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
 from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
-from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks
+from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks, sources_of
 from gemsmith.system.files import expanduser
-from gemsmith.tasks import SOURCES, find_generator, find_scorer
+from gemsmith.tasks import SOURCES, find_generator, find_scorer, is_task_file
 from gemsmith.tasks.base import SupportsOptions
 
 _NAMED = 8
@@ -96,9 +89,6 @@ class Columns:
     optional: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.needed or name in self.optional
-
 
 NO_COLUMNS = Columns()
 
@@ -114,14 +104,11 @@ def read_prompts(source: str) -> Dataset:
 
 def read_train(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
     """The rows of data.train; `keep` makes files of images that come as bytes, which else stay in memory."""
-    data = recipe.data
-    found = _read_sources(data.train, recipe, "train", keep)
-    left = len(found.documents) - (data.limit or len(found.documents))
-    if left <= 0:
+    found, limit = _read_sources(recipe.data.train, recipe, "train", keep), recipe.data.limit
+    if not limit or limit >= (count := len(found.documents)):
         return found
-    drawn = sorted(random.Random(recipe.seed).sample(range(len(found.documents)), len(found.documents) - left))
-    documents = [found.documents[place] for place in drawn]
-    return replace(found, documents=documents, dropped={**found.dropped, "limit": left})
+    documents = [found.documents[place] for place in sorted(random.Random(recipe.seed).sample(range(count), limit))]
+    return replace(found, documents=documents, dropped={**found.dropped, "limit": count - limit})
 
 
 def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) -> Dataset:
@@ -140,15 +127,22 @@ def read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None = None) ->
     columns = Columns(needed=(*needed,), optional=(*optional,), given=known | recipe.eval.options)
     allowed = (*columns.needed, *columns.optional)
     if unknown := next((name for name in columns.given if name not in allowed), None):
-        raise RecipeError(
-            f"eval.options.{unknown}: the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}; "
-            f"allowed: {', '.join(allowed) or 'none'}"
-        )
-    return read_eval(recipe, columns, keep)
+        what = f"the scorer {' and '.join(names)} reads no {unknown}{suggest(unknown, allowed)}"
+        raise RecipeError(f"eval.options.{unknown}: {what}; allowed: {', '.join(allowed) or 'none'}")
+    return _read_eval(recipe, columns, keep)
 
 
-def read_eval(recipe: Recipe, columns: Columns = NO_COLUMNS, keep: Callable[[bytes], str] | None = None) -> Dataset:
-    """The rows of data.eval with these columns; `keep`: see read_train. Raises DataError as read_dataset does."""
+def read_eval(recipe: Recipe, keep: Callable[[bytes], str] | None = None) -> Dataset:
+    """The rows of data.eval, if any, found bad now, not after training; `keep`: their images, with train.eval_steps."""
+    if recipe.data.eval is None:
+        return Dataset(documents=[])
+    keep = keep if recipe.train.eval_steps else None
+    if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
+        return _read_eval(recipe, NO_COLUMNS, keep)
+    return read_held_out(recipe, keep)
+
+
+def _read_eval(recipe: Recipe, columns: Columns, keep: Callable[[bytes], str] | None) -> Dataset:
     assert recipe.data.eval is not None
     found = _read_sources(recipe.data.eval, recipe, "held-out", keep, columns)
     _refuse_raw_text(found, "leave data.eval out, or name rows with questions")
@@ -163,11 +157,7 @@ def _read_sources(
     columns: Columns = NO_COLUMNS,
 ) -> Dataset:
     """The rows of a source, or of several; of these training takes each as often as its weight says."""
-
-    def read(one: str | GeneratedData) -> Dataset:
-        images = _images_beside(one, keep)
-        return read_dataset(one, data=recipe.data, part=part, seed=recipe.seed, columns=columns, images=images)
-
+    read = partial(read_dataset, data=recipe.data, part=part, seed=recipe.seed, columns=columns, keep=keep)
     if not isinstance(source, tuple):
         return read(source)
     documents, counts, warnings = list[Document](), [Counter[str](), Counter[str](), Counter[str]()], list[str]()
@@ -189,15 +179,14 @@ def _read_sources(
     )
 
 
-def _images_beside(source: str | GeneratedData, keep: Callable[[bytes], str] | None = None) -> ImageSource:
-    """Images whose relative paths count from the folder that holds the rows."""
-    path = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
-    return ImageSource(folder=path if path.is_dir() else path.parent, keep=keep)
+def has_tools(document: Document) -> bool:
+    """Whether the row declares tools, or calls some."""
+    return bool(document.tools) or any(turn.role == "tool" or turn.tool_calls for turn in document.messages)
 
 
 def refuse_tools(document: Document, remedy: str) -> None:
-    """Raises DataError where the row declares tools or calls some, with which no question is asked."""
-    if document.tools or any(message.role == "tool" or message.tool_calls for message in document.messages):
+    """Raises DataError where the row has tools, with which no question is asked."""
+    if has_tools(document):
         raise DataError(f"{document.origin}: has tools, which questions are asked without; {remedy}")
 
 
@@ -213,17 +202,19 @@ def read_dataset(
     part: Literal["train", "held-out"] | None = None,
     seed: int = 0,
     columns: Columns = NO_COLUMNS,
-    images: ImageSource | None = None,
+    folder: Path | None = None,
+    keep: Callable[[bytes], str] | None = None,
     asked: bool = False,
 ) -> Dataset:
     """The rows of the source, of the form that `data` says, by default what the columns say; `part` None: both parts.
 
-    `columns` are read beside the messages; `images` count by default from the rows' folder; `asked`: a row that ends
-    with its question gets an answer. Raises DataError naming file and line of what cannot be used.
+    `columns` are read beside the messages; paths of images count from `folder`, by default the rows'; `keep`: see
+    read_train; `asked`: a row that ends with its question gets an answer. Raises DataError naming file and line.
     """
     wanted = None if data is None or (part == "held-out" and not data.held_out) else data.on_bad_row
     data = data or Data(train="-")
-    images = images or _images_beside(source)
+    path = Path() if isinstance(source, GeneratedData) else expanduser(source).absolute()
+    images = ImageSource(folder=folder or (path if path.is_dir() else path.parent), keep=keep)
     share = 0.0 if data.format == FORMAT or part is None else data.held_out
     documents, ignored, bad, form = list[Document](), Counter[str](), BadRows(), None
     rows, left_out, settled, unread = 0, 0, 0, set(data.columns.values())
@@ -243,22 +234,23 @@ def read_dataset(
             ignored.update(others)
         except RowError as error:
             bad.add(origin, error)
-    warnings = bad.settle(rows - left_out, wanted)
-    key = "data.eval" if part == "held-out" else "data.train"
-    if settled:
-        how = "left out of them" if data.control_tokens == "drop" else "read as text"
-        warnings += (f"{key}: rows with control tokens, which are {how}: {settled:,} of {rows - left_out:,}",)
+    warnings, key = bad.settle(rows - left_out, wanted), "data.eval" if part == "held-out" else "data.train"
     if not documents:
         raise _no_rows("data" if isinstance(source, GeneratedData) else source, rows if left_out else 0, part, share)
+    spelled = f"{settled:,} of {rows - left_out:,}" if settled else ""
     return Dataset(
         documents=documents,
         ignored_columns=dict(ignored.most_common()),
         dropped={**bad.counts, **({"held_out": left_out} if left_out and part == "train" else {})},
-        warnings=(*warnings, *_source_notices(source, data, key, unread)),
+        warnings=(*warnings, *_notices(source, data, key, unread, spelled)),
     )
 
 
-def _source_notices(source: str | GeneratedData, data: Data, key: str, unread: Collection[str]) -> Iterator[str]:
+def _notices(source: str | GeneratedData, data: Data, key: str, unread: Collection[str], spelled: str) -> Iterator[str]:
+    """What a reader must know of the source; `spelled`: how many of how many rows have control tokens, if any."""
+    if spelled:
+        how = "left out of them" if data.control_tokens == "drop" else "read as text"
+        yield f"{key}: rows with control tokens, which are {how}: {spelled}"
     if unread and not isinstance(source, GeneratedData):
         yield f"{key}: no row of {source} has {some(sorted(unread), _NAMED)}, which data.columns names"
     if data.format == FORMAT:
@@ -273,10 +265,7 @@ def _no_rows(name: str, split: int, part: str | None, share: float) -> DataError
 
 def find_source_files(source: str, format: str = "auto") -> tuple[Path, ...]:  # noqa: A002 (the recipe's word)
     """The files that the rows are read from, in reading order. Raises DataError where there are none."""
-    if format == FORMAT:
-        labels = find_label_file(source)
-        return (*([labels] if labels else []), *(file for files in find_image_files(source).values() for file in files))
-    return find_files(source)
+    return folder_files(source) if format == FORMAT else find_files(source)
 
 
 def describe_columns(columns: Mapping[str, int]) -> str:
@@ -289,8 +278,7 @@ def source_sha256(source: Rows, format: str = "auto") -> str:  # noqa: A002 (the
     if isinstance(source, GeneratedData):
         return hashlib.sha256(source.model_dump_json().encode()).hexdigest()
     total = hashlib.sha256()
-    paths = [source] if isinstance(source, str) else [one.path for one in source]
-    for file in (file for path in paths for file in find_source_files(path, format)):
+    for file in (file for path in sources_of(source) for file in find_source_files(path, format)):
         if format == FORMAT:
             total.update(f"{file.parent.name}/{file.name}\0".encode())
         with file.open("rb") as stream:
@@ -306,12 +294,8 @@ def _source_rows(
         return ((f"{name} {source.split} row {number}", row) for number, row in enumerate(rows, start=1))
     if data.format == FORMAT:
         return folder_rows(source, data, held_out=part == "held-out")
-    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values()}
-    return stored_rows(
-        source,
-        lambda name: name in read or name in columns or name.strip().lower() in _MEANINGFUL,
-        on_bad=lambda error: error,
-    )
+    read = {*COLUMNS, *IMAGE_COLUMNS, *data.columns.values(), *columns.needed, *columns.optional}
+    return stored_rows(source, lambda name: name in read or name.strip().lower() in _MEANINGFUL, lambda error: error)
 
 
 def _renamed(row: Any, names: Mapping[str, str]) -> Any:
@@ -345,7 +329,7 @@ def _with_answer(row: Any) -> Any:
     completed = "completion" in row or are_messages(row.get("prompt"))
     for form in (*([FORMS["prompt-completion"]] if completed else []), *FORMS.values()):
         if form.answer and all(row.get(name) is not None for name in form.needed if name != form.answer):
-            return row if isinstance(form, RawText) else {**row, form.answer: "-"}
+            return {**row, form.answer: "-"} if form.asks else row
     return row
 
 
@@ -353,7 +337,7 @@ def _with_answer(row: Any) -> Any:
 def _fitting_forms(names: tuple[str, ...]) -> tuple[str, ...]:
     """The forms that a row of these columns may have; text beside others is often what they were rendered to."""
     found = tuple(name for name, form in FORMS.items() if set(form.needed) <= set(names))
-    return tuple(name for name in found if not isinstance(FORMS[name], RawText)) or found
+    return tuple(name for name in found if FORMS[name].asks) or found
 
 
 def _check_form(row: Any, origin: str, form: str | None, data: Data) -> str:
@@ -361,10 +345,8 @@ def _check_form(row: Any, origin: str, form: str | None, data: Data) -> str:
     if isinstance(row, RowError):  # which could not be read
         raise row
     if not isinstance(row, Mapping):
-        raise RowError(
-            "not an object",
-            f'{origin}: is {kind(row)}; must be an object {{"messages": [...]}} or {{"prompt": ..., "response": ...}}',
-        )
+        allowed = '{"messages": [...]} or {"prompt": ..., "response": ...}'
+        raise RowError("not an object", f"{origin}: is {kind(row)}; must be an object {allowed}")
     if data.format in FORMS:
         form = data.format
         fitting: tuple[str, ...] = (form,) if set(FORMS[form].needed) <= set(row) else ()
@@ -374,11 +356,8 @@ def _check_form(row: Any, origin: str, form: str | None, data: Data) -> str:
         fitting = tuple(filled) or fitting[:1]
     if len(fitting) > 1:
         there = list(dict.fromkeys(column for name in fitting for column in FORMS[name].needed))
-        raise RowError(
-            "several forms",
-            f"{origin}: has {', '.join(there[:-1])} and {there[-1]}; keep {_describe(fitting)}, or set data.format to "
-            f"{' or '.join(fitting)}",
-        )
+        remedy = f"keep {_describe(fitting)}, or set data.format to {' or '.join(fitting)}"
+        raise RowError("several forms", f"{origin}: has {', '.join(there[:-1])} and {there[-1]}; {remedy}")
     if fitting and form in (None, fitting[0]):
         return fitting[0]
     raise _unfitting(row, origin, form, data)
@@ -412,18 +391,16 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
     for column in others:
         remedy = _MEANINGFUL.get(column.strip().lower())
         if remedy and row[column] not in ("", [], {}):
-            raise RowError(
-                f"column {_in_line(column)}",
-                f"{origin}: has a value in the column {_in_line(column)}, which changes what a row says and which "
-                f"Gemsmith does not read; {remedy}, or rename or drop the column to train without it",
-            )
-    return [_in_line(column) for column in others if column not in columns]
+            where = f"column {_in_line(column)}"
+            what = f"has a value in the {where}, which changes what a row says and which Gemsmith does not read"
+            remedy = f"{remedy}, or rename or drop the column to train without it"
+            raise RowError(where, f"{origin}: {what}; {remedy}")
+    return [_in_line(column) for column in others if column not in (*columns.needed, *columns.optional)]
 
 
 @lru_cache(1024)
 def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
-    known = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS)
-    known = known if isinstance(FORMS[form], RawText) else (*known, TOOLS)
+    known = {*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *([TOOLS] if FORMS[form].asks else [])}
     return tuple(name for name in names if name not in known)
 
 
@@ -432,10 +409,8 @@ def _read_columns(row: Mapping[str, Any], origin: str, columns: Columns) -> dict
     there = {name: row[name] for name in (*columns.needed, *columns.optional) if row.get(name) is not None}
     found = {**columns.given, **there}
     if missing := next((name for name in columns.needed if found.get(name) is None), None):
-        raise DataError(
-            f"{origin}: has no {missing}, which eval.scorer reads; add it, set eval.options.{missing} for all rows, or "
-            "set eval.scorer to another"
-        )
+        remedy = f"add it, set eval.options.{missing} for all rows, or set eval.scorer to another"
+        raise DataError(f"{origin}: has no {missing}, which eval.scorer reads; {remedy}")
     return found
 
 

@@ -24,8 +24,7 @@ from gemsmith.tasks.messages import ImagePart, text_of
 
 FILE = "answers.npy"
 _HASH_BYTES = 8
-_WHITE_SPACE = b"\t\n\v\f\r\x1c\x1d\x1e\x1f"
-_SPACES = bytes.maketrans(_WHITE_SPACE, b" " * len(_WHITE_SPACE))
+_SPACES = bytes.maketrans(b"\t\n\v\f\r\x1c\x1d\x1e\x1f", b" " * 9)
 _NAMED = 3
 
 
@@ -53,10 +52,8 @@ def read_answers(folder: Path) -> np.ndarray | None:
     except (ValueError, EOFError):
         found = None
     if found is None or found.dtype != np.uint64 or found.ndim != 2 or found.shape[1] != 2:
-        raise RunError(
-            f"{file}: is damaged; copy it again, or delete it, and eval does not tell which held-out rows were "
-            "trained on"
-        )
+        remedy = "copy it again, or delete it, and eval does not tell which held-out rows were trained on"
+        raise RunError(f"{file}: is damaged; {remedy}")
     return np.asarray(found)
 
 
@@ -67,7 +64,6 @@ def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iter
     """
     asked = _as_pairs(hash_turns(row)[-2 * _HASH_BYTES :] for row in held_out)
     prompts, answers = np.isin(asked[:, 0], hashes[:, 0]), np.isin(asked[:, 1], hashes[:, 1])
-    first = tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED])
     known = {image.sha256 for document in trained for image in document.images}
     same_image = sum(any(image.sha256 in known for image in document.images) for document in held_out)
     counts = HeldOut(
@@ -76,26 +72,22 @@ def find_overlap(hashes: np.ndarray, held_out: Sequence[Document], trained: Iter
         same_answer=int(answers.sum()),
         same_image=same_image if any(document.images for document in held_out) else None,
     )
-    return Overlap(counts, first)
+    return Overlap(counts, tuple(held_out[row].origin for row in np.flatnonzero(prompts)[:_NAMED]))
 
 
 def overlap_notices(overlap: Overlap | None) -> tuple[str, ...]:
     """What a reader must know of held-out rows that are trained on, if any are; or that it is not known."""
     if overlap is None:
-        return (
-            "data.eval: whether held-out rows are also trained on is not known, because the run's data folder has no "
-            f"{FILE}",
-        )
+        why = f"because the run's data folder has no {FILE}"
+        return (f"data.eval: whether held-out rows are also trained on is not known, {why}",)
     counts, first = overlap
     if not counts.same_prompt:
         return ()
     named = ", ".join(first) + (", …" if counts.same_prompt > len(first) else "")
     same = f"{counts.same_answer:,}" if counts.same_answer else "none"
-    return (
-        f"data.eval: held-out rows whose prompt is also trained on: {counts.same_prompt:,} of {counts.rows:,} "
-        f"({named}), {same} of them with the same answer; a score on such rows does not show how the model does on new "
-        "ones: take them out of data.train or data.eval",
-    )
+    found = f"{counts.same_prompt:,} of {counts.rows:,} ({named}), {same} of them with the same answer"
+    why = "a score on such rows does not show how the model does on new ones: take them out of data.train or data.eval"
+    return (f"data.eval: held-out rows whose prompt is also trained on: {found}; {why}",)
 
 
 def hash_turns(document: Document) -> bytes:

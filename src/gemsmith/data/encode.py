@@ -35,9 +35,7 @@ class WordEncoder:
         vocabulary = [(token.replace(" ", _SPACE), number) for token, number in tokenizer.get_vocab().items()]
         self._joining = _joining_characters(tokenizer, {token for token, _ in vocabulary})
         joining = re.escape("".join(sorted(self._joining)))
-        self._words = (
-            re.compile(rf" *[^ ]+(?:(?<=[{joining}]) +[^ ]*)*| +") if self._joining else re.compile(".+", re.S)
-        )
+        self._words = re.compile(rf" *[^ ]+(?:(?<=[{joining}]) +[^ ]*)*| +" if self._joining else "(?s).+")
         self._begins, self._blank = np.zeros((2, max(number for _, number in vocabulary) + 1), bool)
         self._begins[[number for token, number in vocabulary if token.startswith(_SPACE)]] = True
         self._blank[[number for token, number in vocabulary if not token.strip(_SPACE)]] = True

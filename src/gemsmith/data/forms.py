@@ -1,12 +1,11 @@
-r"""One class for each form that rows may have: which columns it reads, and what turns it makes of them.
+r"""The forms that rows may have: which columns each reads, and what turns it makes of them.
 
 {"instruction": "Add", "input": "1 and 2", "output": "3"}  →  user: Add\n1 and 2    assistant: 3
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gemsmith.data.documents import Document
 from gemsmith.data.parts import PLACEHOLDER, ImageSource, kind, read_column, read_parts
@@ -39,103 +38,84 @@ class Turns(NamedTuple):
     """How many of the first are context alone: no answer among them is trained."""
 
 
-class Form(Protocol):
-    """A form of row: the columns that tell it, those that it may have, and what turns it makes of a row.
+class Form(NamedTuple):
+    """A form of row: what makes turns of one, the columns that tell it, and those that it may have.
 
-    `answer`: the column that is missing where a row only asks; None: its turns then end with the question.
+    `turns` takes a row, where it stands, and how many images of its own column stand before its question. It raises
+    RowError.
     """
 
+    turns: Callable[[Mapping[str, Any], str, int], Turns]
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
     answer: str | None = None
+    """The column that is missing where a row only asks; None: its turns then end with the question."""
+    asks: bool = True
+    """False of text alone, all of which is trained, with no chat template around it."""
 
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
-        """The row's turns; `images` of its own column stand before its question. Raises RowError."""
 
-
-class Messages(Form):
+def message_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
     """A list of turns with role and content."""
-
-    needed = ("messages",)
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
-        turns = _list_of(row["messages"], f"{origin}: messages", "{role, content}")
-        return Turns(turns, _numbered("messages", len(turns)))
+    turns = _list_of(row["messages"], f"{origin}: messages", "{role, content}")
+    return Turns(turns, _numbered("messages", len(turns)))
 
 
-class ShareGPT(Form):
+def sharegpt_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
     """A list of turns with from and value, or with role and content, and maybe a system turn beside it."""
-
-    needed, optional = ("conversations",), ("system",)
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
-        given = _list_of(row["conversations"], f"{origin}: conversations", "{from, value}")
-        names = _numbered("conversations", len(given))
-        turns = [_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)]
-        return _after_system(row, turns, names)
+    given = _list_of(row["conversations"], f"{origin}: conversations", "{from, value}")
+    names = _numbered("conversations", len(given))
+    turns = [_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)]
+    return _after_system(row, turns, names)
 
 
-class TwoColumns(Form):
-    """A question and its answer, in two columns."""
-
-    def __init__(self, prompt: str, response: str) -> None:
-        self.needed, self.answer = (prompt, response), response
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
-        prompt, response = self.needed
-        return Turns([_asked(row[prompt], images), {"role": "assistant", "content": row[response]}], self.needed)
-
-
-class PromptCompletion(Form):
+def completion_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
     """TRL's: two texts, or two lists of messages, of which only the second is trained."""
-
-    needed, answer = ("prompt", "completion"), "completion"
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
-        asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
-        answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
-        if not any(isinstance(turn, Mapping) and turn.get("role") in _ANSWERS for turn in answered):
-            raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
-        return Turns([*asked, *answered], names + called, context=len(asked))
+    asked, names = _as_messages(row, "prompt", _asked(row["prompt"], images))
+    answered, called = _as_messages(row, "completion", {"role": "assistant", "content": row["completion"]})
+    if not any(isinstance(turn, Mapping) and turn.get("role") in _ANSWERS for turn in answered):
+        raise RowError("no answer", f"{origin}: completion has no assistant turn; add one, or take the row out")
+    return Turns([*asked, *answered], names + called, context=len(asked))
 
 
-class Alpaca(Form):
+def alpaca_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
     """An instruction, maybe its input and a system turn, and the output."""
-
-    needed, optional, answer = ("instruction", "output"), ("input", "system"), "output"
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:
-        prompt, given = row["instruction"], row.get("input")
-        if given not in (None, ""):
-            if not isinstance(prompt, str) or not isinstance(given, str):
-                what = f"instruction is {kind(prompt)}, input {kind(given)}"
-                raise RowError("not text", f"{origin}: {what}; both must be text")
-            prompt = f"{prompt}\n{given}"
-        answer = {"role": "assistant", "content": row["output"]}
-        return _after_system(row, [_asked(prompt, images), answer], self.needed)
+    prompt, given = row["instruction"], row.get("input")
+    if given not in (None, ""):
+        if not isinstance(prompt, str) or not isinstance(given, str):
+            what = f"instruction is {kind(prompt)}, input {kind(given)}"
+            raise RowError("not text", f"{origin}: {what}; both must be text")
+        prompt = f"{prompt}\n{given}"
+    answer = {"role": "assistant", "content": row["output"]}
+    return _after_system(row, [_asked(prompt, images), answer], ("instruction", "output"))
 
 
-class RawText(Form):
-    """Text without a question: all of it is trained, and no chat template is around it."""
-
-    needed, answer = ("text",), "text"
-
-    def turns(self, row: Mapping[str, Any], origin: str, images: int) -> Turns:  # noqa: ARG002
-        text = row["text"]
-        if not isinstance(text, str) or not text.strip():
-            what = "empty" if isinstance(text, str) else kind(text)
-            raise RowError("no text", f"{origin}: text is {what}; write some, or take the row out")
-        return Turns([{"role": "assistant", "content": text}], self.needed)
+def raw_text_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
+    """Text without a question."""
+    text = row["text"]
+    if not isinstance(text, str) or not text.strip():
+        what = "empty" if isinstance(text, str) else kind(text)
+        raise RowError("no text", f"{origin}: text is {what}; write some, or take the row out")
+    return Turns([{"role": "assistant", "content": text}], ("text",))
 
 
-FORMS: dict[str, Form] = {
-    "messages": Messages(),
-    "prompt-response": TwoColumns("prompt", "response"),
-    "prompt-completion": PromptCompletion(),
-    "alpaca": Alpaca(),
-    "sharegpt": ShareGPT(),
-    "question-answer": TwoColumns("question", "answer"),
-    "text": RawText(),
+def pair_form(prompt: str, response: str) -> Form:
+    """A question and its answer, in two columns."""
+    names = (prompt, response)
+
+    def turns(row: Mapping[str, Any], _origin: str, images: int) -> Turns:
+        return Turns([_asked(row[prompt], images), {"role": "assistant", "content": row[response]}], names)
+
+    return Form(turns, names, answer=response)
+
+
+FORMS = {
+    "messages": Form(message_turns, ("messages",)),
+    "prompt-response": pair_form("prompt", "response"),
+    "prompt-completion": Form(completion_turns, ("prompt", "completion"), answer="completion"),
+    "alpaca": Form(alpaca_turns, ("instruction", "output"), ("input", "system"), answer="output"),
+    "sharegpt": Form(sharegpt_turns, ("conversations",), ("system",)),
+    "question-answer": pair_form("question", "answer"),
+    "text": Form(raw_text_turns, ("text",), answer="text", asks=False),
 }
 COLUMNS = frozenset([TOOLS, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
 
@@ -171,26 +151,18 @@ def guess_columns(names: Iterable[str]) -> dict[str, str]:
 
 
 def read_document(
-    row: Mapping[str, Any],
-    origin: str,
-    form: Form,
-    source: ImageSource,
-    columns: Mapping[str, Any] = MappingProxyType({}),
+    row: Mapping[str, Any], origin: str, form: Form, source: ImageSource, columns: Mapping[str, Any]
 ) -> Document:
     """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     turns, names, context = form.turns(row, origin, len(column))
     left = iter(column) if column else None
-    messages = tuple(
-        [_read_message(turn, f"{origin}: {name}", left, source) for turn, name in zip(turns, names, strict=True)]
-    )
+    named = zip(turns, names, strict=True)
+    messages = tuple([_read_message(turn, f"{origin}: {name}", left, source) for turn, name in named])
     if left and (more := len([*left])):
-        raise RowError(
-            "misplaced image",
-            f"{origin}: {more} of the {len(column)} images in its column have no place in its messages; put "
-            '{"type": "image"} where each belongs',
-        )
-    if not isinstance(form, RawText):
+        what = f"{more} of the {len(column)} images in its column have no place in its messages"
+        raise RowError("misplaced image", f'{origin}: {what}; put {{"type": "image"}} where each belongs')
+    if form.asks:
         _check_turns(messages, names, origin)
     tools = _read_functions(row[TOOLS], f"{origin}: {TOOLS}", "parameters") if row.get(TOOLS) else ()
     return Document(messages=messages, origin=origin, names=names, context=context, tools=tools, columns=columns)
@@ -199,17 +171,13 @@ def read_document(
 def _check_turns(messages: Sequence[Message], names: Sequence[str], origin: str) -> None:
     roles = [message.role for message in messages]
     if "assistant" not in roles:
-        raise RowError(
-            "no answer", f"{origin}: has no assistant turn, so nothing to train on; add one, or take the row out"
-        )
+        remedy = "so nothing to train on; add one, or take the row out"
+        raise RowError("no answer", f"{origin}: has no assistant turn, {remedy}")
     if roles[0] == "assistant":
         raise RowError("no question", f"{origin}: begins with an assistant turn; put what it answers before it")
     if roles[-1] != "assistant":
-        raise RowError(
-            "ends without an answer",
-            f"{origin}: ends with {names[-1]}, a turn of the role {roles[-1]} that nothing answers; add the answer, or "
-            "take the turn out",
-        )
+        last = f"{names[-1]}, a turn of the role {roles[-1]} that nothing answers"
+        raise RowError("ends without an answer", f"{origin}: ends with {last}; add the answer, or take the turn out")
     asked: Sequence[Mapping[str, Any]] = ()
     for name, turn in zip(names, messages, strict=True):
         text, takes_images = text_of(turn), turn.role == "user"
@@ -230,12 +198,10 @@ def _check_result(turn: Message, where: str, asked: Sequence[Mapping[str, Any]])
     """Raises RowError where none of the calls before it is the one that a tool's result names."""
     name, number = ((turn.beside or {}).get(field) for field in ("name", "tool_call_id"))
     if not any(call.get("id") == number if number else call["function"]["name"] == name for call in asked):
-        what = f"the tool_call_id {number!r}" if number else f"the name {name!r}"
-        raise RowError(
-            "tool result without its call",
-            f"{where} is a tool's result with {what}, and no tool call of the assistant turn before it has that; "
-            "give it the id of its call, or the name of the function",
-        )
+        given = f"the tool_call_id {number!r}" if number else f"the name {name!r}"
+        what = f"is a tool's result with {given}, and no tool call of the assistant turn before it has that"
+        remedy = "give it the id of its call, or the name of the function"
+        raise RowError("tool result without its call", f"{where} {what}; {remedy}")
 
 
 def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, source: ImageSource) -> Message:
@@ -308,8 +274,7 @@ def _check_fields(turn: Mapping[str, Any], where: str, fields: tuple[str, ...]) 
     if unknown is not None:
         near = f"{unknown}{suggest(unknown, fields)}"
         raise RowError("unknown field", f"{where} has an unknown field {near}; allowed: {', '.join(fields)}")
-    missing = next((name for name in fields[:2] if name not in turn), None)
-    if missing:
+    if missing := next((name for name in fields[:2] if name not in turn), None):
         raise RowError("not a turn", f"{where} has no {missing}; must have {' and '.join(fields[:2])}")
 
 
@@ -318,12 +283,10 @@ def _spoken(turn: Any, where: str) -> Any:
     if not isinstance(turn, Mapping) or turn.get("from") is None:
         return turn
     _check_fields(turn, where, ("from", "value"))
-    speaker = turn["from"]
-    if not isinstance(speaker, str) or speaker not in SPEAKERS:
-        raise RowError(
-            "unknown role", f"{where} is from {speaker!r}; allowed: {', '.join(SPEAKERS)}; take such rows out"
-        )
-    return {"role": SPEAKERS[speaker], "content": turn["value"]}
+    if (role := SPEAKERS.get(str(turn["from"]))) is None:
+        allowed = f"allowed: {', '.join(SPEAKERS)}; take such rows out"
+        raise RowError("unknown role", f"{where} is from {turn['from']!r}; {allowed}")
+    return {"role": role, "content": turn["value"]}
 
 
 def _asked(prompt: Any, images: int) -> dict[str, Any]:

@@ -38,10 +38,11 @@ def _hub_errors(source: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"{source}: could not be fetched from the Hugging Face hub ({first_line(error)}); check the name and the "
-            "commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
-        ) from None
+        what = f"could not be fetched from the Hugging Face hub ({first_line(error)})"
+        remedy = (
+            "check the name and the commit, accept the dataset's terms and set HF_TOKEN, or name files that are here"
+        )
+        raise DataError(f"{source}: {what}; {remedy}") from None
 
 
 def fetch_file(url: str) -> Path:
@@ -81,10 +82,9 @@ def fetch_split(source: str) -> tuple[Path, ...]:
     """All files of a split, `train` where none is named: train.jsonl, train-00000-of-00002.parquet, data/train/….
 
     A split may be a path, with the folder that it is in. Only a commit is fetched: a run resumes on the same rows.
-
     Raises DataError where the source is of another form, names no commit, or cannot be reached.
     """
-    import huggingface_hub
+    from huggingface_hub import snapshot_download
 
     found = _FORM.fullmatch(source)
     if found is None:
@@ -92,13 +92,9 @@ def fetch_split(source: str) -> tuple[Path, ...]:
     name, revision, split = found["name"], found["revision"], found["split"] or "train"
     patterns = [f"{folder}{split}{rest}" for folder in ("", "*/") for rest in ("", ".*", "-*", "/*")]
     if not _COMMIT.fullmatch(revision or ""):
-        raise DataError(
-            f"{source}: names no commit, so its rows may change; write {name_split(name, split, revision)}, which is "
-            f"what {revision or 'main'} holds now"
-        )
+        remedy = f"write {name_split(name, split, revision)}, which is what {revision or 'main'} holds now"
+        raise DataError(f"{source}: names no commit, so its rows may change; {remedy}")
     with _hub_errors(source):
-        folder = Path(
-            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
-        )
-    names = {file: file.relative_to(folder).as_posix() for file in sorted(folder.rglob("*")) if file.is_file()}
+        folder = snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=patterns)
+    names = {file: file.relative_to(folder).as_posix() for file in sorted(Path(folder).rglob("*")) if file.is_file()}
     return tuple(file for file, name in names.items() if any(fnmatch(name, pattern) for pattern in patterns))

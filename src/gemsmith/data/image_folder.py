@@ -20,7 +20,6 @@ from gemsmith.system.files import expanduser
 
 FORMAT = "image-folder"
 SUFFIXES = frozenset(".avif .bmp .gif .jfif .jp2 .jpe .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp".split())
-_LABELS = "{labels}"
 _LABEL_FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _NAMED = 4
 
@@ -33,20 +32,23 @@ def find_image_files(source: str) -> dict[str, list[Path]]:
     if labels := find_label_file(source):
         return _labeled_files(folder, labels)
     found: dict[str, list[Path]] = {}
-    for inner in sorted(_visible(folder)):
-        if not inner.is_dir():
-            continue
-        files = sorted(_visible(inner))
-        if deeper := next((file for file in files if file.is_dir()), None):
-            raise DataError(
-                f"{deeper}: is a folder in a class's folder; {FORMAT} has one folder for each class, images in it"
-            )
+    for inner in filter(Path.is_dir, _visible(folder)):
+        files = _visible(inner)
+        if deeper := next(filter(Path.is_dir, files), None):
+            remedy = f"{FORMAT} has one folder for each class, images in it"
+            raise DataError(f"{deeper}: is a folder in a class's folder; {remedy}")
         found[inner.name] = [file for file in files if file.suffix.lower() in SUFFIXES]
         if not found[inner.name]:
             raise DataError(f"{inner}: holds no image; put some there, or take the folder out")
     if not found:
         raise DataError(f"{folder}: holds no sub-folders; data.format {FORMAT} needs one for each class")
     return found
+
+
+def folder_files(source: str) -> tuple[Path, ...]:
+    """The files that the rows are made of: the one with the labels, if any, and the images, class by class."""
+    labels, images = find_label_file(source), find_image_files(source).values()
+    return (*([labels] if labels else []), *(file for files in images for file in files))
 
 
 def find_label_file(source: str) -> Path | None:
@@ -79,7 +81,7 @@ def folder_rows(source: str, data: Data, *, held_out: bool) -> Iterator[tuple[st
     images = find_image_files(source)
     labels = _label_texts(images, data.labels)
     folder = expanduser(source)
-    prompt = data.prompt.replace(_LABELS, ", ".join(sorted(set(labels.values()))))
+    prompt = data.prompt.replace("{labels}", ", ".join(sorted(set(labels.values()))))
     for name, files in images.items():
         share = _held_out(files, data.held_out)
         for file in files:
@@ -94,27 +96,22 @@ def folder_labels(source: str, data: Data) -> list[str]:
     return sorted(set(_label_texts(find_image_files(source), data.labels).values()))
 
 
-def folder_notices(source: str, data: Data) -> tuple[str, ...]:
+def folder_notices(source: str, data: Data) -> Iterator[str]:
     """What a reader must know of the folder: files in it that are not read, and how much of it is held out."""
     images, folder = find_image_files(source), expanduser(source)
     read = {file for files in images.values() for file in files}
     folders = sorted({folder, *(file.parent for file in read if file.parent.is_dir())})
     known = {*read, find_label_file(source)}
-    there = (file for inner in folders for file in sorted(_visible(inner)))
+    there = (file for inner in folders for file in _visible(inner))
     others = [file for file in there if file.is_file() and file not in known]
-    warnings = []
     if others:
-        warnings.append(
-            "data.train: files that are no images by their names, or of no class, are ignored: "
-            f"{len(others):,} ({some((str(file.relative_to(folder)) for file in others), _NAMED)})"
-        )
+        named = some((str(file.relative_to(folder)) for file in others), _NAMED)
+        what = "files that are no images by their names, or of no class, are ignored"
+        yield f"data.train: {what}: {len(others):,} ({named})"
     if data.held_out:
         count = sum(len(_held_out(files, data.held_out)) for files in images.values())
-        warnings.append(
-            f"data.held_out: of {len(read):,} images in {len(images):,} classes {count:,} are not trained on but "
-            "held out, by a hash of their names"
-        )
-    return tuple(warnings)
+        how = f"{count:,} are not trained on but held out, by a hash of their names"
+        yield f"data.held_out: of {len(read):,} images in {len(images):,} classes {how}"
 
 
 def _held_out(files: Sequence[Path], share: float) -> set[Path]:
@@ -130,9 +127,8 @@ def _label_texts(images: Mapping[str, Sequence[Path]], labels: Mapping[str, str]
     """Each class's answer: as data.labels has it, or else its folder's name with spaces for underscores."""
     for name in labels:
         if name not in images:
-            raise DataError(
-                f"data.labels: {name} is no sub-folder{suggest(name, images)}; allowed: {some(images, _NAMED)}"
-            )
+            allowed = f"allowed: {some(images, _NAMED)}"
+            raise DataError(f"data.labels: {name} is no sub-folder{suggest(name, images)}; {allowed}")
     missing = [name for name in images if labels and name not in labels]
     if missing:
         raise DataError(f"data.labels: has no {some(missing, _NAMED)}; name every sub-folder, or leave data.labels out")
@@ -144,10 +140,10 @@ def _label_texts(images: Mapping[str, Sequence[Path]], labels: Mapping[str, str]
 
 def _visible(folder: Path) -> list[Path]:
     try:
-        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from None
     # Prompts, records and the list of images are written in UTF-8.
-    if other := next((entry for entry in sorted(entries) if not is_utf_8(entry.name)), None):
+    if other := next((entry for entry in entries if not is_utf_8(entry.name)), None):
         raise DataError(f"{other}: its name is not in UTF-8; rename it")
     return entries

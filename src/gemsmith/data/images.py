@@ -1,7 +1,7 @@
 """Images of a run's rows: looked at before rows are rendered, written beside the arrays, decoded ahead of a step."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gemsmith.data.batches import Batches
@@ -24,13 +24,11 @@ def validate_images(dataset: Dataset, patching: PatchConfig, *, bad: str, key: s
 
     Where one cannot be used its row is left out, or, where `bad` is "error", a DataError is raised.
     """
-    parts = [part for document in dataset.documents for part in images_of(document.messages)]
-    sources = list(dict.fromkeys(part.source for part in parts))
+    sources = list(dict.fromkeys(part.source for row in dataset.documents for part in images_of(row.messages)))
     if not sources:
         return dataset
     found = check_images(sources, patching, processes=count_processes(len(sources)))
-    console = open_console(soft_wrap=False)
-    images = dict(zip(track(sources, "decoding images", console), found, strict=True))
+    images = dict(zip(track(sources, "decoding images", open_console(soft_wrap=False)), found, strict=True))
     kept, faults = [], []
     for document in dataset.documents:
         seen = [images[part.source] for part in images_of(document.messages)]
@@ -40,17 +38,13 @@ def validate_images(dataset: Dataset, patching: PatchConfig, *, bad: str, key: s
             continue
         if bad == "error":
             name = images_of(document.messages)[seen.index(fault)].path or f"its image {seen.index(fault) + 1}"
-            other = (
-                "take the row out, or set data.on_bad_image to drop" if key == "data.train" else "or take the row out"
-            )
+            other = {"data.train": "take the row out, or set data.on_bad_image to drop"}.get(key, "or take the row out")
             raise DataError(f"{key}, {document.origin}: {name} {fault.line}; mend it, {other}")
         faults.append((document, fault))
     if not kept:
         document, fault = faults[0]
-        raise DataError(
-            f"{key}: each of its {len(faults)} rows has an image that cannot be used (the first, "
-            f"{document.origin}: {fault.line}), so none is left"
-        )
+        what = f"each of its {len(faults)} rows has an image that cannot be used"
+        raise DataError(f"{key}: {what} (the first, {document.origin}: {fault.line}), so none is left")
     dropped = Counter(f"image {fault.reason}" for _, fault in faults)
     warnings = (*dataset.warnings, *_notices(kept, faults, patching, key))
     return replace(dataset, documents=kept, dropped={**dataset.dropped, **dropped}, warnings=warnings)
@@ -72,19 +66,15 @@ def decode_batches(
 
 def _notices(
     kept: Sequence[Document], faults: Sequence[tuple[Document, InvalidImageError]], patching: PatchConfig, key: str
-) -> tuple[str, ...]:
-    warnings, seen = [], {image.path or image.sha256: image for row in kept for image in row.images}.values()
+) -> Iterator[str]:
+    seen = {image.path or image.sha256: image for row in kept for image in row.images}.values()
     if faults:
         named = ", ".join(f"{row.origin}: {fault.line}" for row, fault in faults[:_NAMED])
         more = "; …" if len(faults) > _NAMED else ""
-        warnings.append(f"{key}: rows left out for an image that cannot be used: {len(faults):,} ({named}{more})")
+        yield f"{key}: rows left out for an image that cannot be used: {len(faults):,} ({named}{more})"
     if moving := sum(image.animated for image in seen):
-        warnings.append(f"{key}: images with several frames, of which the first is used: {moving:,}")
+        yield f"{key}: images with several frames, of which the first is used: {moving:,}"
     # Beyond this shape one side is stretched to a whole soft token.
-    thin = sum(max(one.width, one.height) > patching.budget * min(one.width, one.height) for one in seen)
-    if thin:
-        warnings.append(
-            f"{key}: images more than data.image_tokens = {patching.budget} times as long as wide, which the model "
-            f"sees squeezed: {thin:,}"
-        )
-    return tuple(warnings)
+    if thin := sum(max(one.width, one.height) > patching.budget * min(one.width, one.height) for one in seen):
+        shape = f"more than data.image_tokens = {patching.budget} times as long as wide"
+        yield f"{key}: images {shape}, which the model sees squeezed: {thin:,}"

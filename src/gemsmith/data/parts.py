@@ -16,7 +16,6 @@ from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 IMAGE_COLUMNS = ("image", "images")
 """Columns of a row beside its texts: an image, or a list of them."""
 _bad_image = partial(RowError, "unusable image")
-_KEYS = ("path", "bytes", "url", "image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 _URLS = "only file:// and data: URLs are read: fetch it first"
 PLACEHOLDER = "<image>"
@@ -86,9 +85,8 @@ def _decode(text: str, where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise _bad_image(
-            f"{where} has an image whose bytes are not base64 ({error}); write them so, or a path"
-        ) from None
+        fault = f"are not base64 ({error}); write them so, or a path"
+        raise _bad_image(f"{where} has an image whose bytes {fault}") from None
 
 
 def kind(value: Any) -> str:
@@ -106,20 +104,18 @@ def _read_part(part: Any, where: str, column: Iterator[ImagePart] | None, source
         case {"type": "text", "text": str(text)}:
             return TextPart(text=text)
         case {"type": "image"}:
-            keys = [name for name in _KEYS if name in given]
+            keys = [name for name in ("path", "bytes", "url", "image") if name in given]
         case {"type": "image_url", "image_url": {"url": url}}:  # OpenAI's
             given, keys = {"url": url}, ["url"]
         case _:
-            raise RowError(
-                "unknown part", f"{where} has a part that is {given.get('type', kind(part))}; a part must be {_PARTS}"
-            )
+            what = given.get("type", kind(part))
+            raise RowError("unknown part", f"{where} has a part that is {what}; a part must be {_PARTS}")
     if len(keys) > 1:
         raise _bad_image(f"{where} has an image with {' and '.join(keys)}; keep one of them")
     if not keys:
         if (image := next(column or iter(()), None)) is None:
-            raise _bad_image(
-                f"{where} has more images than the row's column images; give each a path, bytes or a file:// URL"
-            )
+            remedy = "give each a path, bytes or a file:// URL"
+            raise _bad_image(f"{where} has more images than the row's column images; {remedy}")
         return image
     value = given[keys[0]]
     if keys == ["url"] and not str(value).startswith(("file://", "data:")):

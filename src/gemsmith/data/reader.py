@@ -31,6 +31,7 @@ _ROWS_AT_ONCE = 64
 _MOST_UNPACKED, _MOST_UNPACKED_BYTES = 500, 2**28
 # What a row of Python takes, whatever is in it.
 _ROW_BYTES = 200
+_SAVE_AGAIN = "save the dataset again with save_to_disk"
 
 
 def find_files(source: str) -> tuple[Path, ...]:
@@ -106,20 +107,17 @@ def _files_of_split(source: str) -> tuple[Path, ...]:
         raise DataError(f"{source}: the dataset has no such split in {_ALLOWED}; name another, as its files are called")
     folders = sorted({file.parent.name for file in files})
     if len(folders) > 1 or len({(kind_of_file(file), file.suffix) for file in files}) > 1:
-        raise DataError(
-            f"{source}: is several sets of files, {files[0].name} and others in {', '.join(folders)}; name the folder "
-            f"before the split, such as :{folders[0]}/train, or one file"
-        )
+        sets = f"{files[0].name} and others in {', '.join(folders)}"
+        remedy = f"name the folder before the split, such as :{folders[0]}/train, or one file"
+        raise DataError(f"{source}: is several sets of files, {sets}; {remedy}")
     # Beside train.jsonl there may be train-small.jsonl, which holds some of its rows; a folder of that name is one set.
     named = {re.sub(r"\d+", "0", file.name): file.name for file in files}
     if len(named) > 1 and folders != [(source.split(":")[2:] or ["train"])[0].rpartition("/")[2]]:
         remedy = f"name one of them, such as :{files[0].name}"
         raise DataError(f"{source}: is several files, {' and '.join(named.values())}; {remedy}")
     parts = re.search(r"-of-(\d+)\.", files[0].name)
-    if parts and len(files) != int(parts[1]):
-        raise DataError(
-            f"{source}: {len(files)} of its {int(parts[1])} files are here; fetch it where the hub is reached"
-        )
+    if parts and len(files) != (count := int(parts[1])):
+        raise DataError(f"{source}: {len(files)} of its {count} files are here; fetch it where the hub is reached")
     return files
 
 
@@ -134,10 +132,8 @@ def _files_of_folder(folder: Path) -> tuple[Path, ...]:
     # The hub names files SPLIT-00000-of-00001.parquet; training on its test split by accident must not be possible.
     splits = {file.name.split("-")[0] for file in files if "-of-" in file.name}
     if len(splits) > 1 or len({(kind_of_file(file), file.suffix) for file in files}) > 1:
-        raise DataError(
-            f"{folder}: mixes {', '.join(file.name for file in files[:4])}; name one file, or a folder of one kind and "
-            "split"
-        )
+        remedy = "name one file, or a folder of one kind and split"
+        raise DataError(f"{folder}: mixes {', '.join(file.name for file in files[:4])}; {remedy}")
     return files
 
 
@@ -147,13 +143,10 @@ def _files_of_saved_dataset(folder: Path) -> tuple[Path, ...]:
     try:
         files = tuple(folder / entry["filename"] for entry in entries)
     except (KeyError, TypeError):
-        raise DataError(f"{folder / 'state.json'}: names no files; save the dataset again with save_to_disk") from None
+        raise DataError(f"{folder / 'state.json'}: names no files; {_SAVE_AGAIN}") from None
     missing = [file.name for file in files if not file.exists()]
     if missing or not files:
-        raise DataError(
-            f"{folder}: its data file {missing[0] if missing else ''} is missing; save the dataset again with "
-            "save_to_disk"
-        )
+        raise DataError(f"{folder}: its data file {missing[0] if missing else ''} is missing; {_SAVE_AGAIN}")
     return files
 
 
@@ -161,7 +154,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         return dict(read_json(file))
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{file}: is not a JSON object ({error}); save the dataset again with save_to_disk") from None
+        raise DataError(f"{file}: is not a JSON object ({error}); {_SAVE_AGAIN}") from None
 
 
 def jsonl_rows(file: Path, on_bad: Callable[[RowError], Any] = _raise) -> Iterator[tuple[str, Any]]:
@@ -271,10 +264,8 @@ def _csv_rows(file: Path, on_bad: Callable[[RowError], Any]) -> Iterator[tuple[s
                     counts = f"{len(values)} values, the first line names {len(names)} columns"
                     yield origin, on_bad(RowError("other columns", f"{origin}: has {counts}; quote those with commas"))
     except csv.Error as error:
-        raise DataError(
-            f"{file.name} line {found.line_num}: is not CSV ({error}); put a value with quotes or line feeds in "
-            "quotes, and double those in it"
-        ) from None
+        remedy = "put a value with quotes or line feeds in quotes, and double those in it"
+        raise DataError(f"{file.name} line {found.line_num}: is not CSV ({error}); {remedy}") from None
     finally:
         csv.field_size_limit(longest)
 
@@ -340,7 +331,5 @@ def _unpacked_bytes(values: "pyarrow.Array[Any]") -> int:
 
 def _refuse_bomb(file: Path, unpacked_bytes: int) -> None:
     if unpacked_bytes > max(_MOST_UNPACKED_BYTES, _MOST_UNPACKED * (size := file.stat().st_size)):
-        raise DataError(
-            f"{file}: unpacks its {size:,} bytes to {unpacked_bytes:,} or more; allowed are {_MOST_UNPACKED} times as "
-            "many; write its rows as JSONL"
-        )
+        allowed = f"allowed are {_MOST_UNPACKED} times as many; write its rows as JSONL"
+        raise DataError(f"{file}: unpacks its {size:,} bytes to {unpacked_bytes:,} or more; {allowed}")

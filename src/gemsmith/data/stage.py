@@ -13,27 +13,9 @@ import numpy as np
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.data.batches import (
-    EVAL_ROWS,
-    IMAGES,
-    check_batch,
-    count_rows,
-    count_steps,
-    find_buckets,
-    rows_sha256,
-    shuffled_order,
-    write_rows,
-)
+from gemsmith.data.batches import EVAL_ROWS, check_batch, count_steps, plan_buckets, rows_sha256, write_rows
 from gemsmith.data.chat_template import ChatTemplate, find_template
-from gemsmith.data.dataset import (
-    BadRows,
-    Dataset,
-    describe_columns,
-    read_eval,
-    read_held_out,
-    read_train,
-    source_sha256,
-)
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_eval, read_train, source_sha256
 from gemsmith.data.dedup import find_overlap, hash_turns, overlap_notices, write_answers
 from gemsmith.data.documents import Document
 from gemsmith.data.image_folder import FORMAT
@@ -45,13 +27,12 @@ from gemsmith.errors import CheckpointError, DataError, MachineError, RunError
 from gemsmith.images.check import ImageInfo
 from gemsmith.images.decode import keep_bytes, prune_cache
 from gemsmith.images.patches import PatchConfig, read_patching
-from gemsmith.recipe.schema import Data, Recipe, eval_tasks
+from gemsmith.recipe.schema import Data, Recipe
 from gemsmith.runs.records import DataRecord, EvalRows, ImageBucket
 from gemsmith.runs.resolve import check_lengths
 from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.system.console import open_console, track
 from gemsmith.system.files import atomic_replace_dir, sha256_file
-from gemsmith.tasks import is_task_file
 from gemsmith.tasks.messages import images_of
 
 _PACKAGES = ("numpy", "tokenizers", "jinja2", "grain", "pillow")
@@ -123,10 +104,9 @@ def check_tokenizer(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a tokenizer that cannot be read, or has ids that the model has not."""
     highest = max(open_tokenizer(checkpoint.folder).get_vocab().values())
     if highest >= checkpoint.variant.vocabulary:
-        raise CheckpointError(
-            f"checkpoint {checkpoint.source}: its tokenizer has the id {highest}, its embedding "
-            f"{checkpoint.variant.vocabulary} rows; give the tokenizer that the weights came with"
-        )
+        what = f"its tokenizer has the id {highest}, its embedding {checkpoint.variant.vocabulary} rows"
+        remedy = "give the tokenizer that the weights came with"
+        raise CheckpointError(f"checkpoint {checkpoint.source}: {what}; {remedy}")
 
 
 def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[str, int]]:
@@ -138,16 +118,6 @@ def count_usable(recipe: Recipe, checkpoint: Checkpoint) -> tuple[int, Mapping[s
     parts, *_ = _pack(recipe, checkpoint, template, read_train(recipe, keep=None), None)
     check_batch(recipe, len(parts[""].rows))
     return len(parts[""].documents), parts[""].dropped
-
-
-def _read_held_out(recipe: Recipe, keep: Callable[[bytes], str] | None) -> Dataset:
-    """The rows of data.eval, found bad now rather than after training; `keep`: their images, with train.eval_steps."""
-    if recipe.data.eval is None:
-        return Dataset(documents=[])
-    keep = keep if recipe.train.eval_steps else None
-    if any(is_task_file(task.task) for task in eval_tasks(recipe)):  # whose code no stage runs that does not score
-        return read_eval(recipe, keep=keep)
-    return read_held_out(recipe, keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +148,7 @@ class _Part:
             "packed_rows": len(self.rows),
             "tokens": sum(len(document.ids) for document in self.documents),
             "supervised_tokens": sum(np.count_nonzero(document.trained) for document in self.documents),
-            "rows_sha256": rows_sha256(files, folder / IMAGES),
+            "rows_sha256": rows_sha256(files, folder),
             "files": files,
         }
 
@@ -196,7 +166,7 @@ def _pack(
     """
     data = recipe.data
     patching = read_patching(checkpoint.config, data.image_tokens)
-    held_out = _validate(checkpoint, _read_held_out(recipe, keep), patching, bad="error", key="data.eval")
+    held_out = _validate(checkpoint, read_eval(recipe, keep), patching, bad="error", key="data.eval")
     marking = (
         f"data.train: the column {name} ({dataset.ignored_columns[name]:,} rows) is ignored: every row is trained on, "
         f"whatever its {name}"
@@ -212,10 +182,8 @@ def _pack(
     if recipe.train.eval_steps is not None:
         part = _pack_eval(data, checkpoint.folder, template, held_out.documents, patching)
         if part.images and not parts[""].images:
-            raise DataError(
-                "data.eval: has rows with images, and data.train none, so training could not see them; take them out, "
-                "or leave train.eval_steps out"
-            )
+            what = "has rows with images, and data.train none, so training could not see them"
+            raise DataError(f"data.eval: {what}; take them out, or leave train.eval_steps out")
         parts[EVAL_ROWS] = part
     return parts, dataset.documents, held_out.documents
 
@@ -264,16 +232,11 @@ def _pack_eval(
     fitting = data.model_copy(update={"on_too_long": "drop"})
     part = _pack_part(fitting, folder, template, Dataset(documents=documents), patching, key="data.eval")
     if not any(np.count_nonzero(document.trained[1:]) for document in part.documents):
-        raise DataError(
-            "data.eval: none of its rows has an answer, so there is no token to measure a loss on; give rows with "
-            "answers, or leave train.eval_steps out"
-        )
+        what = "none of its rows has an answer, so there is no token to measure a loss on"
+        raise DataError(f"data.eval: {what}; give rows with answers, or leave train.eval_steps out")
     if too_long := len(part.lengths) - len(part.documents):
-        warning = (
-            f"data.eval: rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave "
-            f"out: {too_long:,} of {len(documents):,}"
-        )
-        part = replace(part, warnings=(*part.warnings, warning))
+        what = "rows beyond data.max_length or data.max_patches, which the losses of train.eval_steps leave out"
+        part = replace(part, warnings=(*part.warnings, f"data.eval: {what}: {too_long:,} of {len(documents):,}"))
     return part
 
 
@@ -281,10 +244,8 @@ def _validate(checkpoint: Checkpoint, dataset: Dataset, patching: PatchConfig, *
     """What validate_images gives. Raises CheckpointError where there are images and the checkpoint takes none."""
     first = next((document for document in dataset.documents if images_of(document.messages)), None)
     if first and not checkpoint.config.get("vision_config"):
-        raise CheckpointError(
-            f"{key}, {first.origin}: has an image, and the config.json of checkpoint {checkpoint.source} has no "
-            "vision_config, so it takes text alone; give one that takes images"
-        )
+        what = f"the config.json of checkpoint {checkpoint.source} has no vision_config, so it takes text alone"
+        raise CheckpointError(f"{key}, {first.origin}: has an image, and {what}; give one that takes images")
     return validate_images(dataset, patching, bad=bad, key=key)
 
 
@@ -303,15 +264,11 @@ def _keep_fitting(
         kept = [document for document, count in zip(before, sizes, strict=True) if count <= limit]
         most = max(sizes)
         if data.on_too_long == "error" and len(kept) < len(before):
-            raise DataError(
-                f"{before[sizes.index(most)].origin}: has {most} {unit}, {key} is {limit}; raise it, or set "
-                "data.on_too_long to drop"
-            )
+            longest, remedy = before[sizes.index(most)], "raise it, or set data.on_too_long to drop"
+            raise DataError(f"{longest.origin}: has {most} {unit}, {key} is {limit}; {remedy}")
         if not kept:
-            raise DataError(
-                f"{rows}: each of its {len(before)} rows has more than {key} = {limit} {unit} "
-                f"(the longest {most}), so none is left; raise {key}"
-            )
+            what = f"each of its {len(before)} rows has more than {key} = {limit} {unit} (the longest {most})"
+            raise DataError(f"{rows}: {what}, so none is left; raise {key}")
         if len(kept) < len(before):
             dropped[reason] = len(before) - len(kept)
     return kept, dropped
@@ -330,10 +287,8 @@ def _write_rows(run: Run, parts: Mapping[str, _Part]) -> dict[str, dict[str, str
     except OSError as error:
         packed_rows = sum(len(part.rows) for part in parts.values())
         need_bytes = packed_rows * length * sum(dtype.itemsize for dtype in ARRAYS.values())
-        raise MachineError(
-            f"{run.data}: cannot be written ({error.strerror or error}); "
-            f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
-        ) from None
+        remedy = f"{need_bytes / 1e6:.2f} MB are needed, make room or use another --run"
+        raise MachineError(f"{run.data}: cannot be written ({error.strerror or error}); {remedy}") from None
     return hashes
 
 
@@ -344,12 +299,7 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     buckets: tuple[ImageBucket, ...] = ()
     if part.images:
         soft_tokens = [[image.soft_tokens for index in members for image in kept[index].images] for members in rows]
-        found = find_buckets(
-            soft_tokens,
-            shuffled_order(len(rows), recipe.seed),
-            total_rows=count_rows(train, len(rows)),
-            global_batch_size=train.global_batch_size,
-        )
+        found = plan_buckets(recipe, soft_tokens)
         buckets = tuple(ImageBucket(**one._asdict(), steps=found.of_step.count(one)) for one in found.buckets)
     return {
         "packing_efficiency": sum(len(document.ids) for document in kept) / (len(rows) * data.max_length),
@@ -364,6 +314,20 @@ def _count(recipe: Recipe, part: _Part) -> dict[str, Any]:
     }
 
 
+def describe_dropped(dropped: Mapping[str, int], data: Data, longest: str = "") -> str:
+    """Why rows are not trained on and how many, each after a semicolon."""
+    words = {
+        "held_out": "held out {:,}",
+        "limit": "left {:,} beyond data.limit",
+        "too_long": f"dropped {{:,}} longer than {data.max_length}{longest}",
+        "too_many_patches": f"dropped {{:,}} with more than {data.max_patches:,} patches",
+    }
+    return "".join(
+        "; " + (words[reason].format(count) if reason in words else f"dropped {count:,} ({reason})")
+        for reason, count in dropped.items()
+    )
+
+
 def _summary(record: DataRecord, run: Run) -> str:
     data, per_step = run.recipe.data, run.recipe.train.global_batch_size
     text = (
@@ -373,14 +337,7 @@ def _summary(record: DataRecord, run: Run) -> str:
     )
     if record.images:
         text += f"; {record.images:,} images in {record.soft_tokens:,} soft tokens"
-    for reason, count in record.dropped.items():
-        text += {
-            "held_out": f"; held out {count:,}",
-            "limit": f"; left {count:,} beyond data.limit",
-            "too_long": f"; dropped {count:,} longer than {data.max_length} (longest "
-            f"{record.length_percentiles['p100']:,})",
-            "too_many_patches": f"; dropped {count:,} with more than {data.max_patches:,} patches",
-        }.get(reason, f"; dropped {count:,} ({reason})")
+    text += describe_dropped(record.dropped, data, f" (longest {record.length_percentiles['p100']:,})")
     if record.sources:
         text += f"; taken of {describe_columns(record.sources)}"
     if record.ignored_columns:

@@ -23,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from gemsmith.data.chat_template import (
+    COPY_AGAIN,
     EMPTY_THOUGHT,
     SPECIAL_IDS,
     ChatTemplate,
@@ -40,7 +41,6 @@ from gemsmith.system.workers import OutOfTime, ProcessLimits, limited
 from gemsmith.tasks.messages import BREAK, images_of, plain_messages, text_of
 
 _no_mask = partial(RowError, "no mask")
-_KEYS = ("image_token_id", "boi_token_id", "eoi_token_id")
 
 
 class ImageTokenIds(NamedTuple):
@@ -56,17 +56,15 @@ def read_image_tokens(folder: Path, tokenizer: Tokenizer) -> ImageTokenIds:
     from gemsmith.checkpoints.folder import read_config
 
     config, ids = read_config(folder), []
-    for key in _KEYS:
+    for key in ("image_token_id", "boi_token_id", "eoi_token_id"):
         number = config.get(key)
         if not isinstance(number, int):
             raise CheckpointError(f"checkpoint {folder}: its config.json has no {key}, which rows with images need")
         # Not one that a text may come to, such as a letter's.
         token = tokenizer.get_added_tokens_decoder().get(number)
         if token is None or tokenizer.encode(token.content, add_special_tokens=False).ids != [number]:
-            raise CheckpointError(
-                f"checkpoint {folder}: {key} of its config.json, {number}, is no added token of tokenizer.json; "
-                "give the tokenizer that the weights came with"
-            )
+            what = f"{key} of its config.json, {number}, is no added token of tokenizer.json"
+            raise CheckpointError(f"checkpoint {folder}: {what}; give the tokenizer that the weights came with")
         ids.append(number)
     return ImageTokenIds(*ids)
 
@@ -157,16 +155,13 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001 (tokenizers raises plain Exception)
-        raise CheckpointError(
-            f"{file}: cannot be read ({error}); copy it again from where the weights came from"
-        ) from None
+        raise CheckpointError(f"{file}: cannot be read ({error}); {COPY_AGAIN}") from None
+    remedy = "give Gemma 4's own tokenizer"
     for token, expected in SPECIAL_IDS.items():
         if (found := tokenizer.token_to_id(token)) != expected:
-            raise CheckpointError(
-                f"{file}: {token} is id {found}, Gemma 4's is {expected}; give Gemma 4's own tokenizer"
-            )
+            raise CheckpointError(f"{file}: {token} is id {found}, Gemma 4's is {expected}; {remedy}")
         if tokenizer.encode(token, add_special_tokens=False).ids != [expected]:
-            raise CheckpointError(f"{file}: does not read {token} in a text as one token; give Gemma 4's own tokenizer")
+            raise CheckpointError(f"{file}: does not read {token} in a text as one token; {remedy}")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -264,9 +259,8 @@ def split_document(template: ChatTemplate, document: Document) -> list[SplitText
         turns = [_cut_turn(document, *cut) for cut in zip(answers, prompts, upto, strict=True)]
         for tool in document.tools:
             if (name := tool["function"]["name"]) not in prompts[0]:
-                raise _no_mask(
-                    f"{document.origin}: the chat template does not write its tool {name}; set data.template"
-                )
+                what = f"the chat template does not write its tool {name}"
+                raise _no_mask(f"{document.origin}: {what}; set data.template")
         whole = not any(turn.apart for turn in turns)
         if whole and any(message.reasoning for message in document.messages):
             whole = all(full.startswith(turn.prompt + turn.answer) for turn in turns)
@@ -301,11 +295,9 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     apart = not upto.startswith(prompt) and prompt.endswith(EMPTY_THOUGHT)
     shared = prompt.removesuffix(EMPTY_THOUGHT) if apart else prompt
     if not upto.startswith(shared):
-        raise _no_mask(
-            f"{where}: the chat template's generation prompt {_tail(prompt)} is not how the rendered row continues "
-            f"({_tail(upto[: len(prompt)])}), so the mask cannot be decided; let user and assistant take turns, or "
-            "set data.template"
-        )
+        continues = f"is not how the rendered row continues ({_tail(upto[: len(prompt)])})"
+        remedy = "so the mask cannot be decided; let user and assistant take turns, or set data.template"
+        raise _no_mask(f"{where}: the chat template's generation prompt {_tail(prompt)} {continues}, {remedy}")
     answer = upto[len(shared) :]
     if not apart and answer.startswith(EMPTY_THOUGHT) and not content.lstrip().startswith(EMPTY_THOUGHT):
         prompt += EMPTY_THOUGHT
@@ -316,26 +308,19 @@ def _cut_turn(document: Document, index: int, prompt: str, upto: str) -> _Turn:
     ending = _RESULT_BEGIN if calls and answer.endswith(_RESULT_BEGIN) else TURN_END
     body, end, rest = answer.rpartition(ending)
     if not end or rest.strip():
-        raise _no_mask(
-            f"{where}: the chat template does not end the answer with {TURN_END} ({_tail(answer)}); set data.template"
-        )
+        what = f"the chat template does not end the answer with {TURN_END} ({_tail(answer)})"
+        raise _no_mask(f"{where}: {what}; set data.template")
     if calls and content.strip():
-        raise _no_mask(
-            f"{where}: has text beside its tool calls, which the chat template writes after them; take it out, or make "
-            "it reasoning"
-        )
+        what = "has text beside its tool calls, which the chat template writes after them"
+        raise _no_mask(f"{where}: {what}; take it out, or make it reasoning")
     if message.beside:
         written = (message.reasoning, *(call["function"]["name"] for call in calls), content)
         if lost := next((text for text in written if text.strip() not in body), None):
-            raise _no_mask(
-                f"{where}: the chat template does not write {_tail(lost)}; set data.template to a later revision, or "
-                "take it out of the row"
-            )
+            remedy = "set data.template to a later revision, or take it out of the row"
+            raise _no_mask(f"{where}: the chat template does not write {_tail(lost)}; {remedy}")
     elif body.strip() != content.strip():
-        raise _no_mask(
-            f"{where}: the chat template changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, "
-            "for one); write the answer as it is to be trained"
-        )
+        what = f"changes the answer {_tail(content)} to {_tail(body)} (it takes thoughts out, for one)"
+        raise _no_mask(f"{where}: the chat template {what}; write the answer as it is to be trained")
     return _Turn(prompt, body + end, rest, apart)
 
 
@@ -345,11 +330,9 @@ def _join_turns(full: str, turns: Sequence[_Turn], document: Document) -> tuple[
     done = 0
     for turn in turns:
         if not full.startswith(turn.prompt + turn.answer):
-            raise _no_mask(
-                f"{document.origin}: the chat template renders an earlier turn otherwise once later ones follow "
-                f"({_tail(turn.answer)}), so one sequence cannot train all answers; set data.template, or keep one "
-                "answer a row"
-            )
+            what = f"renders an earlier turn otherwise once later ones follow ({_tail(turn.answer)})"
+            remedy = "so one sequence cannot train all answers; set data.template, or keep one answer a row"
+            raise _no_mask(f"{document.origin}: the chat template {what}, {remedy}")
         pieces += [Piece(turn.prompt[done:], False), Piece(turn.answer, True)]
         done = len(turn.prompt) + len(turn.answer)
     if full[done:]:
@@ -404,10 +387,8 @@ def _place_images(joined: Rendered, split: SplitText, document: Document, tokens
 
 
 def _misplaced(document: Document, placed: int, images: int) -> DataError:
-    return DataError(
-        f"{document.origin}: the chat template does not write the image placeholder once for each image, in its "
-        f"place ({placed} for {images}); set data.template to Gemma 4's"
-    )
+    what = f"does not write the image placeholder once for each image, in its place ({placed} for {images})"
+    return DataError(f"{document.origin}: the chat template {what}; set data.template to Gemma 4's")
 
 
 def _sequence_ids(renderer: Renderer, number: int, document: Document) -> np.ndarray:
@@ -420,10 +401,8 @@ def _check_ids(rendered: Rendered) -> None:
     """Raises DataError where it is not <bos> … with a turn's end in what is trained."""
     ids, trained = rendered.ids, rendered.trained
     if ids[0] != SPECIAL_IDS["<bos>"] or np.count_nonzero(ids == SPECIAL_IDS["<bos>"]) != 1:
-        raise DataError(
-            f"{rendered.origin}: the chat template does not write <bos> once, at the start; set data.template to "
-            "Gemma 4's"
-        )
+        what = "the chat template does not write <bos> once, at the start"
+        raise DataError(f"{rendered.origin}: {what}; set data.template to Gemma 4's")
     if not trained.any():
         raise DataError(f"{rendered.origin}: no token of it is trained; take the row out")
     assert ids[trained][-1] in (SPECIAL_IDS[TURN_END], SPECIAL_IDS[_RESULT_BEGIN], SPECIAL_IDS["<eos>"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gemsmith.data.chat_template import ChatTemplate
+from gemsmith.data.chat_template import ChatTemplate, find_template
 from gemsmith.data.documents import Document
 from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, raise_row_error, render_documents
 from gemsmith.errors import DataError, GemsmithError, MachineError, RowError
@@ -28,6 +28,8 @@ from gemsmith.tasks.messages import text_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from gemsmith.recipe.schema import Data
 
 _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
@@ -91,17 +93,14 @@ def render_in_processes(
             ids, trained, lengths, origins, images, bad = reply.result()
             for origin, error in bad:
                 on_bad(origin, error)
-            ends = np.cumsum(lengths)
-            for end, length, origin, seen in zip(ends, lengths, origins, images, strict=True):
+            for end, length, origin, seen in zip(np.cumsum(lengths), lengths, origins, images, strict=True):
                 part = slice(end - length, end)
                 yield Rendered(ids=ids[part], trained=trained[part], origin=origin, images=seen)
 
 
-def check_prompts_in_process(
-    folder: Path, template: ChatTemplate, rows: Sequence[tuple[Document, int]]
-) -> list[np.ndarray]:
+def check_prompts_in_process(folder: Path, data: "Data", rows: Sequence[tuple[Document, int]]) -> list[np.ndarray]:
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
-    with _open_workers(folder, template, 1) as ask:
+    with _open_workers(folder, find_template(folder, data), 1) as ask:
         found: list[np.ndarray] = ask(partial(check_prompts, rows=rows)).result()
         return found
 
@@ -123,9 +122,8 @@ def _explain(template: str, code: int, call: "partial[Any]") -> Exception:
         seconds = f"{LIMITS.killed_after_s:g} s of CPU"
         return DataError(f"{template} takes more than {seconds} in one step, at one of {rows}; {mend}")
     if code == -signal.SIGKILL:
-        return MachineError(
-            f"{rows}: the process that rendered them was killed; where memory ran out, free some and run it again"
-        )
+        remedy = "where memory ran out, free some and run it again"
+        return MachineError(f"{rows}: the process that rendered them was killed; {remedy}")
     if code < 0:
         return DataError(f"{template} crashes Python ({signal.Signals(-code).name}), at one of {rows}; {mend}")
     return RuntimeError(f"{' '.join(_COMMAND)} ended with {code}; its traceback is above")

@@ -59,16 +59,8 @@ class AnswerCache:
                     found = ServerFacts.model_validate(line["server"])
         return found
 
-    def add_reply(self, digest: str, reply: Reply) -> None:
-        self._add(digest, text=reply.text, cut=reply.cut, tokens=reply.tokens)
-
-    def add_retry(self, digest: str, reason: str) -> None:
-        self._add(digest, retried=reason)
-
-    def add_server(self, digest: str, facts: ServerFacts) -> None:
-        self._add(digest, server=facts.model_dump(mode="json"))
-
-    def _add(self, digest: str, **said: Any) -> None:
+    def add(self, digest: str, **said: Any) -> None:
+        """Keeps the fields of a Reply, a reason as `retried`, or what a server said of itself as `server`."""
         with self.files[-1].open("ab+") as stream:
             if stream.tell():  # a line that a killed process was at is ended first
                 stream.seek(-1, os.SEEK_END)

@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gemsmith.errors import DataError, EngineError, GemsmithError, ScorerError, Terminated
@@ -59,8 +59,7 @@ class Answers:
     retries: Mapping[str, int]
     prompts_compared: int = 0
     """Prompts with images that a server was seen to read as the ids that training makes of them."""
-    server: ServerFacts | None = None
-    """What the last server said of itself that was asked."""
+    server: ServerFacts | None = None  # what the last server said of itself that was asked
 
     def all(self) -> list[GradedAnswer]:
         return [answer for answers in self.answers for answer in answers]
@@ -128,10 +127,8 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
         waiting = sorted(asking.judged)
         judged = {number: asking.judged[number].result() for number in track(waiting, "scoring", open_console())}
         if many := _describe_many(asking, judged):
-            raise ScorerError(
-                f"eval: {label}: the scorer {task.asked.task} could not judge {many[0]}; the same command "
-                "asks for no answer again"
-            )
+            why = f"the scorer {task.asked.task} could not judge {many[0]}"
+            raise ScorerError(f"eval: {label}: {why}; the same command asks for no answer again")
         answers = [grade(asking.replies[number], judged.get(number)) for number in range(len(keys))]
     return Answers(
         answers=tuple(tuple(answers[start : start + samples]) for start in range(0, len(answers), samples)),
@@ -192,17 +189,14 @@ def _ask_missing(asking: _Asking) -> None:
             else:
                 raise
             # What a dying server refused is asked for again.
-            for number in [number for number, reply in asking.replies.items() if isinstance(reply, Failure)]:
-                del asking.replies[number]
+            asking.replies = {number: each for number, each in asking.replies.items() if isinstance(each, Reply)}
             if not restarts_left or len(asking.replies) <= before:
                 raise
             missing = asking.missing()
-            asking.cache.add_retry(asking.keys[missing[0]], "server died")
-            open_console().print(
-                f"eval: {server.model}: {died} after {len(asking.replies)} of {len(asking.keys)} answers, "
-                f"which are kept; it is started again and asked for the other {len(missing)}; its log is {server.log}",
-                style="yellow",
-            )
+            asking.cache.add(asking.keys[missing[0]], retried="server died")
+            kept = f"{died} after {len(asking.replies)} of {len(asking.keys)} answers, which are kept"
+            again = f"it is started again and asked for the other {len(missing)}; its log is {server.log}"
+            open_console().print(f"eval: {server.model}: {kept}; {again}", style="yellow")
             asking.model.stop()
         else:
             return
@@ -213,20 +207,18 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
     missing, keys, task = asking.missing(), asking.keys, asking.task
     concurrency = asking.run.recipe.eval.concurrency
     if isinstance(server, Server):
-        asking.cache.add_server(asking.digest, server.facts)
+        asking.cache.add(asking.digest, server=server.facts.model_dump(mode="json"))
     with open_progress(open_console()) as progress:
         bar = progress.add_task(f"eval {server.model}", total=len(keys), completed=len(asking.replies))
 
         def heard(number: int, reply: Reply | Failure) -> None:
             if isinstance(reply, Reply):
-                asking.cache.add_reply(keys[number], reply)
+                asking.cache.add(keys[number], **asdict(reply))
             asking.on_response(number, reply)
             if isinstance(reply, Failure) and (many := _describe_many(asking, asking.replies)):
                 slower = "; a lower eval.concurrency makes each answer faster" if "timeout" in many[1] else ""
-                raise EngineError(
-                    f"eval: {server.model}: no answer to {many[0]}{slower}; see {server.log}. The same command asks "
-                    "only for what is missing"
-                )
+                remedy = f"see {server.log}. The same command asks only for what is missing"
+                raise EngineError(f"eval: {server.model}: no answer to {many[0]}{slower}; {remedy}")
             progress.advance(bar)
 
         if isinstance(task.scorer, MultipleChoiceScorer):  # rows are asked once: a question's number is its answer's
@@ -248,7 +240,7 @@ def _ask_once(asking: _Asking, server: AnyServer) -> None:
             requests,
             lambda place, found: heard(missing[place], read_chat(found)),
             concurrency=concurrency,
-            retried=lambda place, reason: asking.cache.add_retry(keys[missing[place]], reason),
+            retried=lambda place, reason: asking.cache.add(keys[missing[place]], retried=reason),
         )
 
 
@@ -269,17 +261,14 @@ def compare_prompts(server: AnyServer, asked: Mapping[str, tuple[Request, Sequen
             pairs = enumerate(zip(read, trained, strict=False))
             first = next((at for at, (one, other) in pairs if one != other), min(len(read), len(trained)))
             there, here = (ids[first : first + _SHOWN_IDS] for ids in (read, trained))
-            raise EngineError(
-                f"eval: {names[place]}: vLLM at {server.url} reads another prompt than was trained: {len(read)} "
-                f"tokens, not {len(trained)}; from place {first} on {there}, not {here}; set data.template to the one "
-                f"that it was trained with, and see {server.log}"
-            )
+            why = f"vLLM at {server.url} reads another prompt than was trained: {len(read)} tokens, not {len(trained)}"
+            where = f"from place {first} on {there}, not {here}"
+            remedy = f"set data.template to the one that it was trained with, and see {server.log}"
+            raise EngineError(f"eval: {names[place]}: {why}; {where}; {remedy}")
         compared += 1
 
-    requests = [
-        Request(path=request.path, body={**request.body, "max_tokens": 1, "return_token_ids": True})
-        for request, _ in asked.values()
-    ]
+    for_ids = {"max_tokens": 1, "return_token_ids": True}
+    requests = [Request(path=request.path, body={**request.body, **for_ids}) for request, _ in asked.values()]
     ask_all(server, requests, heard, concurrency=1)
     return compared
 
@@ -336,8 +325,5 @@ def _describe_many(asking: _Asking, found: Mapping[int, object]) -> tuple[str, C
     reasons, (number, first) = Counter(failure.reason for _, failure in failures), failures[0]
     question, sample = task.question_of(number), number % task.asked.samples + 1
     name = f"row {number + 1}" if task.held_out else f"{question.origin} sample {sample}"
-    described = (
-        f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}, more than "
-        f"{MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}"
-    )
-    return described, reasons
+    many = f"{len(failures)} of {answers} {'rows' if task.held_out else 'questions and samples'}"
+    return f"{many}, more than {MOST_FAILED:.0%} ({counts(reasons)}): {name}: {first.reason}: {first.detail}", reasons

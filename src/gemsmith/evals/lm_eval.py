@@ -20,10 +20,10 @@ from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.chat_template import find_template
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
 from gemsmith.runs.eval_records import LmEvalRecord, LmEvalScore
-from gemsmith.runs.run import Run, start_clock, write_record
+from gemsmith.runs.run import Run, make_provenance, start_clock, write_record
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE, clean_environment, run_python
-from gemsmith.serve.stage import Servers, provenance_with_engine
+from gemsmith.serve.stage import Servers
 from gemsmith.system.console import open_console
 from gemsmith.system.files import atomic_replace_dir, sha256_file
 from gemsmith.system.process import last_lines, supervised
@@ -52,7 +52,7 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
     sources = {f"task file {file.relative_to(folder)}": sha256_file(file) for file in files if folder}
     record = LmEvalRecord(
-        provenance=provenance_with_engine(run, "eval", clock, servers.base().vllm, sources=sources),
+        provenance=make_provenance(run, "eval", clock, engine=servers.base().vllm, sources=sources),
         warnings=servers.warnings,
         lm_eval=version,
         tasks=tuple(tasks),
@@ -61,8 +61,7 @@ def evaluate_lm_eval(run: Run, servers: Servers, tasks: Sequence[str], *, folder
         base=base_scores,
         tuned=tuned_scores,
     )
-    write_record(run, record)
-    return record
+    return write_record(run, record)
 
 
 def find_lm_eval() -> tuple[Path, str]:
@@ -70,16 +69,13 @@ def find_lm_eval() -> tuple[Path, str]:
     given = os.environ.get(PYTHON_VARIABLE)
     python = Path(given or sys.executable)
     where = f"${PYTHON_VARIABLE}: {python}" if given else str(python)
-    remedy = (
-        f"run: pip install 'gemsmith[lm-eval]', or set ${PYTHON_VARIABLE} to a Python that has lm_eval[api] and "
-        "transformers"
-    )
+    another = f"set ${PYTHON_VARIABLE} to a Python that has lm_eval[api] and transformers"
+    remedy = f"run: pip install 'gemsmith[lm-eval]', or {another}"
     try:
         version = run_python(python, _ASK_VERSION, timeout_s=120)
     except subprocess.CalledProcessError as error:
-        raise MachineError(
-            f"--lm-eval: {where} has no lm-evaluation-harness ({last_line(error.stderr)}); {remedy}"
-        ) from None
+        why = f"has no lm-evaluation-harness ({last_line(error.stderr)})"
+        raise MachineError(f"--lm-eval: {where} {why}; {remedy}") from None
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"--lm-eval: {where} does not run ({error}); {remedy}") from None
     return python, version.strip()

@@ -143,17 +143,15 @@ def describe_difference(found: Difference, *, base: float) -> str:
     """The comparison with the base's score in plain words."""
     size = f"p = {found.p_value:.3g}" if found.p_value >= 0.001 else "p < 0.001"
     mean, low, high = (f"{100 * value:+.1f}" for value in (found.mean, found.low, found.high))
-    numbers = (
-        f"{100 * (base + found.mean):.1f} % against {100 * base:.1f} %, {mean} points (95 % interval {low} to {high} "
-        f"over {found.questions:,} questions, {found.better:,} better and {found.worse:,} worse, {size})"
-    )
+    shares = f"{100 * (base + found.mean):.1f} % against {100 * base:.1f} %"
+    questions = f"{found.questions:,} questions, {found.better:,} better and {found.worse:,} worse"
+    numbers = f"{shares}, {mean} points (95 % interval {low} to {high} over {questions}, {size})"
     if found.significant:
         return f"The tuned model is {'better' if found.mean > 0 else 'worse'} than the base: {numbers}."
     if found.better == found.worse == 0 and base == 0:
-        return (
-            f"Neither model has a right answer to any of {found.questions:,} questions, so nothing tells them apart; "
-            "look in logs/eval_rows.jsonl whether the scorer fits the answers."
-        )
+        neither = f"Neither model has a right answer to any of {found.questions:,} questions"
+        look = "look in logs/eval_rows.jsonl whether the scorer fits the answers"
+        return f"{neither}, so nothing tells them apart; {look}."
     if found.questions < _FEWEST_QUESTIONS:
         more = f"fewer than {_FEWEST_QUESTIONS} questions cannot tell two models apart, whatever the answers"
     elif found.sample_size_for_2pp:

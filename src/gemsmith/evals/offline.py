@@ -26,13 +26,11 @@ def score_named(given: Mapping[str, Any]) -> AnswersRecord:
     dataset or an answer that cannot be read, MachineError without simulator or sandbox.
     """
     if missing := [f"--{name}" for name in ("task", "dataset", "answers") if name not in given]:
-        raise InputError(
-            f"{missing[0]} is missing; give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
-        )
+        remedy = "give SOURCE, or --task verilog, --dataset FOLDER and --answers FILE"
+        raise InputError(f"{missing[0]} is missing; {remedy}")
     if others := given.keys() - {"task", "dataset", "answers", "unsafe"}:
-        raise InputError(
-            f"--{min(others).replace('_', '-')}: is for answers that are still to come; give SOURCE, or leave it out"
-        )
+        option = f"--{min(others).replace('_', '-')}"
+        raise InputError(f"{option}: is for answers that are still to come; give SOURCE, or leave it out")
     dataset, file = Path(given["dataset"]), Path(given["answers"])
     found = read_questions(dataset, prompt=PROMPTS[0])
     answers = _read_answers(file, [question.origin for question in found.questions])
@@ -97,10 +95,8 @@ def _read_answers(file: Path, names: Sequence[str]) -> Mapping[str, list[str]]:
                 raise DataError(f"--answers {place}: must be {form}, both texts")
             problem = row["problem"]
             if problem not in names:
-                raise DataError(
-                    f"--answers {place}: {problem!r} is no problem of the dataset{suggest(problem, names)}; problems "
-                    "are named by their files, without _prompt.txt"
-                )
+                why = f"{problem!r} is no problem of the dataset{suggest(problem, names)}"
+                raise DataError(f"--answers {place}: {why}; problems are named by their files, without _prompt.txt")
             answers.setdefault(problem, []).append(row["completion"])
     except OSError as error:
         raise DataError(f"--answers {file}: cannot be read ({error.strerror or error})") from None

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import describe_columns, read_prompts, source_sha256
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -89,15 +88,14 @@ def predict_run(
     checkpoint, key = open_checkpoint(run.recipe.checkpoint), str(rows)
     patching = read_patching(checkpoint.config, run.recipe.data.image_tokens)
     prompts, warnings = _read_rows(key, patching, shard)
-    template = find_template(checkpoint.folder, run.recipe.data)
-    ids = check_prompts_in_process(checkpoint.folder, template, [(row, len(row.messages)) for row in prompts])
+    asked = [(row, len(row.messages)) for row in prompts]
+    ids = check_prompts_in_process(checkpoint.folder, run.recipe.data, asked)
     run = _with_room(run, overrides, prompts, [len(each) for each in ids], sampling.max_tokens)
     with Servers(run, skip_verify_check=skip_verify_check) as servers:
         seen = next((row for row in prompts if row.images), None)
         if seen and not servers.takes_images:
-            raise DataError(
-                f"{seen.origin}: has an image, and the run's models are served for text alone; --set serve.images=true"
-            )
+            why = "has an image, and the run's models are served for text alone"
+            raise DataError(f"{seen.origin}: {why}; --set serve.images=true")
         if model == "tuned":
             servers.check_verified()  # also where all answers are there from an earlier start
             weights = run.merged, sha256_file(run.record_file("export"))
@@ -133,10 +131,8 @@ def predict_url(
     prompts, warnings = _read_rows(str(rows), PatchConfig(), shard)
     server = find_server(url, model)
     if server.max_model_len and sampling.max_tokens >= server.max_model_len:
-        raise InputError(
-            f"--max-tokens {sampling.max_tokens}: {server.model} at {server.url} holds {server.max_model_len} tokens, "
-            "prompt and answer together; lower it"
-        )
+        holds = f"{server.model} at {server.url} holds {server.max_model_len} tokens, prompt and answer together"
+        raise InputError(f"--max-tokens {sampling.max_tokens}: {holds}; lower it")
     job = _Job(
         model=f"{server.model} at {server.url}",
         digest=server.digest,
@@ -174,11 +170,10 @@ def _with_room(
     run = with_room(run, overrides, -(-needed // ROOM_STEP) * ROOM_STEP)
     holds = run.recipe.serve.max_model_len or recipe_variant(run.recipe).context
     if needed > holds:
-        raise DataError(
-            f"{prompts[lengths.index(longest)].origin}: its prompt has {longest} tokens, with --max-tokens "
-            f"{max_tokens} more than the {holds} that the server holds (serve.max_model_len); lower --max-tokens, or "
-            f"--set serve.max_model_len={needed} where the model reads as many"
-        )
+        row = f"{prompts[lengths.index(longest)].origin}: its prompt has {longest} tokens"
+        more = f"with --max-tokens {max_tokens} more than the {holds} that the server holds (serve.max_model_len)"
+        remedy = f"lower --max-tokens, or --set serve.max_model_len={needed} where the model reads as many"
+        raise DataError(f"{row}, {more}; {remedy}")
     return run
 
 
@@ -254,7 +249,7 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
         def heard(place: int, found: dict[str, Any] | Failure) -> None:
             replies[digests[place]] = reply = read_chat(found)
             if isinstance(reply, Reply):
-                cache.add_reply(digests[place], reply)
+                cache.add(digests[place], **asdict(reply))
             progress.advance(bar)
 
         bodies = (  # one by one: the images of all rows may not fit into memory
@@ -268,7 +263,7 @@ def _ask(job: _Job, cache: AnswerCache, missing: Mapping[str, Document], replies
             requests,
             heard,
             concurrency=job.concurrency,
-            retried=lambda at, why: cache.add_retry(digests[at], why),
+            retried=lambda at, why: cache.add(digests[at], retried=why),
         )
         return begin.elapsed_s()
 

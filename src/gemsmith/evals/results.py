@@ -173,12 +173,10 @@ def result_notices(scored: ScoredTask) -> Iterator[str]:
         asked = len(task.questions) + len(result.left_out)
         drawn = f"{asked:,} of {result.drawn_from:,} {'rows' if task.held_out else 'questions'}"
         yield f"{task.name}: eval.limit: {drawn} were scored, drawn by eval.limit_seed {result.limit_seed}."
-    if result.left_out:
-        total = len(result.left_out) + len(task.questions)
-        yield (
-            f"{task.name}: {len(result.left_out)} of {total} questions are left out, since {result.judged_by} cannot "
-            f"judge any answer to them; the scores are over the other {len(task.questions)}."
-        )
+    if left := len(result.left_out):
+        out = f"{left} of {left + len(task.questions)} questions are left out"
+        why = f"since {result.judged_by} cannot judge any answer to them"
+        yield f"{task.name}: {out}, {why}; the scores are over the other {len(task.questions)}."
     if not result.difference.significant:
         yield f"{task.name}: {result.difference.summary}"
 
@@ -187,10 +185,8 @@ def image_notices(task: OpenTask) -> Iterator[str]:
     """That the server sees some images in pixels that differ a little from those of training, if it does."""
     images = [image for question in task.questions for image in question.images]
     if again := count_resized_again(images, task.patching) if task.patching else 0:
-        yield (
-            f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision: its "
-            "values differ from the trained ones, which Pillow made, by up to 2 of 255."
-        )
+        text = f"{again:,} of {len(images):,} images have a shape that the server resizes itself, with torchvision"
+        yield f"{text}: its values differ from the trained ones, which Pillow made, by up to 2 of 255."
 
 
 def critical_warnings(scored: ScoredTask) -> Iterator[str]:
@@ -221,17 +217,16 @@ def print_comparisons(record: EvalRecord, *, table: bool = False) -> None:
     for result in record.tasks:
         if table and result.tuned.problems:
             console.print(problem_table(result))
-        if result.left_out:
-            left = f"{len(result.left_out)} question{'s' * (len(result.left_out) != 1)}"
-            console.print(f"{result.task}: {left} left out, since {result.judged_by} cannot judge them")
+        if left := len(result.left_out):
+            questions = f"{left} question{'s' * (left != 1)}"
+            console.print(f"{result.task}: {questions} left out, since {result.judged_by} cannot judge them")
         console.print(f"{result.task}: {result.difference.summary}")
         if found := result.labels:
             base, tuned, change = found.base, found.tuned, found.macro_f1_difference
-            console.print(
-                f"{result.task}: macro-F1 {base.macro_f1.value:.2f} → {tuned.macro_f1.value:.2f} ({change.value:+.2f}, "
-                f"95 % {change.low:+.2f} to {change.high:+.2f}) over {len(found.labels)} labels; no label: "
-                f"{base.unknown.value:.1%} → {tuned.unknown.value:.1%} of the answers"
-            )
+            f1 = f"macro-F1 {base.macro_f1.value:.2f} → {tuned.macro_f1.value:.2f}"
+            interval = f"{change.value:+.2f}, 95 % {change.low:+.2f} to {change.high:+.2f}"
+            unknown = f"no label: {base.unknown.value:.1%} → {tuned.unknown.value:.1%} of the answers"
+            console.print(f"{result.task}: {f1} ({interval}) over {len(found.labels)} labels; {unknown}")
 
 
 def problem_table(result: TaskResult) -> Table:

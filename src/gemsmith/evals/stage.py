@@ -19,7 +19,7 @@ from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Clock, Run, is_up_to_date, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.endpoint import RemoteServer
 from gemsmith.serve.settings import find_vllm
-from gemsmith.serve.stage import Servers, provenance_with_engine
+from gemsmith.serve.stage import Servers
 from gemsmith.system.console import open_console, print_warnings
 from gemsmith.system.files import atomic_write, sha256_file, sha256_json
 
@@ -40,10 +40,8 @@ def evaluate(
     tasks, dataset = open_tasks(run, elsewhere=not own)
     seen = next((question for task in tasks for question in task.questions if question.images), None)
     if seen and own and not servers.takes_images:
-        raise RecipeError(
-            f"serve.images: is false, no trained row has an image, and {seen.origin} of data.eval has one; set it "
-            "to true"
-        )
+        why = f"no trained row has an image, and {seen.origin} of data.eval has one"
+        raise RecipeError(f"serve.images: is false, {why}; set it to true")
     # By the hashes that the data stage left.
     trained, held_out = read_answers(run.data), next((task for task in tasks if task.held_out), None)
     overlap = None
@@ -68,17 +66,14 @@ def evaluate(
             for row in results.generate_rows(each):
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     keep_answers(run, force=force)
-    write_record(run, record)
-    return record
+    return write_record(run, record)
 
 
 def refuse_other_servers(run: Run, elsewhere: Mapping[str, RemoteServer]) -> None:
     """Raises InputError where the scores that would be kept are those of other servers than the ones to ask."""
     if is_up_to_date(run, "eval") and (kept := read_record(run, EvalRecord).elsewhere) != _answered(elsewhere):
-        said = " and ".join(f"{server.model} at {server.url}" for server in kept.values())
-        raise InputError(
-            f"{run.record_file('eval')}: has the scores of {said or 'the models of the run'}; --force replaces them"
-        )
+        said = " and ".join(f"{server.model} at {server.url}" for server in kept.values()) or "the models of the run"
+        raise InputError(f"{run.record_file('eval')}: has the scores of {said}; --force replaces them")
 
 
 def _answered(elsewhere: Mapping[str, RemoteServer]) -> dict[str, Elsewhere]:
@@ -127,11 +122,10 @@ def _make_record(
         sources = {"questions": first.task.asked.questions_sha256}
     else:
         sources = {f"questions of {each.task.name}": each.task.asked.questions_sha256 for each in scored}
-    if {"tuned", "base"} <= elsewhere.keys():
-        provenance = make_provenance(run, "eval", clock, sources=sources)
-    else:
+    vllm = ""
+    if not {"tuned", "base"} <= elsewhere.keys():
         engine = find_vllm(run.recipe.serve.python)
-        provenance = provenance_with_engine(run, "eval", clock, f"{engine.package} {engine.version}", sources=sources)
+        vllm = f"{engine.package} {engine.version}"
     warnings = [*servers.warnings]
     for role, server in elsewhere.items():
         warnings.append(f"The {role} model is {server.model} at {server.url}: Gemsmith has not checked its weights.")
@@ -142,7 +136,7 @@ def _make_record(
         warnings += results.result_notices(each)
     warnings += overlap_notices(overlap) if rows else ()
     return EvalRecord(
-        provenance=provenance,
+        provenance=make_provenance(run, "eval", clock, sources=sources, engine=vllm),
         server=first.base.server,
         elsewhere=_answered(elsewhere),
         warnings=tuple(warnings),

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from gemsmith.checkpoints.folder import fetch_folder, patching_of
-from gemsmith.data.chat_template import find_template
 from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
@@ -21,7 +20,6 @@ from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
 from gemsmith.runs.eval_records import AskedTask
 from gemsmith.runs.run import Run
-from gemsmith.serve.client.chat import api_messages
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
 from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
@@ -45,12 +43,10 @@ class OpenTask:
     """A task that is ready to be asked."""
 
     name: str
-    asked: AskedTask
-    """What its record says of it."""
+    asked: AskedTask  # what its record says of it
     questions: tuple[Question, ...]
     scorer: Scorer | Judges
-    patching: PatchConfig | None = None
-    """How the model cuts up the questions' images; None where they have none."""
+    patching: PatchConfig | None = None  # how the model cuts up the questions' images; None where they have none
     prompts: tuple[np.ndarray, ...] = ()
     """Of held-out rows, the ids that training makes of each question, int32 of shape (L,)."""
 
@@ -128,11 +124,6 @@ def as_document(question: Question) -> Document:
     return Document(messages=(*question.messages, answer), origin=question.origin, images=question.images)
 
 
-def asked_messages(run: Run, questions: Sequence[Question]) -> list[list[dict[str, Any]]]:
-    patching = _patching_of(run) if any(question.images for question in questions) else None
-    return [api_messages(question.messages, question.images, patching) for question in questions]
-
-
 def check_tasks(run: Run) -> None:
     """Raises what open_tasks does of unreadable questions and programs that are not here; fetches no checkpoint."""
     entries = eval_tasks(run.recipe)
@@ -154,10 +145,8 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
     if left := list(judges.ungraded):
-        open_console().print(
-            f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {judges.tool} cannot judge "
-            f"any answer to them: {some(left, 3)}"
-        )
+        why = f"{judges.tool} cannot judge any answer to them: {some(left, 3)}"
+        open_console().print(f"eval: {name}: {len(left)} of {len(questions)} questions are left out, since {why}")
     if not asked:
         first, why = next(iter(judges.ungraded.items()))
         raise MachineError(f"eval: {name}: {judges.tool} can judge none of {len(questions)} questions; {first}: {why}")
@@ -243,11 +232,9 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
         messages = document.messages
         last = next((index for index in reversed(range(len(messages))) if messages[index].role == "assistant"), None)
         if not last:
-            raise DataError(
-                f"data.eval: row {number} has no assistant turn that follows another, so nothing to compare with; take "
-                "the row out"
-            )
-        refuse_tools(document, "measure their loss while training (train.eval_steps), and leave eval out")
+            why = "has no assistant turn that follows another, so nothing to compare with"
+            raise DataError(f"data.eval: row {number} {why}; take the row out")
+        refuse_tools(document, "measure their loss while training (train.eval_steps), and run with --skip eval")
         question = Question(
             messages=messages[:last],
             expected=text_of(messages[last]).replace(BREAK, ""),
@@ -264,10 +251,9 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
             seen := next((row for row in rows if images_of(row.messages) or are_broken(row.messages)), None)
         ):
             what = "an image" if images_of(seen.messages) else "a control token that is to be read as text"
-            raise RecipeError(
-                f"eval: {entry.task} asks how likely answers are after a prompt of text, and {seen.origin} has {what}; "
-                "set eval.scorer to one that reads what is written, such as labels"
-            )
+            why = f"asks how likely answers are after a prompt of text, and {seen.origin} has {what}"
+            remedy = "set eval.scorer to one that reads what is written, such as labels"
+            raise RecipeError(f"eval: {entry.task} {why}; {remedy}")
         if isinstance(scorer, SupportsValidation):
             for question in rows:
                 scorer.check(question)
@@ -276,6 +262,5 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
 
 def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:
     """The prompts' ids. A server reads control tokens wherever they stand in a prompt's text."""
-    folder = fetch_folder(run.recipe.checkpoint)
     prompts = [(document, len(question.messages)) for document, question in asked]
-    return check_prompts_in_process(folder, find_template(folder, run.recipe.data), prompts)
+    return check_prompts_in_process(fetch_folder(run.recipe.checkpoint), run.recipe.data, prompts)

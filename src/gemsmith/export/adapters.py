@@ -1,6 +1,4 @@
-"""The adapter in a run's saved step, of either backend.
-
-Orbax has stacks of layers, transposed:
+"""The adapter in a run's saved step, of either backend; Orbax has stacks of layers, transposed.
 
 training:       kernel_lora_a (layers, in, R), kernel_lora_b (layers, R, out)
 PEFT and here:  A (R, in), B (out, R), W + scale * B A
@@ -15,19 +13,10 @@ from typing import Any
 import numpy as np
 
 from gemsmith.arch import Variant, lora_targets, trained_tensors
+from gemsmith.checkpoints import steps
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, check_fit, read_peft_adapter, refuse_broken, some
 from gemsmith.checkpoints.peft_config import CONFIG
 from gemsmith.checkpoints.safetensors import read_header
-from gemsmith.checkpoints.steps import (
-    TRAINED,
-    check_files,
-    checkpoint_steps,
-    checksum,
-    compare_checksums,
-    is_peft_step,
-    read_or_damage,
-    read_step_metadata,
-)
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, RunError
 from gemsmith.runs.records import TrainRecord
 from gemsmith.runs.resolve import recipe_variant
@@ -41,28 +30,27 @@ NO_ADAPTER = Adapter(modules={}, rank=1, alpha=1.0)
 
 def find_step(run: Run, step: int | None = None) -> int:
     """The saved step asked for, or that train.json names, else the last. Raises RunError naming those there."""
-    steps, record = checkpoint_steps(run.checkpoints), run.record_file("train")
-    if step is None and steps and record.exists():
+    saved, record = steps.checkpoint_steps(run.checkpoints), run.record_file("train")
+    if step is None and saved and record.exists():
         step = int(read_record(run, TrainRecord).last_checkpoint.rpartition("/")[2])
-        if step not in steps:
+        if step not in saved:
             raise RunError(
-                f"{run.checkpoints}: holds {', '.join(map(str, steps))}, and step {step} is what training kept, says "
-                f"{record}; put that step back, or delete that file and resume from step {steps[-1]} with: gemsmith "
+                f"{run.checkpoints}: holds {', '.join(map(str, saved))}, and step {step} is what training kept, says "
+                f"{record}; put that step back, or delete that file and resume from step {saved[-1]} with: gemsmith "
                 f"train {run.path}"
             )
-    if not steps:
+    if not saved:
         again = " --force" if record.exists() else ""
         raise RunError(f"{run.checkpoints}: holds no complete checkpoint; run first: gemsmith train {run.path}{again}")
-    if step is not None and step not in steps:
-        there = ", ".join(map(str, steps))
+    if step is not None and step not in saved:
         remedy = "allowed: one of those, or null for that of train.keep"
-        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {there}; {remedy}")
-    return steps[-1] if step is None else step
+        raise RunError(f"export.step: {step} was given, {run.checkpoints} holds {', '.join(map(str, saved))}; {remedy}")
+    return saved[-1] if step is None else step
 
 
 def latest_restorable_step(run: Run, *, but: int) -> int | None:
     """The last saved step, other than one that is damaged, whose adapter can be exported; it is read to know that."""
-    for step in reversed(checkpoint_steps(run.checkpoints)):
+    for step in reversed(steps.checkpoint_steps(run.checkpoints)):
         with contextlib.suppress(CheckpointError):
             if step != but and read_trained(run, step):
                 return step
@@ -78,10 +66,10 @@ def read_run_weights(run: Run, step: int | None = None) -> dict[str, np.ndarray]
     """What train.method full trained by a saved step, float32, as the checkpoint's. Raises as read_run_adapter."""
     folder, variant = run.checkpoints / str(find_step(run, step)), recipe_variant(run.recipe)
     try:
-        metadata = read_step_metadata(folder)
-        if is_peft_step(folder):
-            check_files(folder, metadata, (TRAINED,))
-            weights = {name: place.copy() for name, place in read_header(folder / TRAINED)[0].items()}
+        metadata = steps.read_step_metadata(folder)
+        if steps.is_peft_step(folder):
+            steps.check_files(folder, metadata, (steps.TRAINED,))
+            weights = {name: place.copy() for name, place in read_header(folder / steps.TRAINED)[0].items()}
         else:
             weights = _read_orbax(folder, metadata, variant, lora=False)
     except CorruptCheckpointError as error:
@@ -100,9 +88,9 @@ def read_run_adapter(run: Run, step: int | None = None) -> Adapter:
     folder = run.checkpoints / str(find_step(run, step))
     variant, lora = recipe_variant(run.recipe), run.recipe.lora
     try:
-        metadata = read_step_metadata(folder)
-        if is_peft_step(folder):
-            check_files(folder, metadata, (CONFIG, WEIGHTS))
+        metadata = steps.read_step_metadata(folder)
+        if steps.is_peft_step(folder):
+            steps.check_files(folder, metadata, (CONFIG, WEIGHTS))
             try:
                 adapter = read_peft_adapter(folder)
             except CheckpointError as error:
@@ -136,7 +124,7 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant, *, 
     places = {".".join(map(str, path)): tensors for path, tensors in by_path(variant).items()}
     arrays, sums, odd = dict[str, np.ndarray](), dict[str, str](), list[str]()
     for path, value in restore_trained(folder / MODEL, lora=lora):
-        sums["/".join(path)] = checksum(value)
+        sums["/".join(path)] = steps.checksum(value)
         leaf, _, side = ".".join(path).removesuffix(".value").partition("_lora_")
         tensors = places.get(leaf, [])
         stack = value if tensors and tensors[0].layer is not None else value[None]
@@ -146,7 +134,7 @@ def _read_orbax(folder: Path, metadata: Mapping[str, Any], variant: Variant, *, 
         for tensor, one in zip(tensors, stack, strict=True):
             turned = np.swapaxes(one, -1, -2) if side or is_transposed(tensor) else one
             arrays[f"{tensor.module}.{side}" if side else tensor.name] = contiguous(turned)
-    compare_checksums(metadata, MODEL, sums)
+    steps.compare_checksums(metadata, MODEL, sums)
     if odd:
         raise CheckpointError(f"{folder}: {odd[0]}; was Gemsmith the trainer?")
     return arrays
@@ -194,7 +182,7 @@ def restore_trained(folder: Path, *, lora: bool = True) -> Iterator[tuple[tuple[
         restored = ocp.tree.to_flat_dict(handler.restore(path, args=ocp.args.PyTreeRestore(**trees)))
         return {keys: restored[keys] for keys in wanted}
 
-    restored = read_or_damage(restore)
+    restored = steps.read_or_damage(restore)
     for keys in list(restored):
         yield keys, np.asarray(restored.pop(keys), dtype=np.float32)
 

@@ -17,10 +17,10 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,8 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpa
 _BLAS_THREADS = tuple(f"{name}_{{}}_num_threads{end}" for name in ("scipy_openblas", "openblas") for end in ("64_", ""))
 
 FileStates = Mapping[Path, tuple[int, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    files: tuple[FileSum, ...]
-    merged_tensors: int
-    copied_tensors: int
-    """With the base's bytes; others without an adapter are as training held them."""
+_Read = Callable[[int, int], np.ndarray]
+"""Where a part of a file begins and its length -> its bytes."""
 
 
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
@@ -76,10 +70,11 @@ def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:
     files_to_write(base)
 
 
-def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
-    """Writes the base with the adapter merged in into an empty folder, and onto the disk.
+def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> tuple[tuple[FileSum, ...], int]:
+    """The base's files with the adapter merged in, written onto the disk, and how many tensors have the base's bytes.
 
-    Raises CheckpointError where a merged weight is not finite, or the base was changed meanwhile.
+    Others without an adapter are as training held them. The folder must be empty. Raises CheckpointError where a merged
+    weight is not finite, or the base was changed meanwhile.
     """
     weights = {f"{module}.weight": module for module in adapter.modules}
     changed = weights.keys() | {name for name, place in base.places.items() if place.held}
@@ -95,12 +90,11 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
 
         def blocks() -> Iterator[tuple[Path, Future[np.ndarray]]]:
             for file in before:
-                here = {name: place for name, place in base.places.items() if place.file == file and name in changed}
-                changes = [
-                    (name, here[name], weights.get(name)) for name in sorted(here, key=lambda name: here[name].begin)
-                ]
-                source = _Source(descriptor=opened.enter_context(file.open("rb")).fileno(), buffers=buffers)
-                yield from ((file, block) for block in _blocks(source, changes, adapter, pool))
+                here = [name for name, place in base.places.items() if place.file == file and name in changed]
+                here.sort(key=lambda name: base.places[name].begin)
+                changes = [(name, base.places[name], weights.get(name)) for name in here]
+                read = partial(buffers.read, opened.enter_context(file.open("rb")).fileno())
+                yield from ((file, block) for block in _blocks(read, file.stat().st_size, changes, adapter, pool))
 
         # The next file's blocks are computed while the last of this one's go to the disk.
         for file, its_blocks in itertools.groupby(draw_ahead(blocks(), _AHEAD * threads), key=operator.itemgetter(0)):
@@ -110,9 +104,9 @@ def write_merged(base: Checkpoint, adapter: Adapter, folder: Path) -> Merged:
                 writer.append(block)
                 buffers.give_back(block)
             writer.end()
-        sums = writer.sums()
+        files = writer.sums()
     fsync_path(folder)
-    return Merged(files=sums, merged_tensors=len(weights), copied_tensors=len(base.places) - len(changed))
+    return files, len(base.places) - len(changed)
 
 
 def files_to_write(base: Checkpoint) -> list[Path]:
@@ -191,8 +185,7 @@ def merged_rows(weight: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) 
 class _Scratch(threading.local):
     """Two float32 arrays for each thread, kept: fresh memory costs as much as the arithmetic on it."""
 
-    def __init__(self) -> None:
-        self._memory = np.empty((2, 0), np.float32)
+    _memory = np.empty((2, 0), np.float32)
 
     def arrays(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         values = math.prod(shape)
@@ -210,12 +203,19 @@ class _Buffers:
     def __init__(self) -> None:
         self._free: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
-    def take(self, length: int) -> np.ndarray:
+    def read(self, descriptor: int, begin: int, length: int) -> np.ndarray:
+        """That part of the file, in memory that is to be given back."""
         try:
             memory = self._free.get_nowait()
         except queue.Empty:
             memory = np.empty(_BLOCK_BYTES, np.uint8)
-        return memory[:length] if length <= len(memory) else np.empty(length, np.uint8)
+        block = memory[:length] if length <= len(memory) else np.empty(length, np.uint8)
+        done = 0
+        while done < length:
+            if not (count := os.preadv(descriptor, [block[done:].data], begin + done)):
+                raise CheckpointError("a file of the base ended early; it was changed while it was read")
+            done += count
+        return block
 
     def give_back(self, block: np.ndarray) -> None:
         self._free.put(block.base if block.base is not None else block)
@@ -230,8 +230,7 @@ def row_blocks(shape: tuple[int, ...], values: int = _BLOCK_VALUES) -> Iterator[
 def check_space(folder: Path, need_bytes: int) -> None:
     """Raises MachineError where the disk of the folder has less space free."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free_bytes = shutil.disk_usage(there).free
-    if free_bytes < need_bytes:
+    if (free_bytes := shutil.disk_usage(there).free) < need_bytes:
         raise MachineError(
             f"{folder}: the merged weights need {formats.size(need_bytes)}, {formats.size(free_bytes)} are free; make "
             "room, or name a place on another disk"
@@ -250,50 +249,35 @@ def no_space_named(folder: Path) -> Iterator[None]:
 
 
 def _blocks(
-    source: "_Source", changes: list[tuple[str, TensorPlace, str | None]], adapter: Adapter, pool: ThreadPoolExecutor
-) -> Iterator["Future[np.ndarray]"]:
+    read: _Read,
+    size: int,
+    changes: list[tuple[str, TensorPlace, str | None]],
+    adapter: Adapter,
+    pool: ThreadPoolExecutor,
+) -> Iterator[Future[np.ndarray]]:
     """The file's blocks in order, at least one, each being read and computed by a thread of the pool."""
-    here, size = 0, os.fstat(source.descriptor).st_size
+
+    def copies(begin: int, end: int) -> Iterator[Future[np.ndarray]]:
+        return (pool.submit(read, at, min(_BLOCK_BYTES, end - at)) for at in range(begin, end, _BLOCK_BYTES))
+
+    here = 0
     for name, place, module in changes:
-        yield from _copies(source, here, place.begin, pool)
+        yield from copies(here, place.begin)
         pair = adapter.modules[module] if module else None
         for rows in row_blocks(place.matrix):
-            yield pool.submit(_merged_block, source, name, place, rows, pair, adapter.scale)
+            yield pool.submit(_merged_block, read, name, place, rows, pair, adapter.scale)
         here = place.end
-    yield from _copies(source, here, size, pool)
+    yield from copies(here, size)
     if not size:
-        yield pool.submit(source.read, 0, 0)
-
-
-def _copies(source: "_Source", begin: int, end: int, pool: ThreadPoolExecutor) -> Iterator["Future[np.ndarray]"]:
-    for here in range(begin, end, _BLOCK_BYTES):
-        yield pool.submit(source.read, here, min(_BLOCK_BYTES, end - here))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A file of the base, and memory for what is read from it."""
-
-    descriptor: int
-    buffers: _Buffers
-
-    def read(self, begin: int, length: int) -> np.ndarray:
-        block = self.buffers.take(length)
-        done = 0
-        while done < length:
-            count = os.preadv(self.descriptor, [block[done:].data], begin + done)
-            if not count:
-                raise CheckpointError("a file of the base ended early; it was changed while it was read")
-            done += count
-        return block
+        yield pool.submit(read, 0, 0)
 
 
 def _merged_block(
-    source: _Source, name: str, place: TensorPlace, rows: slice, pair: LoraPair | None, scale: float
+    read: _Read, name: str, place: TensorPlace, rows: slice, pair: LoraPair | None, scale: float
 ) -> np.ndarray:
     dtype, width = numpy_dtype(place.dtype), place.shape[-1]
     begin = place.begin + rows.start * width * dtype.itemsize
-    block = source.read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
+    block = read(begin, (rows.stop - rows.start) * width * dtype.itemsize)
     merged = block.view(dtype).reshape(-1, width)
     if place.held:
         merged[:] = place.rows(rows)

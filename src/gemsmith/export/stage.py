@@ -8,7 +8,7 @@ And the way back: a recipe whose training starts from a PEFT adapter.
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,34 +21,15 @@ import yaml
 from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.arch.tensors import PREFIX
+from gemsmith.checkpoints import peft
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.checkpoints.peft import (
-    WEIGHTS,
-    Adapter,
-    check_finite,
-    check_fit,
-    read_peft_adapter,
-    shared_projections,
-    some_of_each,
-    write_peft_adapter,
-)
+from gemsmith.checkpoints.peft import Adapter, read_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG, PeftConfig, read_peft_config
 from gemsmith.checkpoints.quantized import as_trained, with_trained
-from gemsmith.checkpoints.safetensors import WrittenFile
 from gemsmith.checkpoints.steps import is_peft_step, read_step_metadata
 from gemsmith.errors import CheckpointError, CorruptCheckpointError, InputError, RunError
+from gemsmith.export import merge
 from gemsmith.export.adapters import NO_ADAPTER, find_step, latest_restorable_step, read_trained
-from gemsmith.export.merge import (
-    FileStates,
-    Merged,
-    check_mergeable,
-    check_space,
-    file_states,
-    merged_bytes,
-    no_space_named,
-    unchanged,
-    write_merged,
-)
 from gemsmith.recipe.load import build_recipe, load_recipe
 from gemsmith.runs.records import DataRecord, ExportRecord, FileSum, TrainRecord, TrainStep
 from gemsmith.runs.run import Clock, ExportDir, Run, make_provenance, read_record, start_clock, write_record
@@ -65,8 +46,7 @@ def export(run: Run) -> ExportRecord:
 
     Where train.method is full there is no adapter/, and merged/ has the trained weights.
     """
-    clock = start_clock()
-    step = find_step(run, run.recipe.export.step)
+    clock, step = start_clock(), find_step(run, run.recipe.export.step)
     base = open_checkpoint(run.recipe.checkpoint)
     fingerprint = base.fingerprint()
     if run.record_file("data").exists():
@@ -75,11 +55,11 @@ def export(run: Run) -> ExportRecord:
     into = as_trained(base, run.recipe.train) if run.recipe.export.merge_into == "trained" else base
     full, saved = run.recipe.train.method == "full", _read_saved(run, step)
     with (
-        no_space_named(run.merged),
+        merge.no_space_named(run.merged),
         nullcontext(run.adapter) if full else atomic_replace_dir(run.adapter) as adapter_folder,
         atomic_replace_dir(run.merged) as merged_folder,
     ):
-        written: dict[str, WrittenFile] = {}
+        written: tuple[FileSum, ...] = ()
         if isinstance(saved, Adapter):
             quantized = run.recipe.train.dtype if run.recipe.train.dtype in KINDS else None
             saved = replace(saved, base_sha256=fingerprint, quantized=quantized)
@@ -89,15 +69,13 @@ def export(run: Run) -> ExportRecord:
             adapter = read_peft_adapter(adapter_folder)
         else:
             into, adapter = with_trained(base, saved), NO_ADAPTER
-        check_mergeable(into, adapter)
-        check_space(run.merged, merged_bytes(into))
-        merged = write_merged(into, adapter, merged_folder)
+        merge.check_mergeable(into, adapter)
+        merge.check_space(run.merged, merge.merged_bytes(into))
+        files, copied = merge.write_merged(into, adapter, merged_folder)
         # Both folders are replaced now; killed in between, there is no record rather than one that lies.
         run.record_file("export").unlink(missing_ok=True)
-    if full:
-        merged = replace(merged, merged_tensors=len(saved))
-        if run.adapter.exists():
-            shutil.rmtree(run.adapter)  # of the run's earlier adapters
+    if full and run.adapter.exists():
+        shutil.rmtree(run.adapter)  # of the run's earlier adapters
     packages = PACKAGES if is_peft_step(run.checkpoints / str(step)) else (*PACKAGES, _ORBAX)
     record = ExportRecord(
         provenance=make_provenance(run, "export", clock, packages=packages),
@@ -105,7 +83,10 @@ def export(run: Run) -> ExportRecord:
         base=run.recipe.checkpoint,
         base_sha256=fingerprint,
         merged_into=run.recipe.export.merge_into,
-        **_files(written, merged),
+        adapter=written,
+        merged=files,
+        merged_tensors=len(saved) if full else len(adapter.modules),
+        copied_tensors=copied,
     )
     write_record(run, record)
     open_console().print(f"step {step}: {_summary(record, clock)} -> {run.merged}")
@@ -118,10 +99,9 @@ def _read_saved(run: Run, step: int) -> Adapter | dict[str, Any]:
         adapter = read_trained(run, step)
     except CorruptCheckpointError as error:
         good = latest_restorable_step(run, but=step)
+        remedy = f"step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         if good is None:
             remedy = f"no other step is good: train again with: gemsmith train {run.path} --force"
-            raise CheckpointError(f"{error}; {remedy}") from None
-        remedy = f"step {good} is good: gemsmith export {run.path} --set export.step={good} --force"
         raise CheckpointError(f"{error}; {remedy}") from None
     lines = read_step_metadata(run.checkpoints / str(step)).get("steps")
     if lines is None or not run.record_file("train").exists():
@@ -168,7 +148,7 @@ class _Source:
     adapter: Adapter
     step: int | None = None
     dropout: float = 0.0
-    files: FileStates = field(default_factory=dict)
+    files: merge.FileStates = field(default_factory=dict)
     """As they were before the adapter was read."""
     packages: tuple[str, ...] = PACKAGES
 
@@ -183,7 +163,7 @@ def export_peft(base_source: str, adapter_folder: Path, out: Path, *, force: boo
         raise CheckpointError(f"--adapter {adapter_folder}: is not a folder; give one that PEFT or Gemsmith wrote")
     check_target = partial(_check_target, out, force=force, sources=(Path(base_source), adapter_folder))
     check_target()
-    files = file_states(adapter_folder / name for name in (CONFIG, WEIGHTS))
+    files = merge.file_states(adapter_folder / name for name in (CONFIG, peft.WEIGHTS))
     config, adapter = read_peft_config(adapter_folder), read_peft_adapter(adapter_folder)
     base = open_checkpoint(base_source)
     check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
@@ -245,7 +225,7 @@ def _check_modules(adapter: Adapter, config: PeftConfig, base: Checkpoint, *, so
     if missing or extra:
         raise CheckpointError(
             f"adapter {source}: its modules are not those that target_modules in {CONFIG} names: "
-            + some_of_each({"missing": missing, "not named there": extra})
+            + peft.some_of_each({"missing": missing, "not named there": extra})
         )
 
 
@@ -281,16 +261,14 @@ def _check_target(out: Path, *, force: bool, sources: tuple[Path, ...]) -> None:
         )
 
 
-def _write(
-    base: Checkpoint, source: _Source, out: Path, clock: Clock, check_target: Callable[[], None]
-) -> ExportRecord:
+def _write(base: Checkpoint, source: _Source, out: Path, clock: Clock, check: Callable[[], None]) -> ExportRecord:
     """Writes both folders and the record. The small files are hashed beside the merge, which uses every core.
 
     The target is checked again once no other export can write it, and right before it is replaced: another may have
     finished there, one that was killed between its renames is put back, and a merge takes minutes.
     """
-    check_mergeable(base, source.adapter)
-    check_space(out, merged_bytes(base) + source.adapter.float32_bytes)
+    merge.check_mergeable(base, source.adapter)
+    merge.check_space(out, merge.merged_bytes(base) + source.adapter.float32_bytes)
     fingerprint = base.fingerprint()
     other_weights = (
         f"{source.folder} was trained on the base in {source.adapter.quantized} and is merged into its original "
@@ -298,18 +276,18 @@ def _write(
         "with export.merge_into: trained."
     )
     with (
-        no_space_named(out),
+        merge.no_space_named(out),
         atomic_replace_dir(out) as beside,
-        unchanged(source.files),
+        merge.unchanged(source.files),
         ThreadPoolExecutor(1) as aside,
     ):
-        check_target()
+        check()
         new, adapter = ExportDir(path=beside), replace(source.adapter, base_sha256=fingerprint)
         writing = aside.submit(_write_adapter, base, adapter, new.adapter, source.dropout)
         hashing = aside.submit(lambda: {str(file): sha256_file(file) for file in source.files})
         new.merged.mkdir()
-        merged = write_merged(base, adapter, new.merged)
-        files, sources = _files(writing.result(), merged), {"base": fingerprint} | hashing.result()
+        files, copied = merge.write_merged(base, adapter, new.merged)
+        written, sources = writing.result(), {"base": fingerprint} | hashing.result()
         record = ExportRecord(
             provenance=make_provenance(new, "export", clock, packages=source.packages, sources=sources),
             warnings=() if source.adapter.quantized is None else (other_weights,),
@@ -317,29 +295,21 @@ def _write(
             step=source.step,
             base=str(base.folder.absolute()) if expanduser(base.source).is_dir() else base.source,
             base_sha256=fingerprint,
-            **files,
+            adapter=written,
+            merged=files,
+            merged_tensors=len(adapter.modules),
+            copied_tensors=copied,
         )
         write_record(new, record)
-        check_target()
+        check()
     open_console().print(f"{_summary(record, clock)} -> {out / 'merged'}, {out / 'adapter'}")
     return record
 
 
-def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> dict[str, WrittenFile]:
-    copies, names = shared_projections(base.variant), class_names(base.variant)
-    return write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
-
-
-def _files(written: Mapping[str, WrittenFile], merged: Merged) -> dict[str, Any]:
-    """What a record says of both folders."""
-    return {
-        "adapter": tuple(
-            FileSum(name=name, bytes=one.bytes, sha256=one.sha256) for name, one in sorted(written.items())
-        ),
-        "merged": merged.files,
-        "merged_tensors": merged.merged_tensors,
-        "copied_tensors": merged.copied_tensors,
-    }
+def _write_adapter(base: Checkpoint, adapter: Adapter, folder: Path, dropout: float) -> tuple[FileSum, ...]:
+    copies, names = peft.shared_projections(base.variant), class_names(base.variant)
+    written = peft.write_peft_adapter(adapter, folder, base.source, dropout=dropout, v_of_k=copies, class_names=names)
+    return tuple(FileSum(name=name, **vars(one)) for name, one in sorted(written.items()))
 
 
 def _summary(record: ExportRecord, clock: Clock) -> str:
@@ -358,8 +328,8 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
     base = open_checkpoint(base_source)
     check_base(base, adapter.base_sha256, base.fingerprint(), source=str(adapter_folder))
     targets = _targets(adapter, base.variant, adapter_folder)
-    check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
-    check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
+    peft.check_fit(adapter, lora_targets(base.variant, targets), source=str(adapter_folder))
+    peft.check_finite(adapter, source=str(adapter_folder), otherwise="start from another")
     values: dict[str, Any] = {"data": {"train": "FILL-IN.jsonl"}}
     if recipe is not None:
         values = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
@@ -378,8 +348,7 @@ def start_recipe(base_source: str, adapter_folder: Path, *, recipe: Path | None 
 def _targets(adapter: Adapter, variant: Variant, folder: Path) -> tuple[str, ...]:
     """The kinds of projection whose modules the adapter has. What is missing or too much, check_fit names."""
     by_module = {target.module: target.role for target in lora_targets(variant, kinds_of(variant))}
-    kinds = tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))
-    if not kinds:
+    if not (kinds := tuple(dict.fromkeys(by_module[module] for module in adapter.modules if module in by_module))):
         remedy = "is it another model's adapter?"
         raise CheckpointError(f"adapter {folder}: none of its modules is one that can be trained here; {remedy}")
     every = {target.module for target in lora_targets(variant, [ALL_LINEAR])}

@@ -79,10 +79,8 @@ def read_tunix_adapter(
             f"K of {len(without_v)} global layers was not adapted: Tunix calls it k_einsum there, which the run's rule "
             "did not match"
         )
-    if unused := len(sides) - len(used):
-        notes.append(
-            f"{unused} adapters of layers that take K and V from another layer are left out: no model uses them"
-        )
+    if idle := len(sides) - len(used):
+        notes.append(f"{idle} adapters of layers that take K and V from another layer are left out: no model uses them")
     return adapter, number, notes
 
 
@@ -93,8 +91,7 @@ def _find_params(folder: Path, step: int | None) -> Path:
         if step is not None and folder.name != str(step):
             raise CheckpointError(f"--step {step}: {folder} is a step's folder itself; leave --step out")
         return folder / MODEL
-    steps = checkpoint_steps(folder)
-    if not steps:
+    if not (steps := checkpoint_steps(folder)):
         remedy = "give the checkpoint root, <root>/<step>, or its model_params"
         raise CheckpointError(f"{folder}: holds no complete Tunix checkpoint; {remedy}")
     if step is not None and step not in steps:
@@ -123,10 +120,9 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
     text = ".".join(path).removesuffix(".value")
     match = re.fullmatch(r"(?:.+\.)?layers\.(\d+)\.(.+)_lora_([ab])", text)
     if not match or match[2] not in _MODULES:
-        known = ", ".join(name.rpartition(".")[0] for name in _MODULES)
         raise CheckpointError(
             f"{place}: {text} has no counterpart among the weights that an adapter can change here; allowed in a "
-            f"layer: {known}"
+            f"layer: {', '.join(name.rpartition('.')[0] for name in _MODULES)}"
         )
     layer, name = int(match[1]), match[2]
     if layer >= variant.layers or not (variant.shares_kv(layer) or _is_in(layer, name, variant)):
@@ -136,11 +132,10 @@ def _parse(path: tuple[str, ...], variant: Variant, place: Path) -> tuple[int, s
 
 
 def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path, given: int | None) -> int:
-    if halves := [f"layers.{layer}.{name}" for (layer, name), found in sides.items() if len(found) != 2]:
+    weights = {f"layers.{layer}.{name}": found for (layer, name), found in sides.items()}
+    if halves := [name for name, found in weights.items() if len(found) != 2]:
         raise CheckpointError(f"{place}: has only one of lora_a and lora_b for {some(halves)}")
-    if flat := [
-        f"layers.{layer}.{name}" for (layer, name), found in sides.items() if found["a"].ndim < 2 or found["b"].ndim < 2
-    ]:
+    if flat := [name for name, found in weights.items() if found["a"].ndim < 2 or found["b"].ndim < 2]:
         raise CheckpointError(f"{place}: lora_a or lora_b of {some(flat)} is no matrix; export another step")
     ranks = {rank for found in sides.values() for rank in (found["a"].shape[-1], found["b"].shape[0])}
     if len(ranks) > 1:
@@ -155,8 +150,7 @@ def _rank(sides: Mapping[tuple[int, str], Mapping[str, np.ndarray]], place: Path
 
 def _read_alpha(place: Path) -> float:
     """Alpha of the metadata that the run gave to Tunix's CheckpointManager."""
-    custom = _step_metadata(place.parent).get("custom_metadata")
-    if isinstance(custom, dict):
+    if isinstance(custom := _step_metadata(place.parent).get("custom_metadata"), dict):
         lora = custom.get("lora_config") or custom.get("lora")
         for holder in (custom, lora if isinstance(lora, dict) else {}):
             for alpha in (holder.get("alpha"), holder.get("lora_alpha")):
@@ -189,14 +183,11 @@ def _is_in(layer: int, name: str, variant: Variant) -> bool:
 
 def _pairs(name: str, a: np.ndarray, b: np.ndarray, place: Path) -> list[tuple[str, LoraPair]]:
     rank, modules = a.shape[-1], _MODULES[name]
-    shared = contiguous(a.reshape(-1, rank).T)
-    if len(modules) == 1:
-        return [(modules[0], LoraPair(a=shared, b=contiguous(b.reshape(rank, -1).T)))]
-    if b.ndim != 4 or b.shape[1] != len(modules):
+    if len(modules) > 1 and (b.ndim != 4 or b.shape[1] != len(modules)):
         raise CheckpointError(
             f"{place}: {name} has a lora_b of shape {list(b.shape)}; [rank, 2, kv heads, head dim] is expected"
         )
-    return [
-        (module, LoraPair(a=shared, b=contiguous(b[:, side].reshape(rank, -1).T)))
-        for side, module in enumerate(modules)
-    ]
+    shared = contiguous(a.reshape(-1, rank).T)
+    of_modules = np.moveaxis(b, 1, 0) if len(modules) > 1 else [b]
+    pairs = (LoraPair(a=shared, b=contiguous(one.reshape(rank, -1).T)) for one in of_modules)
+    return list(zip(modules, pairs, strict=True))

@@ -12,9 +12,9 @@ import os
 import queue
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -28,7 +28,7 @@ _ALIGNMENT_BYTES = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
-class FileWriter:
+class FileWriter(AbstractContextManager["FileWriter"]):
     """Writes one file after the other, on the disk when `sums` returns: the caller's thread hashes, another writes."""
 
     def __init__(self) -> None:
@@ -38,9 +38,6 @@ class FileWriter:
             self._free.put(np.frombuffer(mmap.mmap(-1, _CHUNK_BYTES), np.uint8))
         self._begun: list[_File] = []
         self._under_way: deque[Future[None]] = deque()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._disk.shutdown()
@@ -56,7 +53,6 @@ class FileWriter:
         """Bytes that follow in the file; the array is free again afterwards."""
         file = self._begun[-1]
         file.checksum.update(block.data)
-        file.size += len(block)
         while len(block):
             count = min(len(block), _CHUNK_BYTES - self._filled)
             self._chunk[self._filled : self._filled + count] = block[:count]
@@ -96,8 +92,7 @@ class _File:
     path: Path
     checksum: "hashlib._Hash" = field(default_factory=hashlib.sha256)
     size: int = 0
-    """Of what was appended; what was written so far ends at `_end`."""
-    _end: int = 0
+    """Of what is written so far."""
 
     def __post_init__(self) -> None:
         self._file = self.path.open("xb", buffering=0)
@@ -113,11 +108,11 @@ class _File:
         chunk[length:padded] = 0
         done = 0
         while done < padded:
-            done += self._write_at(self._end + done, chunk[done:padded])
-        self._end += length
+            done += self._write_at(self.size + done, chunk[done:padded])
+        self.size += length
 
     def finish(self) -> None:
-        os.ftruncate(self._file.fileno(), self._end)
+        os.ftruncate(self._file.fileno(), self.size)
         os.fsync(self._file.fileno())
         self.close()
 

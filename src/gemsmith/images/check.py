@@ -18,7 +18,6 @@ from gemsmith.errors import DataError
 from gemsmith.images.decode import InvalidImageError, is_animated, make_rgb, png_bytes, read_bytes
 from gemsmith.images.patches import PatchConfig, count_soft_tokens, cut, fitted_size, longest_line, resize
 
-_SCHEME = "data:image/png;base64,"
 _REMEDY = "put it back as it was, or give another image"
 THUMBNAIL_SIDE, _THUMBNAIL_QUALITY = 96, 80
 
@@ -43,9 +42,8 @@ def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:
     rgb = make_rgb(data)
     line = longest_line(*rgb.size, patching)
     if patching.positions is not None and line > patching.positions:
-        raise InvalidImageError(
-            "too thin", f"has {line} patches in a line, and the model positions for {patching.positions}"
-        )
+        what = f"has {line} patches in a line, and the model positions for {patching.positions}"
+        raise InvalidImageError("too thin", what)
     return ImageInfo(
         path=source if isinstance(source, str) else "",
         sha256=hashlib.sha256(data).hexdigest(),
@@ -77,7 +75,7 @@ def read_rgb(source: str | bytes, sha256: str | None, *, remedy: str) -> Image.I
 def to_data_url(source: str | bytes, patching: PatchConfig | None, *, sha256: str | None = None) -> str:
     """The data: URL of an image, in its own size without `patching`. Raises DataError for a bad or changed one."""
     rgb = read_rgb(source, sha256, remedy=_REMEDY)
-    return _SCHEME + base64.b64encode(png_bytes(sent_rgb(rgb, patching))).decode()
+    return "data:image/png;base64," + base64.b64encode(png_bytes(sent_rgb(rgb, patching))).decode()
 
 
 def sent_rgb(rgb: Image.Image, patching: PatchConfig | None) -> Image.Image:

@@ -63,8 +63,7 @@ def make_rgb(data: bytes) -> Image.Image:
                 if not width * height:
                     raise InvalidImageError("empty", f"has no pixels: {width} × {height}")
                 if width * height > MAX_PIXELS:
-                    line = f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}"
-                    raise InvalidImageError("too large", line)
+                    raise InvalidImageError("too large", f"has {width} × {height} pixels; allowed are {MAX_PIXELS:,}")
                 rgb = _convert(ImageOps.exif_transpose(opened))
     except UnidentifiedImageError:
         raise InvalidImageError("not an image", f"is none of {', '.join(FORMATS)}") from None

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _COMMAND = worker_command("gemsmith.images.workers")
-_AT_ONCE = 4
-"""Images that wait for each process."""
-
 
 Call = partial[ImageInfo] | partial[np.ndarray]
 """A request: of validate_image or patchify, with their arguments."""
@@ -44,7 +41,7 @@ def check_images(
     """What each of the images is, in order, or what is wrong with it."""
     with open_workers(processes) as ask:
         requests = (ask(partial(validate_image, source, patching)) for source in sources)
-        for reply in draw_ahead(requests, _AT_ONCE * processes):
+        for reply in draw_ahead(requests, 4 * processes):  # so many wait for each process
             fault = reply.exception()
             yield fault if isinstance(fault, InvalidImageError) else reply.result()
 
@@ -73,9 +70,8 @@ def _explain(code: int, call: Call) -> Exception:
     path = image.path if isinstance(image, ImageInfo) else image
     name = path if isinstance(path, str) and path else "an image"
     if code == -signal.SIGKILL:
-        return MachineError(
-            f"{name}: the process that decoded it was killed; where memory ran out, free some and run it again"
-        )
+        remedy = "where memory ran out, free some and run it again"
+        return MachineError(f"{name}: the process that decoded it was killed; {remedy}")
     if code < 0:
         line = f"crashes its decoder ({signal.Signals(-code).name})"
         is_cut = isinstance(image, ImageInfo)

@@ -13,9 +13,9 @@ import numpy as np
 from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints.folder import open_checkpoint, patching_of
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, has_tools, read_held_out, read_train
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import FORMS, RawText, guess_columns
+from gemsmith.data.forms import FORMS, guess_columns
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
 from gemsmith.data.images import validate_images
 from gemsmith.data.packing import assign_rows
@@ -36,18 +36,12 @@ from gemsmith.tasks.messages import images_of, text_of
 
 _SAMPLE, _WITH_IMAGES, _LONGEST = 2000, 200, 50
 """Documents that are rendered: evenly spread ones, fewer of them with images, and the longest by their letters."""
-_TEMPLATE_TOKENS = 24
-"""Of a document, beside its texts; assumed where there is no tokenizer here."""
-_LONG = 4096
-"""Tokens of max_length from which on the longest rows no longer decide."""
-_FEWEST_ROWS = 100
-"""With fewer none is held out: there might be none in a share of them."""
-_UPDATES, _EPOCHS = 100, 3
-"""At least so many updates, where so many epochs at most make them."""
-_ENOUGH_FILLED = 0.8
-"""Of packed rows, from which on longer ones gain little."""
-_LABELS = 100
-"""Different answers, at most, that are taken for a classifier's."""
+_TEMPLATE_TOKENS = 24  # of a document, beside its texts; assumed where there is no tokenizer here
+_LONG = 4096  # tokens of max_length from which on the longest rows no longer decide
+_FEWEST_ROWS = 100  # with fewer none is held out: there might be none in a share of them
+_UPDATES, _EPOCHS = 100, 3  # at least so many updates, where so many epochs at most make them
+_ENOUGH_FILLED = 0.8  # of packed rows, from which on longer ones gain little
+_LABELS = 100  # different answers, at most, that are taken for a classifier's
 _HEADING = """\
 # Drafted by gemsmith init: change what you like. A key that is not here has its default; gemsmith schema prints all.
 #   gemsmith plan {out}    what fits, how long it takes, what it costs
@@ -72,14 +66,11 @@ class Measured(NamedTuple):
     """What the rows come to."""
 
     documents: Sequence[Document]
-    lengths: np.ndarray
-    """Tokens of evenly spread documents."""
+    lengths: np.ndarray  # tokens of evenly spread documents
     longest: int
-    answer: int
-    """Tokens of the longest answer."""
+    answer: int  # tokens of the longest answer
     image_tokens: int
-    pixels: int = 0
-    """Of the largest image; 0 where none was looked at."""
+    pixels: int = 0  # of the largest image; 0 where none was looked at
 
 
 def write_draft(
@@ -88,6 +79,10 @@ def write_draft(
     """Writes the recipe; returns what a reader must know. Raises InputError, and writes nothing, for bad arguments."""
     if out.exists():
         raise InputError(f"--out {out}: already exists; name another file, or delete it")
+    if evaluated is not None and expanduser(evaluated) == expanduser(data):
+        raise InputError(
+            f"--eval {evaluated}: is --data itself, on which a score says nothing; name other rows, or none"
+        )
     base = _open_base(checkpoint)
     start = {"checkpoint": checkpoint, "data.train": data}
     reasons = [ResolvedValue("checkpoint", checkpoint, str(base))]
@@ -120,10 +115,12 @@ def write_draft(
     if evaluated is not None:
         reasons.append(ResolvedValue("data.eval", evaluated, f"{len(held_out):,} rows, which train must not hold"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        out, _HEADING.format(out=out) + dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
-    )
-    return tuple(_notices(dataset, base, guessed, scored=bool(held_out)))
+    text = dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
+    write_text(out, _HEADING.format(out=out) + text)
+    notices = [*_notices(dataset, base, guessed, scored=bool(held_out))]
+    if any(map(has_tools, held_out)):
+        notices.append(f"rows have tools, which eval asks without: gemsmith run {out} --skip eval")
+    return tuple(notices)
 
 
 def _open_base(source: str) -> OpenBase:
@@ -194,10 +191,8 @@ def _describe_rows(rows: Measured, base: OpenBase) -> str:
     middle, most = np.percentile(rows.lengths, [50, 99], method="inverted_cdf")
     how = f"estimated at {BYTES_PER_TOKEN} bytes each" if base.folder is None else "by the checkpoint's tokenizer"
     images = sum(len(images_of(document.messages)) for document in rows.documents)
-    return (
-        f"{len(rows.documents):,} rows{f' with {images:,} images' if images else ''}; tokens ({how}): p50 {middle:,}, "
-        f"p99 {most:,}, longest {rows.longest:,}"
-    )
+    count = f"{len(rows.documents):,} rows{f' with {images:,} images' if images else ''}"
+    return f"{count}; tokens ({how}): p50 {middle:,}, p99 {most:,}, longest {rows.longest:,}"
 
 
 def _choose_data(recipe: Recipe, variant: Variant, rows: Measured) -> Iterator[ResolvedValue]:
@@ -207,7 +202,7 @@ def _choose_data(recipe: Recipe, variant: Variant, rows: Measured) -> Iterator[R
         form = FORMAT
     told = "a folder of images by class" if form == FORMAT else f"the columns {' and '.join(FORMS[form].needed)}"
     yield ResolvedValue("data.format", form, told)
-    if form == FORMAT or (len(rows.documents) >= _FEWEST_ROWS and not isinstance(FORMS[form], RawText)):
+    if form == FORMAT or (len(rows.documents) >= _FEWEST_ROWS and FORMS[form].asks):
         share = "5%" if len(rows.documents) > 4 * _FEWEST_ROWS else "10%"
         yield ResolvedValue("data.eval", share, "of data.train, drawn by a hash of each row; or name other rows")
     if rows.pixels:

@@ -15,7 +15,7 @@ from gemsmith.system.files import expanduser
 from gemsmith.system.patterns import compile_pattern, search
 
 _SIZE = re.compile(r"gemma[-_]?4[-_](e2b|e4b|12b|26b[-_]a4b|31b)(?![0-9a-z])", re.IGNORECASE)
-_QUANTISED = re.compile(
+_QUANTIZED = re.compile(
     r"(?<![a-z])(bnb|gptq|awq|gguf|nvfp4|fp8|int4|int8|w4a16|w8a8|qat|[48]bit)(?![a-z])", re.IGNORECASE
 )
 
@@ -36,7 +36,7 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
     if (folder / "config.json").is_file():
         variant = name_variant(read_variant(read_config(folder)))
         return Base(variant, f"a folder of {variant.name}")
-    if _QUANTISED.search(name):
+    if _QUANTIZED.search(name):
         size = _variant_of_size(name)
         same = [hub_id for hub_id in size.hub_ids if hub_id.endswith("-it") == ("-it" in name.lower())] if size else []
         plain = (same or ["google/gemma-4-31B-it"])[0]
@@ -48,10 +48,9 @@ def find_base(name: Any, where: str, *, model: str | None = None) -> Base:
         return Base(variant_of_id, variant_of_id.name)
     if found := _variant_of_size(name):
         return Base(found, f"{found.name} by its name", found.name)
-    raise RecipeError(
-        f"{where} is {name!r}: not known as a Gemma 4; --set model=gemma4-12b says that it is a copy of that one, "
-        "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
-    )
+    says = "--set model=gemma4-12b says that it is a copy of that one"
+    ports = "--set checkpoint=google/gemma-4-12B-it ports the other settings onto that one"
+    raise RecipeError(f"{where} is {name!r}: not known as a Gemma 4; {says}, {ports}")
 
 
 def _variant_of_size(name: str) -> Variant | None:
@@ -122,9 +121,8 @@ def encoders_rule(setting: Setting) -> Row:
         return setting.ignored("what Gemsmith does anyway")
     if "lora.targets" in setting.config.overridden:
         return setting.overridden("--set lora.targets says what is adapted")
-    return setting.differs(
-        "encoders are trained too; --set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
-    )
+    remedy = "--set lora.targets=[..., vision] adapts the vision tower, nothing the audio's"
+    return setting.differs(f"encoders are trained too; {remedy}")
 
 
 @if_set

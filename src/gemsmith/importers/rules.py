@@ -192,18 +192,14 @@ def remat_rule(setting: Setting) -> Row:
     return setting.mapped({"train.remat": "layer" if on else "none"}, "memory for time; the same numbers")
 
 
-def is_quantized(config: SourceConfig) -> bool:
-    """Whether the base is held in 4 or 8 bits, so that another key decides train.dtype."""
-    return any(config.is_on(key) for key in ("load_in_4bit", "load_in_8bit", "quantization_bit"))
-
-
 @if_set
 def half_rule(setting: Setting) -> Row:
     """The row of bf16: true, `auto` or `full`, or false, where float32 is left."""
     config = setting.config
     on = str(setting.value).lower() in ("auto", "full") or setting.read(flag)
-    others = ("fp16", "float16", "bfloat16", "pure_bf16")
-    if is_quantized(config) or (not on and any(config.is_on(name) for name in others)):
+    quantized = ("load_in_4bit", "load_in_8bit", "quantization_bit")
+    others = quantized if on else (*quantized, "fp16", "float16", "bfloat16", "pure_bf16")
+    if any(map(config.is_on, others)):
         return setting.ignored("another key decides train.dtype")
     loaded = str(config.value("dtype") or config.value("torch_dtype") or "")
     if on:

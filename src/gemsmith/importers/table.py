@@ -28,8 +28,7 @@ class Row:
     status: Status
     why: str
     sets: Mapping[str, Any] = field(default_factory=dict)
-    given: bool = True
-    """False where the file leaves the key out and its project's default holds."""
+    given: bool = True  # False where the file leaves the key out and its project's default holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,7 @@ class SourceConfig:
     variant: Variant | None
     overridden: frozenset[str]
     adapter_elsewhere: bool
-    backend: str
-    """The train.backend that the recipe will have."""
+    backend: str  # the train.backend that the recipe will have
 
     def value(self, key: str) -> Any:
         """What holds for a key: what the file gives, or the default. An explicit null is a null."""
@@ -215,9 +213,8 @@ def by_value(cases: Sequence[Mapping[str, Any]]) -> Rule:
 @if_set
 def unknown(setting: Setting) -> Row:
     """The row of a key that no rule knows: nobody here can say that training does not depend on it."""
-    return setting.differs(
-        f"not known here as a key of {setting.config.project}; if nothing depends on it, take it out"
-    )
+    why = f"not known here as a key of {setting.config.project}"
+    return setting.differs(f"{why}; if nothing depends on it, take it out")
 
 
 def number(value: Any) -> float:

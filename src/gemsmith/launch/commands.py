@@ -12,16 +12,7 @@ from typing import Any
 import yaml
 
 from gemsmith.errors import InputError
-from gemsmith.launch.provider import (
-    WORD,
-    ChosenOptions,
-    Command,
-    LaunchRecord,
-    LaunchRequest,
-    PreflightCheck,
-    Resource,
-    Target,
-)
+from gemsmith.launch.provider import WORD, ChosenOptions, Command, LaunchRecord, LaunchRequest, PreflightCheck, Resource
 
 _QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")
 """In the name of the quota that Cloud Run's rendered job draws on."""
@@ -30,9 +21,7 @@ _Values = Mapping[str, Any]
 
 @cache
 def _table() -> dict[str, Any]:
-    text = package_files.files("gemsmith.launch").joinpath("commands.yaml").read_text(encoding="utf-8")
-    table: dict[str, Any] = yaml.safe_load(text)
-    return table
+    return yaml.safe_load(package_files.files("gemsmith.launch").joinpath("commands.yaml").read_text(encoding="utf-8"))
 
 
 def fill(command: str, values: _Values) -> Command:
@@ -65,11 +54,13 @@ def values_of(options: ChosenOptions) -> dict[str, Any]:
 
 def steps_of(provider: str, verb: str, values: _Values) -> list[tuple[str, Command]]:
     """Reason and command of each step that submits a launch (`submit`), or its service (`serve`); and of `upload`."""
-    found = []
-    for step in _table()[provider][verb]:
-        why, command = (_given(step[key], values) for key in ("why", "command"))
-        found.append(("\n".join(why).format_map(values), fill(" ".join(command), values)))
-    return found
+    return [
+        (
+            "\n".join(_given(step["why"], values)).format_map(values),
+            fill(" ".join(_given(step["command"], values)), values),
+        )
+        for step in _table()[provider][verb]
+    ]
 
 
 def _given(parts: Any, values: _Values) -> list[str]:
@@ -102,39 +93,39 @@ def leftover_resources(record: LaunchRecord) -> list[str]:
     return [f"kept: {text.format_map(values)}" for text in _given(_table()["kept"], values)]
 
 
-def preflight(request: LaunchRequest, provider: str, target: Target) -> list[PreflightCheck]:
-    """What must be there before anything is created."""
+def preflight(request: LaunchRequest, provider: str, of_target: _Values) -> list[PreflightCheck]:
+    """What must be there before anything is created. `of_target`: Target.values of the request."""
     options, image, weights = request.options, str(request.image.value), request.inputs.weights_bucket
-    more, in_registry = target.values(request), in_artifact_registry(image) and options.wheel is None
-    given = request.image.reason == "--image"
+    in_registry, given = in_artifact_registry(image) and options.wheel is None, request.image.reason == "--image"
     values = values_of(options) | {
-        "apis": f"{more['api']} storage.googleapis.com",
+        "apis": f"{of_target['api']} storage.googleapis.com",
         "run_bucket": f"gs://{request.bucket}",
         "weights": f"gs://{weights}" if weights not in (None, request.bucket) else None,
         "image": image,
         "public_image": options.wheel is None and not in_registry,
         "own_image": in_registry and given,
         "built_image": in_registry and not given,
-        "pulled_by_account": in_registry and more.get("account_pulls", True),
+        "pulled_by_account": in_registry and of_target.get("account_pulls", True),
         "streams": options.load == "stream",
         "stack": image.rpartition("/")[2].partition(":")[0],
         "account_name": options.service_account.partition("@")[0],
         "member": f"serviceAccount:{options.service_account}",
-        **more,
+        **of_target,
     }
     checks = []
     for entry in _table()["preflight"]:
         if provider in entry.get("providers", (provider,)) and values.get(entry.get("when", "name")):
             own = {key: entry[key].format_map(values) for key in ("role", "member", "if_empty") if key in entry}
             known = values | own
-            check = PreflightCheck(
-                name=entry["name"].format_map(known),
-                command=fill(entry["command"], known),
-                remedy=entry["remedy"].format_map(known),
-                complaint=partial(find_complaint, entry.get("complaint", "empty"), known),
-                needed=entry.get("needed", True),
+            checks.append(
+                PreflightCheck(
+                    name=entry["name"].format_map(known),
+                    command=fill(entry["command"], known),
+                    remedy=entry["remedy"].format_map(known),
+                    complaint=partial(find_complaint, entry.get("complaint", "empty"), known),
+                    needed=entry.get("needed", True),
+                )
             )
-            checks.append(check)
     return checks
 
 

@@ -22,19 +22,15 @@ from gemsmith.runs.stages import SERVED, STAGES
 from gemsmith.system.files import write_text
 
 LAUNCHES = Path("launches")
-LABEL = "gemsmith-run"
-"""The label that everything created carries; its value is the launch's name."""
-MOUNT = "/mnt/weights"
-"""Where a machine sees the bucket with the base, if its target mounts it."""
+LABEL = "gemsmith-run"  # the label that everything created carries; its value is the launch's name
+MOUNT = "/mnt/weights"  # where a machine sees the bucket with the base, if its target mounts it
 STAGES_THERE = tuple(stage for stage in STAGES if stage not in SERVED)
 """What every image can run; vLLM, which the others need, is in that for GPUs alone that has it in its name."""
-PREDICT = "predict"
-"""The last of a launch's stages, though none of a run's: it answers the rows of --rows."""
+PREDICT = "predict"  # the last of a launch's stages, though none of a run's: it answers the rows of --rows
 WITH_VLLM = {*SERVED, PREDICT}
 READERS_OF_MERGED = {"verify", *WITH_VLLM}
 """Stages for which the merged weights are fetched, which are as large as the model."""
-WORD = re.compile(r"[\w.:/@-]+")
-"""What stands in scripts, manifests and commands, whoever wrote it."""
+WORD = re.compile(r"[\w.:/@-]+")  # what stands in scripts, manifests and commands, whoever wrote it
 Command = tuple[str, ...]
 
 
@@ -46,42 +42,32 @@ _Stages = Annotated[
 
 
 class LaunchOptions(Part):
-    """The command line's options; None is chosen for the launch, or left out."""
+    """The options of gemsmith launch, whose help explains them; None is chosen for the launch, or left out."""
 
     name: str | None = None
     machine: str | None = None
     stages: _Stages | None = None
     bucket: str
-    """gs://bucket or a folder in it."""
     project: str
     region: str | None = None
     zone: str | None = None
     image: str | None = None
     wheel: Path | None = None
-    """A folder with Gemsmith's wheel and locks, which uv installs in place of an image."""
     service_account: str | None = None
     secret: str | None = None
-    """Of Secret Manager, the Hugging Face token; None: the checkpoint is public, or not from there."""
     spot: bool = False
     network: str | None = None
     subnet: str | None = None
     timeout_hours: float | None = None
     retries: int = 3
     cluster: str | None = None
-    """Of Kubernetes."""
     queue: str | None = None
-    """Kueue's local queue."""
     serve_machine: str | None = None
-    """On Kubernetes that of the service of the tuned model; None: there is no service."""
     load: Literal["mount", "stream"] | None = None
-    """How the service gets its weights; None: mount."""
     max_replicas: int | None = None
-    """Of the service; None: 1."""
     overrides: tuple[str, ...] = ()
     rows: str | None = None
-    """What `predict` answers."""
     tasks: int = 1
-    """Which share the rows."""
     sampling: Mapping[str, float | int | str | None] = Field(default_factory=dict)
     """How: what gemsmith predict calls `model`, and the fields of SamplingParams."""
 
@@ -103,31 +89,24 @@ class LaunchRecord(ChosenOptions):
     state: Literal["submitting", "submitted", "failed", "cleaned"]
     """`submitting` and `failed`: some of it may be there."""
     target: str
-    root: str
-    """gs://bucket/folder/NAME."""
+    root: str  # gs://bucket/folder/NAME
     usd_per_hour: float
     max_usd: float
-    started: str
-    """UTC, ISO 8601."""
+    started: str  # UTC, ISO 8601
     gemsmith: str
-    files: dict[str, str]
-    """Rendered file -> SHA-256."""
-
-
-def launch_folder(name: str) -> Path:
-    return LAUNCHES / name
+    files: dict[str, str]  # rendered file -> SHA-256
 
 
 def write_launch(record: LaunchRecord) -> None:
     """Writes the record whole or not at all."""
-    folder = launch_folder(record.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "launch.json", record.model_dump_json(indent=1) + "\n")
+    file = LAUNCHES / record.name / "launch.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, record.model_dump_json(indent=1) + "\n")
 
 
 def read_launch(name: str) -> LaunchRecord:
     """The record of a launch. Raises InputError with the names that there are, or for one that is damaged."""
-    file = launch_folder(name) / "launch.json"
+    file = LAUNCHES / name / "launch.json"
     try:
         return LaunchRecord.model_validate_json(file.read_bytes())
     except OSError:
@@ -136,10 +115,8 @@ def read_launch(name: str) -> LaunchRecord:
         raise InputError(f"launch {name}: {file} does not exist{suggest(name, names)}; {there}") from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise InputError(
-            f"{file}: is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']}); "
-            "open it with the Gemsmith that wrote it"
-        ) from None
+        what = f"is not a launch's record of this version ({'.'.join(map(str, first['loc']))}: {first['msg']})"
+        raise InputError(f"{file}: {what}; open it with the Gemsmith that wrote it") from None
 
 
 class WithReason(NamedTuple):
@@ -154,15 +131,11 @@ class LaunchCost:
     """What a launch costs."""
 
     usd_per_hour: float
-    price: str
-    """Where the price is from."""
-    hours: tuple[float, float] | None
-    """Of training, by the plan; None where the number of steps is not known."""
-    timeout_s: WithReason
-    """After which one attempt is ended."""
+    price: str  # where the price is from
+    hours: tuple[float, float] | None  # of training, by the plan; None where the number of steps is not known
+    timeout_s: WithReason  # after which one attempt is ended
     attempts: int
-    uncounted: str = ""
-    """What can cost more than the greatest bill, as a clause."""
+    uncounted: str = ""  # what can cost more than the greatest bill, as a clause
 
     @property
     def usd(self) -> tuple[float, float] | None:
@@ -178,14 +151,10 @@ class LaunchCost:
 class LaunchInputs:
     """What a launch brings along."""
 
-    placed: tuple[ResolvedValue, ...] = ()
-    """Keys of the recipe that name another place there."""
-    copies: Mapping[str, str]
-    """A local file or folder -> where it goes, below the run's folder in the bucket."""
-    rows: str | None = None
-    """Where the machine finds those to answer."""
-    images: tuple[ImageShards, ...] = ()
-    """Those that rows name, which are packed for the way."""
+    placed: tuple[ResolvedValue, ...] = ()  # keys of the recipe that name another place there
+    copies: Mapping[str, str]  # a local file or folder -> where it goes, below the run's folder in the bucket
+    rows: str | None = None  # where the machine finds those to answer
+    images: tuple[ImageShards, ...] = ()  # those that rows name, which are packed for the way
     weights_bucket: str | None = None
     """The bucket of the base, where it is mounted: the machine reads it in place."""
 
@@ -195,20 +164,16 @@ class LaunchRequest:
     """A launch that was asked for, with everything chosen for it; rendering needs nothing else."""
 
     options: ChosenOptions
-    recipe: Recipe
-    """As the machine reads it."""
+    recipe: Recipe  # as the machine reads it
     recipe_text: str
     inputs: LaunchInputs
     machine: Machine
     others: tuple["LaunchRequest", ...] = ()
-    """Of further machines of its kind that fit, for a target that takes whichever it gets; the bill is the dearest's.
-    """
-    plan: PlanRecord
-    """For the machine alone."""
+    """Of further machines of its kind that fit, for a target that takes whichever it gets; `bill` is the dearest's."""
+    plan: PlanRecord  # for the machine alone
     variant: Variant
     bill: LaunchCost
-    root: str
-    """gs://bucket/folder/NAME: all that the launch reads and writes."""
+    root: str  # gs://bucket/folder/NAME: all that the launch reads and writes
     image: WithReason
     max_model_len: int | None
     """serve.max_model_len where the user gave it; None: the recipe's is what eval and bench need."""
@@ -227,8 +192,7 @@ class PreflightCheck:
     remedy: str
     complaint: Callable[[str], str | None] = lambda _output: None
     """What is wrong with the command's output; None where nothing is."""
-    needed: bool = True
-    """Where not, a failure is told and does not stop the launch."""
+    needed: bool = True  # where not, a failure is told and does not stop the launch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,19 +200,14 @@ class Resource:
     """A kind of thing that a launch creates: how its names are listed, and how one of them is removed."""
 
     kind: str
-    list: Command
-    """Prints a name a line."""
-    remove: Command
-    """`{}` stands for the name."""
+    list: Command  # prints a name a line
+    remove: Command  # `{}` stands for the name
 
 
 Feature = Literal["mounts weights", "any machine", "evaluates", "wheel", "tasks", "serves"]
-"""What not every target can do.
-
-Read a base in a bucket in place, below MOUNT; take whichever it gets of several machines that fit; end with eval, where
-it is not told what to do and rows are held out; install Gemsmith's wheel in place of a container; share rows among
-tasks; serve the tuned model.
-"""
+"""What not every target can do: read a base in a bucket in place, below MOUNT; take whichever it gets of several
+machines that fit; end with eval, where it is not told what to do and rows are held out; install Gemsmith's wheel in
+place of a container; share rows among tasks; serve the tuned model."""
 
 
 class Target(Protocol):

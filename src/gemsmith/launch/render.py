@@ -34,16 +34,13 @@ _COMPILED = "/mnt/compiled"
 def render_files(
     request: LaunchRequest, provider: str, values: dict[str, Any], own: Mapping[str, str], service: str | None = None
 ) -> dict[str, str]:
-    """All files of a launch: the recipe, its target's own, and submit.sh, which uploads before it submits.
-
-    The service of the tuned model has a script of its own. `values`: the target's, for commands.yaml.
-    """
+    """All files of a launch: its target's `own`, and a service's, are among them. `values`: Target.values."""
     known = values_of(request.options) | values
     steps = [*upload_steps(request), *steps_of(provider, "submit", known)]
     files = {"recipe.yaml": request.recipe_text, **own, "submit.sh": render_commands(steps, cost_lines(request))}
     if service is not None:
         files |= {"service.yaml": service, "serve.sh": render_commands(steps_of(provider, "serve", known))}
-    return files
+    return files | {images.list_file: images.list_text for images in request.inputs.images}
 
 
 def render_template(name: str, request: LaunchRequest, **values: Any) -> str:
@@ -110,8 +107,7 @@ class Volume(NamedTuple):
     name: str
     path: str
     read_only: WithReason
-    options: str
-    """Of gcsfuse."""
+    options: str  # of gcsfuse
 
 
 class Service(NamedTuple):
@@ -121,16 +117,12 @@ class Service(NamedTuple):
     arguments: list[str | WithReason]
     volumes: list[Volume]
     weights_gb: float
-    probes: int
-    """Of 10 s each, until vLLM must be up."""
+    probes: int  # of 10 s each, until vLLM must be up
     cold_start: str
 
 
 def make_service(request: LaunchRequest, machine: Machine) -> Service:
-    """The server of the merged weights in the run's bucket, on a machine.
-
-    The bucket is mounted, or the weights are streamed out of it; then a GPU's compiled programs are kept there, too.
-    """
+    """The server, on a machine, of the merged weights in the run's bucket, mounted or streamed out of it."""
     options, template = request.options, request.recipe.data.template
     in_bucket = request.root.removeprefix(f"gs://{request.bucket}/")
     streams, volumes = options.load == "stream", list[Volume]()
@@ -178,10 +170,7 @@ def deploy_merged(
 
 
 def service_arguments(deployment: Deployment) -> list[str | WithReason]:
-    """Its arguments, an option with its value each, and the reasons of those that were chosen.
-
-    ["a", "--b", "c", "--d"] -> ["a", "--b=c", "--d"]
-    """
+    """Its arguments, ["a", "--b", "c", "--d"] as ["a", "--b=c", "--d"], with the reasons of those that were chosen."""
     there = {mount.inside: mount.host for mount in deployment.mounts}
     reasons = {choice.what.partition(" ")[0]: choice.why for choice in deployment.choices}
     reasons["--gpu-memory-utilization"] = reasons["memory"]

@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 
 from gemsmith.checkpoints.folder import is_hub_id
@@ -30,7 +29,7 @@ from gemsmith.launch.upload import check_wheel
 from gemsmith.pipeline.preflight import refuse_problems
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.backends import BACKENDS
-from gemsmith.recipe.keys import PATHS
+from gemsmith.recipe.keys import PATHS, value_at
 from gemsmith.recipe.load import dump_recipe, with_values
 from gemsmith.recipe.schema import Recipe, ResolvedValue, eval_tasks
 from gemsmith.runs.plan_records import MachinePlan
@@ -41,17 +40,13 @@ from gemsmith.system.files import expanduser
 from gemsmith.system.version import __version__
 from gemsmith.tasks import SOURCES
 
-FOLDER = "inputs"
-"""Of what the recipe reads of this machine, below the folder that holds the launched recipe."""
+FOLDER = "inputs"  # of what the recipe reads of this machine, below the folder that holds the launched recipe
 BEFORE_AND_AFTER_S = 2 * 3600
 """For the weights to arrive, compilation, export and verify; assumed, for the largest model."""
-EVAL_S = 2 * 3600
-"""For both models to load and answer; assumed, likewise."""
-SLACK = 1.5
-"""On the plan's upper estimate."""
+EVAL_S = 2 * 3600  # for both models to load and answer; assumed, likewise
+SLACK = 1.5  # on the plan's upper estimate
 GCP = "gcp"
-ROWS = "rows"
-"""Which predict answers, beside the keys of the recipe that name rows."""
+ROWS = "rows"  # which predict answers, beside the keys of the recipe that name rows
 _ROWS = ("data.train", "data.eval")
 _ACCOUNTS = {"cloud-run": "gemsmith", "tpu-vm": "gemsmith", "gke": "gemsmith", "sky": "skypilot-v1"}
 """SkyPilot makes its own, and its machines run as it unless its configuration says otherwise (gcp.remote_identity)."""
@@ -67,7 +62,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
     """
     placed, copies, weights, images = [], {}, None, []
     places: dict[str, str] = {}
-    for key, value in [*((key, attrgetter(key)(recipe)) for key in PATHS), (ROWS, rows)]:
+    for key, value in [*((key, value_at(recipe, key)) for key in PATHS), (ROWS, rows)]:
         if isinstance(value, tuple) and any("://" not in one.path and one.path[:4] != "hub:" for one in value):
             raise RecipeError(f"{key}: several sources, some here, of which a launch copies one; join them in a folder")
         if not isinstance(value, str):
@@ -91,11 +86,10 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
                 copies[value] = f"{root}/launched/{places[value]}"
         if key != ROWS:
             placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
-    if recipe.train.checkpoint_folder is not None and "://" not in recipe.train.checkpoint_folder:
-        raise RecipeError(
-            f"train.checkpoint_folder: {recipe.train.checkpoint_folder} is a folder of this machine; set it to null, "
-            "saved steps then go to the launch's bucket"
-        )
+    saves = recipe.train.checkpoint_folder
+    if saves is not None and "://" not in saves:
+        remedy = "set it to null, saved steps then go to the launch's bucket"
+        raise RecipeError(f"train.checkpoint_folder: {saves} is a folder of this machine; {remedy}")
     there = places.get(rows or "", rows)
     return LaunchInputs(placed=tuple(placed), copies=copies, rows=there, images=tuple(images), weights_bucket=weights)
 
@@ -103,8 +97,7 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
 def make_request(source: Path, target: Target, provider: str, options: LaunchOptions) -> LaunchRequest:
     """The request for a recipe on a target. Raises InputError for what is known not to work; nothing is created.
 
-    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives. A target that
-    takes whichever it gets has the others of that kind beside it.
+    Without a machine it is the cheapest that fits: of the recipe's, or of all that the target gives.
     """
     recipe, derived = resolve_file(source, options.overrides, stages=())
     refuse_problems(Run(path=Path(), recipe=recipe), options.stages or STAGES_THERE, "names")
@@ -120,16 +113,13 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     root = f"{options.bucket.rstrip('/')}/{name}"
     inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None, rows=rows)
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
-        raise InputError(
-            f"--secret {options.secret}: {recipe.checkpoint} is not downloaded from the Hugging Face hub; leave it out"
-        )
+        what = f"{recipe.checkpoint} is not downloaded from the Hugging Face hub"
+        raise InputError(f"--secret {options.secret}: {what}; leave it out")
     unfit, refused, found = list[InputError](), list[InputError](), list[LaunchRequest]()
     for machine in _machines(recipe, catalog, target, provider, options):
         request = None
         try:
-            request = _request_on(
-                machine, recipe, derived, inputs=inputs, root=root, provider=provider, options=options
-            )
+            request = _request_on(machine, recipe, derived, inputs, root=root, provider=provider, options=options)
             target.check(request)
             found.append(request)
             if "any machine" not in target.FEATURES:
@@ -141,10 +131,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     # What stands in the way of a machine that fits is the likeliest to be put right.
     problems = refused + unfit
     if len({str(problem) for problem in problems}) > 1:
-        raise InputError(
-            f"{problems[0]} (of {len(problems)} machines of --provider {provider} none can be had; choose one with "
-            "--machine)"
-        )
+        others = f"of {len(problems)} machines of --provider {provider} none can be had; choose one with --machine"
+        raise InputError(f"{problems[0]} ({others})")
     raise problems[0]
 
 
@@ -156,28 +144,22 @@ def _check_options(name: str, target: Target, provider: str, options: LaunchOpti
             raise InputError(f"--{option.replace('_', '-')} {value!r}: must be letters, digits and . : / @ - _ alone")
     if options.wheel is not None:
         if "wheel" not in target.FEATURES:
-            raise InputError(
-                f"--wheel {options.wheel}: --provider {provider} runs a container; leave it out, or choose "
-                "--provider tpu-vm"
-            )
+            remedy = "leave it out, or choose --provider tpu-vm"
+            raise InputError(f"--wheel {options.wheel}: --provider {provider} runs a container; {remedy}")
         if options.image is not None:
             raise InputError("--wheel: does not go with --image; leave one out")
         check_wheel(options.wheel)
     check_service(target, provider, options)
     if not _NAME.fullmatch(name):
-        raise InputError(
-            f"--name {name}: must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -; it names jobs, "
-            "nodes and pods"
-        )
+        rule = "must be 1 to 28 of a-z, 0-9 and -, begin with a letter and not end with -"
+        raise InputError(f"--name {name}: {rule}; it names jobs, nodes and pods")
     stages, known = options.stages or (), (*STAGES, PREDICT)
     check_stage_names(stages, "--stages", known)
     if not stages or list(stages) != [stage for stage in known if stage in stages]:
         raise InputError(f"--stages {','.join(stages)}: must name stages in their order: {','.join(known)}")
     if not _BUCKET.fullmatch(options.bucket.rstrip("/")):
-        raise InputError(
-            f"--bucket {options.bucket}: must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, "
-            "-, _ and ."
-        )
+        rule = "must be gs://BUCKET or gs://BUCKET/FOLDER, and BUCKET 3 to 63 of a-z, 0-9, -, _ and ."
+        raise InputError(f"--bucket {options.bucket}: {rule}")
 
 
 def check_service(target: Target, provider: str, options: LaunchOptions) -> None:
@@ -185,22 +167,16 @@ def check_service(target: Target, provider: str, options: LaunchOptions) -> None
     given = {"--serve-machine": options.serve_machine, "--load": options.load, "--max-replicas": options.max_replicas}
     for option, value in given.items():
         if value is not None and "serves" not in target.FEATURES:
-            raise InputError(
-                f"{option} {value}: --provider {provider} makes no service of the tuned model; leave it out, or choose "
-                "--provider cloud-run or gke"
-            )
+            remedy = "leave it out, or choose --provider cloud-run or gke"
+            raise InputError(f"{option} {value}: --provider {provider} makes no service of the tuned model; {remedy}")
         if value is not None and "export" not in (options.stages or ()):
-            raise InputError(
-                f"{option} {value}: the service is of the merged weights, and --stages leaves export out; leave "
-                f"{option} out, or add export"
-            )
+            what = "the service is of the merged weights, and --stages leaves export out"
+            raise InputError(f"{option} {value}: {what}; leave {option} out, or add export")
         if value is not None and provider == "gke" and options.serve_machine is None:
             raise InputError(f"{option} {value}: needs --serve-machine, the service's machine, such as v6e-8 or 1xh100")
     if options.serve_machine is not None and provider == "cloud-run":
-        raise InputError(
-            f"--serve-machine {options.serve_machine}: Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on "
-            "no other; leave it out, or choose --provider gke"
-        )
+        what = "Cloud Run serves on an RTX PRO 6000 with 20 vCPU and 80 GiB, on no other"
+        raise InputError(f"--serve-machine {options.serve_machine}: {what}; leave it out, or choose --provider gke")
 
 
 def _find_rows(target: Target, options: LaunchOptions) -> str | None:
@@ -209,10 +185,8 @@ def _find_rows(target: Target, options: LaunchOptions) -> str | None:
     if (PREDICT in stages) != (rows is not None):
         raise InputError(f"--rows and --stages {PREDICT}: go together; give both, or neither")
     if options.tasks > 1 and (stages != (PREDICT,) or "tasks" not in target.FEATURES):
-        raise InputError(
-            f"--tasks {options.tasks}: only --provider cloud-run --stages {PREDICT}, without other stages, shares rows "
-            "among tasks; leave it out"
-        )
+        what = f"only --provider cloud-run --stages {PREDICT}, without other stages, shares rows among tasks"
+        raise InputError(f"--tasks {options.tasks}: {what}; leave it out")
     if rows is None or "://" in rows or rows.startswith("hub:"):
         return rows
     if not (path := expanduser(rows)).exists():
@@ -238,8 +212,7 @@ def _machines(recipe: Recipe, catalog: Catalog, target: Target, provider: str, o
 
     def usd_per_hour(machine: Machine) -> float:
         with suppress(InputError):
-            price = find_price(machine, _region(machine, options), spot=options.spot)
-            return price.rate(spot=options.spot) or 0.0
+            return find_price(machine, _region(machine, options), spot=options.spot).rate(spot=options.spot) or 0.0
         return math.inf
 
     return sorted(named if named and "machines" in recipe.hardware.model_fields_set else given, key=usd_per_hour)
@@ -249,8 +222,8 @@ def _request_on(
     machine: Machine,
     recipe: Recipe,
     derived: Sequence[ResolvedValue],
-    *,
     inputs: LaunchInputs,
+    *,
     root: str,
     provider: str,
     options: LaunchOptions,
@@ -282,25 +255,18 @@ def _request_on(
 
 
 def _check_image(machine: Machine, recipe: Recipe, options: LaunchOptions) -> None:
-    """Raises InputError for what Gemsmith's image for such a machine cannot do."""
     if options.image is not None:
         return
     stages, gpu = options.stages or (), machine.chip.kind == "gpu"
     if not gpu and (served := [stage for stage in stages if stage in WITH_VLLM]):
-        raise InputError(
-            f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; run it after gemsmith "
-            "launch fetch, or name an image of your own with --image"
-        )
+        remedy = "run it after gemsmith launch fetch, or name an image of your own with --image"
+        raise InputError(f"--stages {served[0]}: needs vLLM, which Gemsmith's image for TPUs does not have; {remedy}")
     if gpu and "train" in stages and recipe.train.backend == "tunix":
-        raise RecipeError(
-            "train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; add --set "
-            "train.backend=trl, or name an image of your own with --image"
-        )
+        remedy = "add --set train.backend=trl, or name an image of your own with --image"
+        raise RecipeError(f"train.backend: tunix was given, but Gemsmith's image for GPUs trains with trl; {remedy}")
     if "train" in stages and (trackers := [name for name in recipe.train.report_to if name != "tensorboard"]):
-        raise RecipeError(
-            f"train.report_to: {trackers[0]} was given, which Gemsmith's images do not have; add --set "
-            "train.report_to=[tensorboard], or name an image of your own with --image"
-        )
+        remedy = "add --set train.report_to=[tensorboard], or name an image of your own with --image"
+        raise RecipeError(f"train.report_to: {trackers[0]} was given, which Gemsmith's images do not have; {remedy}")
 
 
 def _choose(machine: Machine, root: str, provider: str, options: LaunchOptions) -> tuple[ChosenOptions, WithReason]:
@@ -331,15 +297,13 @@ def _region(machine: Machine, options: LaunchOptions) -> str:
 
 
 def _machine_keys(recipe: Recipe, machine: Machine, root: str) -> list[ResolvedValue]:
-    """Keys of the recipe that the machine decides."""
     keys = [ResolvedValue("hardware.machines", (machine.name,), "--machine")]
     if recipe.train.checkpoint_folder is not None or machine.hosts == 1:
         return keys
     if not BACKENDS[recipe.train.backend].buckets:
-        raise RecipeError(
-            f"train.backend: {recipe.train.backend} saves to folders only, and {machine.name} has {machine.hosts} "
-            "hosts that share none; set it to tunix, or choose a machine of one host"
-        )
+        what = f"saves to folders only, and {machine.name} has {machine.hosts} hosts that share none"
+        remedy = "set it to tunix, or choose a machine of one host"
+        raise RecipeError(f"train.backend: {recipe.train.backend} {what}; {remedy}")
     return [*keys, ResolvedValue("train.checkpoint_folder", f"{root}/checkpoints", "all hosts must see it")]
 
 
@@ -363,15 +327,12 @@ def estimate_cost(
     if options.timeout_hours is not None:
         timeout = WithReason(math.ceil(options.timeout_hours * 3600), f"--timeout-hours {options.timeout_hours:g}")
     elif PREDICT in options.stages:
-        raise InputError(
-            "--timeout-hours: is missing, and nothing tells how long answers take; give the hours after which an "
-            "attempt is to be ended; the next one asks only for what is missing"
-        )
+        remedy = "give the hours after which an attempt is to be ended; the next one asks only for what is missing"
+        raise InputError(f"--timeout-hours: is missing, and nothing tells how long answers take; {remedy}")
     elif steps is None or plan.hours is None:
-        raise InputError(
-            "--timeout-hours: is missing, and the plan cannot tell how many steps there are before the rows are read; "
-            "give the hours after which an attempt is to be ended, or train.max_steps"
-        )
+        what = "the plan cannot tell how many steps there are before the rows are read"
+        remedy = "give the hours after which an attempt is to be ended, or train.max_steps"
+        raise InputError(f"--timeout-hours: is missing, and {what}; {remedy}")
     else:
         most, beside_s = plan.hours[1], BEFORE_AND_AFTER_S + (EVAL_S if evaluates else 0)
         timeout = WithReason(
@@ -398,21 +359,16 @@ def find_price(machine: Machine, region: str, *, spot: bool) -> Price:
     """The machine's price in a region, or in all of its area (us). Raises InputError with those that have one."""
     kind = "spot" if spot else "on-demand"
     there = {price.region: price for price in machine.prices if price.provider == GCP and price.rate(spot=spot)}
-    area = region.partition("-")[0]
-    if found := there.get(region) or there.get(area):
+    if found := there.get(region) or there.get(region.partition("-")[0]):
         return found
     if not there:
-        raise InputError(
-            f"--machine {machine.name}: the catalog has no {kind} price of it at Google, so its greatest bill is not "
-            "known; add one in hardware.catalog"
-        )
+        what = f"the catalog has no {kind} price of it at Google, so its greatest bill is not known"
+        raise InputError(f"--machine {machine.name}: {what}; add one in hardware.catalog")
     has = ", ".join(f"{name} ({price.rate(spot=spot):.2f} USD/h)" for name, price in there.items())
     if not region:
         raise InputError(f"--region: is missing; the catalog's {kind} price of {machine.name} is of {has}; name one")
-    raise InputError(
-        f"--region {region}: the catalog has no {kind} price of {machine.name} there; it has {has}; choose one, "
-        "or add the region in hardware.catalog"
-    )
+    what = f"the catalog has no {kind} price of {machine.name} there; it has {has}"
+    raise InputError(f"--region {region}: {what}; choose one, or add the region in hardware.catalog")
 
 
 def default_region(machine: Machine, *, spot: bool) -> str | None:

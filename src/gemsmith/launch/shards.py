@@ -19,11 +19,9 @@ from gemsmith.recipe.schema import Data
 from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 from gemsmith.tasks.messages import images_of
 
-PACKED = "images"
-"""The folder of packed images: beside the rendered files, and below the launched recipe."""
+PACKED = "images"  # the folder of packed images: beside the rendered files, and below the launched recipe
 LIST = "files.sha256"
-SHARD_BYTES = 64 * 2**20
-"""A machine holds an object in memory while it fetches it, and fetches several at once."""
+SHARD_BYTES = 64 * 2**20  # a machine holds an object in memory while it fetches it, and fetches several at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,7 @@ class ImageShards:
 
     key: str
     folder: Path
-    sums: Mapping[str, str]
-    """Name, as seen from the folder -> SHA-256."""
+    sums: Mapping[str, str]  # name, as seen from the folder -> SHA-256
     total_bytes: int
 
     @property
@@ -83,10 +80,7 @@ def find_images(data: Data | None, key: str, source: Path) -> ImageShards | None
 
 
 def pack(list_file: Path, folder: Path, out: Path) -> None:
-    """Writes tar files of the listed files below `folder` into `out`, the same bytes each time, with the list beside.
-
-    Raises DataError for a file that is gone, or not what the list says.
-    """
+    """Writes tars of the listed files, always the same bytes, and the list into `out`. DataError for changed ones."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace_dir(out) as beside:
         for number, shard in enumerate(_shards(list_file, folder)):
@@ -99,10 +93,7 @@ def pack(list_file: Path, folder: Path, out: Path) -> None:
 
 
 def unpack(packed: Path, into: Path) -> int:
-    """Puts the files of such a folder into another, and deletes the tar files; returns how many files there are.
-
-    Raises RunError where they are not those of the list.
-    """
+    """Moves the files of such a folder into another, and counts them. Raises RunError for others than the list's."""
     try:
         for file in sorted(packed.glob("*.tar")):
             with tarfile.open(file) as tar:
@@ -144,14 +135,13 @@ def _read_list(file: Path) -> Iterator[tuple[str, str]]:
 def _named(data: Data | None, source: Path) -> Iterator[tuple[str, str]]:
     """Each image's path as a row has it, and where that row stands."""
     from gemsmith.data.dataset import find_source_files, read_dataset
-    from gemsmith.data.parts import ImageSource
 
     renamed = data is not None and not {"image", "images"}.isdisjoint(data.columns)
     if not renamed and not any(map(_may_name_images, find_source_files(str(source)))):
         return
     # Relative paths stay so; images that come as bytes go with their rows, and have no path.
-    images = ImageSource(folder=Path(), keep=lambda _bytes: "")
-    for document in read_dataset(str(source), data=data, images=images, asked=data is None).documents:
+    found = read_dataset(str(source), data=data, folder=Path(), keep=lambda _bytes: "", asked=data is None)
+    for document in found.documents:
         yield from ((document.origin, part.path) for part in images_of(document.messages) if part.path)
 
 
@@ -166,10 +156,9 @@ def _may_name_images(file: Path) -> bool:
 def _refuse(name: str, folder: Path, where: str) -> None:
     """Raises DataError for an image that is not named as one below the folder, or does not exist."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(
-            f"{where}: names the image {name}; a launch carries those below the folder of the rows, {folder}, named "
-            "as seen from there; put it there and name it so, or give rows with the images' bytes"
-        )
+        allowed = f"a launch carries those below the folder of the rows, {folder}, named as seen from there"
+        remedy = "put it there and name it so, or give rows with the images' bytes"
+        raise DataError(f"{where}: names the image {name}; {allowed}; {remedy}")
     if not name.isprintable():
         raise DataError(f"{where}: names the image {name!r}, which no list can name; rename it")
     if not (folder / name).is_file():

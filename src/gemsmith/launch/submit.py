@@ -16,25 +16,23 @@ from rich.text import Text
 from gemsmith.errors import EngineError, InputError, MachineError, last_line
 from gemsmith.launch.commands import leftover_resources, preflight, resources
 from gemsmith.launch.provider import (
+    LAUNCHES,
     Command,
     LaunchRecord,
     LaunchRequest,
     PreflightCheck,
     Target,
-    launch_folder,
     read_launch,
     write_launch,
 )
 from gemsmith.launch.shards import PACKED
-from gemsmith.launch.upload import cost_lines, rendered_lists, upload_lines
+from gemsmith.launch.upload import cost_lines, upload_lines
 from gemsmith.runs.run import start_clock
 from gemsmith.system.files import sha256_file, write_text
 from gemsmith.system.version import __version__
 
-PATIENCE_S = 120
-"""For a command that only asks."""
-_FIRST = 2
-"""Checks without which nothing else can be asked: gcloud and a login."""
+PATIENCE_S = 120  # for a command that only asks
+_FIRST = 2  # checks without which nothing else can be asked: gcloud and a login
 
 
 def ask(command: Command) -> subprocess.CompletedProcess[str]:
@@ -52,10 +50,9 @@ def ask(command: Command) -> subprocess.CompletedProcess[str]:
 
 
 def show(command: Command, *, needs: Sequence[str] = ()) -> None:
-    """Runs a command whose output is the user's to read.
+    """Runs a command whose output is the user's to read; it finds this Gemsmith, also where that is not on PATH.
 
-    Raises MachineError where it, or a program that it needs, is missing, EngineError where it fails. It finds this
-    Gemsmith, also where the environment that it is in is not on PATH.
+    Raises MachineError where it, or a program that it needs, is missing, EngineError where it fails.
     """
     for program in (command[0], *needs):
         if shutil.which(program) is None:
@@ -85,15 +82,14 @@ def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
             if number < _FIRST:
                 break
     if failed:
-        raise MachineError(
-            f"preflight: {len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''}); "
-            "nothing was created; do what the lines above say and run the same command again"
-        )
+        what = f"{len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''})"
+        remedy = "do what the lines above say and run the same command again"
+        raise MachineError(f"preflight: {what}; nothing was created; {remedy}")
 
 
 def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Path]:
     """Writes the rendered files into a folder, which must not hold others; returns them in order."""
-    files = {**target.render(request), **rendered_lists(request)}
+    files = target.render(request)
     known = {*files, "launch.json", PACKED}
     if folder.exists() and (others := sorted({path.name for path in folder.iterdir()} - known)):
         raise InputError(f"{folder}: holds {others[0]}, which this launch does not render; name another folder")
@@ -114,19 +110,16 @@ def submit(
     was not given; MachineError where the preflight fails. Until then nothing is created.
     """
     name, most_usd = request.options.name, request.bill.max_usd
-    if (launch_folder(name) / "launch.json").exists() and (state := read_launch(name).state) != "cleaned":
-        raise InputError(
-            f"--name {name}: a launch of that name is {state}; run gemsmith launch clean {name}, or choose another name"
-        )
+    if (LAUNCHES / name / "launch.json").exists() and (state := read_launch(name).state) != "cleaned":
+        remedy = f"run gemsmith launch clean {name}, or choose another name"
+        raise InputError(f"--name {name}: a launch of that name is {state}; {remedy}")
     for line in (*cost_lines(request), *upload_lines(request)):
         console.print(line)
     if max_usd is not None and most_usd > max_usd:
-        raise InputError(
-            f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; lower --timeout-hours or --retries, or "
-            "raise it"
-        )
-    run_preflight(preflight(request, provider, target), console)
-    paths = print_files(request, target, launch_folder(name))
+        remedy = "lower --timeout-hours or --retries, or raise it"
+        raise InputError(f"--max-usd {max_usd:g}: this launch can cost {most_usd:,.2f} USD; {remedy}")
+    run_preflight(preflight(request, provider, target.values(request)), console)
+    paths = print_files(request, target, LAUNCHES / name)
     console.print(f"submits {paths[0].parent}/submit.sh, as it is there")
     _confirm(f"Spend up to {most_usd:,.2f} USD?", assume_yes=assume_yes, to="submit")
     record = LaunchRecord.model_validate(
@@ -186,10 +179,8 @@ def _found(record: LaunchRecord, verb: str) -> Iterator[tuple[str, str, Command]
     for resource in resources(record, verb):
         answer = ask(resource.list)
         if answer.returncode:
-            raise EngineError(
-                f"{resource.kind}: cannot be listed ({answer.stderr}); so it is not known what is left; run again: "
-                f"{' '.join(resource.list)}"
-            )
+            what = f"cannot be listed ({answer.stderr}); so it is not known what is left"
+            raise EngineError(f"{resource.kind}: {what}; run again: {' '.join(resource.list)}")
         for name in answer.stdout.split():
             yield resource.kind, name, tuple(part.replace("{}", name) for part in resource.remove)
 

@@ -30,8 +30,7 @@ RUN, CHECKPOINTS, LAUNCHED = "run/", "checkpoints/", "launched/"
 RECORDS = tuple(f"{stage}.json" for stage in STAGES)
 _WRITER, _WHOLE = "writer", ".whole"
 _BETWEEN_LOOKS_S = 5.0
-_LARGE = ("merged", "data")
-"""Folders that can be made again, and that nothing at home needs at first."""
+_LARGE = ("merged", "data")  # folders that can be made again, and that nothing at home needs at first
 _State = dict[str, tuple[int, int]]
 
 
@@ -131,10 +130,8 @@ class RunSync:
 
     def _refuse_another(self) -> None:
         if self._bucket.read(_WRITER) not in (self._token, None):
-            raise RunError(
-                f"{self._bucket.url}: another machine has taken this run over since; this one stops, and nothing that "
-                "it did since is kept"
-            )
+            what = "another machine has taken this run over since"
+            raise RunError(f"{self._bucket.url}: {what}; this one stops, and nothing that it did since is kept")
 
 
 def fetch_run(bucket: Bucket, run: Path, *, without: Collection[str] = ()) -> list[str]:
@@ -167,10 +164,8 @@ def fetch_step(bucket: Bucket, step: int, checkpoints: Path) -> None:
         target = _inside(checkpoints / str(step), name)
         bucket.download(f"{CHECKPOINTS}{step}/{name}", target)
         if sha256_file(target) != expected:
-            raise RunError(
-                f"{bucket.url}/{CHECKPOINTS}{step}/{name}: is not what was saved; delete {CHECKPOINTS}{step}{_WHOLE} "
-                "there, and training resumes from the step before"
-            )
+            remedy = f"delete {CHECKPOINTS}{step}{_WHOLE} there, and training resumes from the step before"
+            raise RunError(f"{bucket.url}/{CHECKPOINTS}{step}/{name}: is not what was saved; {remedy}")
 
 
 def delete_step(bucket: Bucket, step: int) -> None:
@@ -198,12 +193,8 @@ def _records_last(name: str) -> tuple[int, str]:
 
 
 def fetch_home(root: str, path: Path, *, merged: bool) -> int:
-    """Copies the run from the bucket into a run directory; returns how many files it has then.
-
-    Raises RunError where the bucket has none, or the directory holds something else.
-    """
-    bucket = _opened(root, path)
-    fetch_run(bucket, path, without=() if merged else _LARGE)
+    """How many files a run directory has once the bucket's run is there. Raises RunError where either is no run."""
+    fetch_run(_opened(root, path), path, without=() if merged else _LARGE)
     return sum(1 for _ in files_below(path))
 
 
@@ -219,10 +210,8 @@ def fetch_records(root: str, path: Path) -> None:
 def _opened(root: str, path: Path) -> Bucket:
     bucket = Bucket(root)
     if bucket.read(f"{RUN}recipe.yaml") is None:
-        raise RunError(
-            f"{bucket.url}: holds no run yet ({RUN}recipe.yaml does not exist); see how it is doing: "
-            "gemsmith launch status NAME"
-        )
+        remedy = "see how it is doing: gemsmith launch status NAME"
+        raise RunError(f"{bucket.url}: holds no run yet ({RUN}recipe.yaml does not exist); {remedy}")
     if path.exists() and not (path / "recipe.yaml").exists() and any(files_below(path)):
         raise RunError(f"run directory {path}: is not empty and holds no recipe.yaml; name another with --run")
     return bucket

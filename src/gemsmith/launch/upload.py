@@ -17,10 +17,8 @@ WHEEL = f"gemsmith-{__version__}-py3-none-any.whl"
 GB = 10**9
 PROGRAM_BYTES = 16 * GB
 """Python and its libraries, rows, a few images, and a layer at a time of what is loaded or merged; assumed."""
-WEIGHT_BYTES = 2
-"""A parameter, in bfloat16."""
-SAVED_BYTES = 12
-"""A trained parameter and its two moments, in float32."""
+WEIGHT_BYTES = 2  # a parameter, in bfloat16
+SAVED_BYTES = 12  # a trained parameter and its two moments, in float32
 ADAPTER_BYTES = 4
 _WORTH_SAYING_BYTES = GB // 10
 
@@ -53,11 +51,6 @@ def upload_steps(request: LaunchRequest) -> list[tuple[str, Command]]:
     return [*steps, *steps_of("upload", "recipe", {"launched": launched})]
 
 
-def rendered_lists(request: LaunchRequest) -> dict[str, str]:
-    """File name -> text of the lists of images, which every target's files have among them."""
-    return {images.list_file: images.list_text for images in request.inputs.images}
-
-
 def upload_lines(request: LaunchRequest) -> list[str]:
     """What of this machine goes to the bucket, a line each."""
     lines = []
@@ -67,11 +60,9 @@ def upload_lines(request: LaunchRequest) -> list[str]:
     return [*lines, *(f"uploads {_describe(images)}" for images in request.inputs.images)]
 
 
-def _describe(images: ImageShards) -> str:
-    count = len(images.sums)
-    return (
-        f"{count:,} image{'s' * (count > 1)} ({size(images.total_bytes)}) that {images.key} names, of {images.folder}"
-    )
+def _describe(found: ImageShards) -> str:
+    count = len(found.sums)
+    return f"{count:,} image{'s' * (count > 1)} ({size(found.total_bytes)}) that {found.key} names, of {found.folder}"
 
 
 def worker_command(request: LaunchRequest, *, folder: str) -> Command:
@@ -101,9 +92,8 @@ def disk_bytes(request: LaunchRequest) -> dict[str, int]:
         held["the base"] = weights
     if "train" in stages:
         # One more is being written while those to keep are there; the best may be beside them.
-        held["saved steps"] = (
-            (train.save_total_limit + 1 + (train.keep == "best")) * SAVED_BYTES * request.plan.trained_parameters
-        )
+        steps = train.save_total_limit + 1 + (train.keep == "best")
+        held["saved steps"] = steps * SAVED_BYTES * request.plan.trained_parameters
     if "export" in stages or not READERS_OF_MERGED.isdisjoint(stages):
         adapter = ADAPTER_BYTES * request.plan.trained_parameters if train.method == "lora" else 0
         held["merged weights"] = weights + adapter

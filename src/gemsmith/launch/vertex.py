@@ -32,8 +32,7 @@ _POLL_S = 10.0
 class Registration(Part):
     """All that is run and sent."""
 
-    upload: Command | None
-    """None: the weights lie there."""
+    upload: Command | None  # None: the weights lie there
     url: str
     body: dict[str, Any]
 
@@ -113,9 +112,8 @@ def _request(method: str, url: str, body: dict[str, Any] | None = None) -> dict[
     try:
         answer = dict(httpx.request(method, url, json=body, headers=headers, timeout=60).json())
     except (httpx.HTTPError, ValueError) as error:
-        raise MachineError(
-            f"{url}: gave no answer ({first_line(error)}); look for the model before you try again"
-        ) from None
+        remedy = "look for the model before you try again"
+        raise MachineError(f"{url}: gave no answer ({first_line(error)}); {remedy}") from None
     if refused := answer.get("error"):
         raise MachineError(f"{url}: Vertex AI refused: {refused.get('code')} {refused.get('message')}")
     return answer

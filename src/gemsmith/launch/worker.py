@@ -33,8 +33,7 @@ from gemsmith.train.stage import is_later_host
 
 ANSWERS = "answers.jsonl"
 RunStage = Callable[[Run, str], object]
-_AT_ONCE = 8
-"""Objects that are fetched at the same time."""
+_AT_ONCE = 8  # objects that are fetched at the same time
 
 
 def run_on_worker(
@@ -94,10 +93,7 @@ def _run_mirrored(run: Run, stage: str, run_stage: RunStage, mirror: RunSync, co
 
 
 def _answer_rows(run: Run, bucket: Bucket, folder: Path, asked: str, console: Console) -> None:
-    """Answers the part of the rows that is this task's. `asked`: JSON of rows, model and the fields of SamplingParams.
-
-    What an earlier attempt has answered is in the bucket and not asked again; a part that is whole there is kept.
-    """
+    """Answers this task's part of the rows. `asked`: JSON of rows, model and the fields of SamplingParams."""
     from gemsmith.data.dataset import source_sha256
     from gemsmith.evals.predict import predict_run
     from gemsmith.serve.client.stream import SamplingParams
@@ -110,9 +106,7 @@ def _answer_rows(run: Run, bucket: Bucket, folder: Path, asked: str, console: Co
         Bucket(place).download(name, Path(rows))
     made = (bucket.read(f"{RUN}export.json") or b"").decode() if model == "tuned" else run.recipe.checkpoint
     key = sha256_json([source_sha256(rows), model, made, how])[:12]
-    index, count = (
-        int(os.environ.get(f"CLOUD_RUN_TASK_{name}", least)) for name, least in (("INDEX", 0), ("COUNT", 1))
-    )
+    index, count = int(os.environ.get("CLOUD_RUN_TASK_INDEX", "0")), int(os.environ.get("CLOUD_RUN_TASK_COUNT", "1"))
     shard = Shard(number=index + 1, of=count)
     parts = Bucket(f"{bucket.url}/answers/{key}")
     mine = folder / f"{shard.number}-of-{count}"

@@ -47,15 +47,13 @@ def run_stages(run: Run, stages: Sequence[str] = tuple(STAGES), *, force: bool =
         stages = [stage for stage in stages if stage != "eval"]
         console.print("eval     ", end="")
         console.print("left out: data.eval names no held-out rows", style="dim")
-    with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack)
+    with _open_servers(run) as servers:
         if not (force and "data" in stages):
             _refuse_changed_rows(run)
         to_run = [stage for stage in stages if force or not is_up_to_date(run, stage)]
         _refuse_missing_records(run, stages, to_run)
-        missing = refuse_problems(run, to_run)
         served = ", ".join(stage for stage in to_run if stage in SERVED)
-        for problem in missing:  # before hours of training for what comes after it
+        for problem in refuse_problems(run, to_run):  # before hours of training for what comes after it
             console.print("warning: ", style="yellow", end="")
             console.print(f"{served} will not run here, the stages before will: {problem}")
         try:
@@ -79,10 +77,8 @@ def _refuse_missing_records(run: Run, stages: Sequence[str], to_run: Collection[
             if needed not in stages and (
                 any(depends_on(needed, each) for each in to_run) or not is_up_to_date(run, needed)
             ):
-                raise InputError(
-                    f"--skip {needed}: {stage} needs its record, and {run.record_file(needed)} is missing or would be "
-                    f"out of date; run {needed}, too, or add --skip {stage}"
-                )
+                why = f"{stage} needs its record, and {run.record_file(needed)} is missing or would be out of date"
+                raise InputError(f"--skip {needed}: {why}; run {needed}, too, or add --skip {stage}")
 
 
 def _run_each(
@@ -101,9 +97,8 @@ def _run_each(
             if force and (stage != "plan" or len(stages) == 1):
                 commit_recipe(run)
             if isinstance(record, TrainRecord) and record.hosts > 1:
-                console.print(
-                    f"trained on {record.hosts} hosts; the other stages need only one: gemsmith run {run.path}"
-                )
+                rest = f"the other stages need only one: gemsmith run {run.path}"
+                console.print(f"trained on {record.hosts} hosts; {rest}")
                 return [*records, record]
             if stage == "data" and (planned := _plan_again(run)) and stages[0] == "plan":
                 records[0] = planned
@@ -118,7 +113,7 @@ def _plan_again(run: Run) -> Record | None:
     compiled = any(machine.compiled for machine in read_record(run, PlanRecord).machines)
     if compiled and read_record(run, DataRecord).images:  # whose step has another shape by now
         return None
-    limits = importlib.import_module("gemsmith.plan.compiled").Limits() if compiled else None
+    limits = importlib.import_module("gemsmith.plan.aot.compile").Limits() if compiled else None
     return _call(run, "plan", None, limits=limits)
 
 
@@ -128,9 +123,7 @@ def _write_report(run: Run) -> Path:
 
 
 def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: bool = False, **more: Any) -> Record:
-    """Runs one stage, unless its record is complete; `force` does it again.
-
-    Where that fails, the earlier record and files stay.
+    """Runs one stage, unless its record is complete; `force` does it again: where that fails, the earlier one stays.
 
     `skip_verify_check`: merged weights are served whatever verify says of them. `more` is for the stage's own function.
     """
@@ -139,9 +132,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
     for upstream in STAGES[stage].upstream:
         read_record(run, STAGES[upstream].record)
         if not is_up_to_date(run, upstream):
-            raise RunError(
-                f"{run.record_file(upstream)}: was made from other settings; run first: gemsmith {upstream} {run.path}"
-            )
+            remedy = f"run first: gemsmith {upstream} {run.path}"
+            raise RunError(f"{run.record_file(upstream)}: was made from other settings; {remedy}")
     if not force and is_up_to_date(run, stage):
         trains_on = ", --steps +N trains on" if stage == "train" else ""
         from gemsmith.system.console import open_console
@@ -150,7 +142,8 @@ def run_stage(run: Run, stage: str, *, force: bool = False, skip_verify_check: b
         return read_record(run, STAGES[stage].record)
     refuse_problems(run, [stage])
     with contextlib.ExitStack() as stack:
-        servers = _open_servers(run, stack, skip_verify_check=skip_verify_check) if stage in SERVED else None
+        opened = _open_servers(run, skip_verify_check=skip_verify_check) if stage in SERVED else None
+        servers = stack.enter_context(opened) if opened else None
         record = _call(run, stage, servers, force=force, **more)
     if stage == "data":
         _plan_again(run)
@@ -175,16 +168,14 @@ def print_warnings_of(record: Record, *, told: Collection[str] = ()) -> None:
     print_warnings(record.stage, left, critical=record.critical_warnings)
 
 
-def _open_servers(run: Run, stack: contextlib.ExitStack, *, skip_verify_check: bool = False) -> "Servers":
+def _open_servers(run: Run, *, skip_verify_check: bool = False) -> "Servers":
     from gemsmith.serve.stage import Servers
 
-    return stack.enter_context(Servers(run, skip_verify_check=skip_verify_check))
+    return Servers(run, skip_verify_check=skip_verify_check)
 
 
 def _refuse_changed_rows(run: Run) -> None:
-    """Raises RunError where the dataset is no longer what the data stage has read.
-
-    One that is gone by now is not missed.
+    """Raises RunError where the dataset is no longer what the data stage has read; one that is gone is not missed.
 
     A damaged record says nothing of it: the data stage is then done again, and whatever needs the record says so.
     """
@@ -200,7 +191,5 @@ def _refuse_changed_rows(run: Run) -> None:
     from gemsmith.data.dataset import source_sha256
 
     if read not in (None, source_sha256(data.train, data.format)):
-        raise RunError(
-            f"data.train: {', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made "
-            "from it; put it back, or name another run directory with --run"
-        )
+        what = f"{', '.join(data.sources) or data.train} has changed since {run.record_file('data')} was made from it"
+        raise RunError(f"data.train: {what}; put it back, or name another run directory with --run")

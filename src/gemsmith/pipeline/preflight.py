@@ -14,16 +14,7 @@ from typing import Literal, NamedTuple
 
 from gemsmith.arch import VARIANTS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
-from gemsmith.errors import (
-    USERS_ERRNOS,
-    GemsmithError,
-    InputError,
-    MachineError,
-    as_one,
-    explain_os_error,
-    problems_of,
-    raise_all,
-)
+from gemsmith.errors import USERS_ERRNOS, GemsmithError, InputError, MachineError, as_one, explain_os_error, raise_all
 from gemsmith.hardware import find_machine, load_catalog, machines_with
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.checks import eval_share
@@ -89,7 +80,7 @@ def find_problems(run: Run, stages: Collection[str], depth: Depth = "here") -> d
         except _SkippedError:
             continue
         except InputError as error:
-            for problem in problems_of(error):
+            for problem in error.problems:
                 found.setdefault(str(problem), (name, problem))
     return found
 
@@ -122,15 +113,13 @@ def examine(source: Path, path: Path | None, overrides: Sequence[str], guard: Gu
     """Findings of each check of the recipe, or of the recipe in a run directory, as each is made.
 
     `path` is the run directory of a recipe, by default that of `gemsmith run`.
-
     `guard` is entered around each and makes an InputError of a library that is not installed.
     """
-    file, found = source / "recipe.yaml" if source.is_dir() else source, list[Run]()
+    in_run, found = source.is_dir(), list[Run]()
+    file, place = (source / "recipe.yaml", source) if in_run else (source, path or Path("runs") / source.stem)
 
     def read() -> str:
-        place = source if source.is_dir() else path or Path("runs") / source.stem
         found.append(Run(path=place, recipe=load_recipe(file, overrides)))
-        in_run = source.is_dir()
         recipe, derived = resolve_run(source, overrides) if in_run else resolve_file(file, overrides, stages=())
         found[0] = Run(path=place, recipe=recipe)
         return f"{file}: {recipe.model}, {len(derived)} values derived"
@@ -169,7 +158,7 @@ def _check(name: str, check: Callable[[], str], guard: Guard) -> list[Finding]:
     except _SkippedError as reason:
         return [Finding("skipped", name, str(reason))]
     except GemsmithError as error:
-        return [Finding("fails", name, str(problem)) for problem in problems_of(error)]
+        return [Finding("fails", name, str(problem)) for problem in error.problems]
     except OSError as error:
         return [Finding("fails", name, explain_os_error(error) if error.errno in USERS_ERRNOS else str(error))]
 
@@ -239,11 +228,11 @@ def _tokenizer(case: Case) -> str:
 
 
 def _rows(case: Case) -> str:
-    from gemsmith.data.stage import count_usable
+    from gemsmith.data.stage import count_usable, describe_dropped
 
-    kept, dropped = count_usable(case.run.recipe, _opened(case))
-    left_out = "".join(f", {count:,} left out: {reason}" for reason, count in dropped.items())
-    return f"data.train: {kept:,} rows are read and rendered{left_out}"
+    recipe = case.run.recipe
+    kept, dropped = count_usable(recipe, _opened(case))
+    return f"data.train: {kept:,} rows are read and rendered{describe_dropped(dropped, recipe.data)}"
 
 
 def _scoring(case: Case) -> str:
@@ -336,8 +325,7 @@ def _disk(case: Case) -> str:
     run, base = case.run, case.checkpoint
     if base is None and Path(run.recipe.checkpoint).is_dir():
         base = _open_base(run)
-    there = base is not None and bool(base.places)
-    need_bytes = merged_bytes(base) if base and there else 2 * 2 * plan_only(run.recipe).parameters
+    need_bytes = merged_bytes(base) if base and base.places else 2 * 2 * plan_only(run.recipe).parameters
     check_space(run.path, need_bytes)
     if case.depth == "all":
         check_directory(run)

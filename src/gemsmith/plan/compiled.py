@@ -5,14 +5,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from gemsmith.errors import GemsmithError, InputError, MachineError
 from gemsmith.hardware import Machine
 from gemsmith.hardware.model import ImageWork
+from gemsmith.plan.aot import compile as compiler
+from gemsmith.plan.aot.compile import Limits
 from gemsmith.plan.cost import rounded, rounded_range
 from gemsmith.plan.mesh import GIB, Choice
 from gemsmith.recipe.keys import KEYS
@@ -29,12 +30,6 @@ SOURCES = ("models", "train/jax", "plan/aot", "arch", "recipe/backends.py", "har
 """What makes the program, or reads it: another version of any of it is compiled again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    seconds: float = 1800.0
-    memory_bytes: float = 12e9
-
-
 def check_compiles(recipe: Recipe, machines: Sequence[Machine]) -> None:
     """Raises InputError where the step is compiled for none of the machines, MachineError without a compiler."""
     if not any(_compiles_for(recipe, machine) for machine in machines):
@@ -43,9 +38,7 @@ def check_compiles(recipe: Recipe, machines: Sequence[Machine]) -> None:
             f"--compile: the step of train.backend {recipe.train.backend} is not compiled for {names}; name TPUs of "
             "the catalog that have a topology, such as v5p-8, with --machine, and train.backend tunix"
         )
-    from gemsmith.plan.aot.compile import check_compiler
-
-    check_compiler()
+    compiler.check_compiler()
 
 
 def _compiles_for(recipe: Recipe, machine: Machine) -> bool:
@@ -132,19 +125,11 @@ def cache_key(recipe: Recipe, machine: Machine, images: ImageWork | None = None)
 
 
 def _compile(recipe: Recipe, machine: Machine, images: ImageWork | None, limits: Limits) -> CompiledStep:
-    from gemsmith.plan.aot.compile import compile_in_child
-    from gemsmith.plan.aot.timeline import walk
+    from gemsmith.plan.aot.timeline import walk  # here: every plan starts without it
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        facts: dict[str, Any] = compile_in_child(
-            recipe,
-            folder,
-            topology=machine.topology,
-            images=images,
-            limit_s=limits.seconds,
-            limit_bytes=limits.memory_bytes,
-        )
+        facts = compiler.compile_in_child(recipe, folder, topology=machine.topology, images=images, limits=limits)
         places = [tuple(each) for each in facts["coordinates"]]
         try:
             costs = walk((folder / "step.hlo").read_text(), machine.chip, coordinates=places)

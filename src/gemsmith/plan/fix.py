@@ -41,7 +41,7 @@ def find_fix(recipe: Recipe, machine: Machine, work_in: Callable[[str], StepCost
         if dtype not in backend.dtypes or work_in(dtype).base_bytes / machine.chips > usable_bytes:  # whatever the mesh
             continue
         for rows in (all_rows >> halved for halved in range(all_rows.bit_length()) if all_rows % 2**halved == 0):
-            fewest = _change(recipe, dtype=dtype, rows=rows, micro_batches=rows, remat="layer", mesh="auto")
+            fewest = with_values(recipe, zip(KEYS, ("layer", "auto", rows, rows, dtype), strict=True))
             if _choose(fewest, work_in, machine).hbm_bytes_per_chip > usable_bytes:
                 continue  # too large with everything that saves memory, so not worth trying with less
             for changed in _changes(recipe, dtype, rows):
@@ -59,9 +59,8 @@ def _changes(recipe: Recipe, dtype: str, rows: int) -> Iterator[Recipe]:
     counts = [count for doubled in range(rows.bit_length()) if rows % (count := fewest << doubled) == 0]
     tried = sorted(product(range(len(remats)), range(len(meshes)), range(len(counts))), key=sum)
     for remat, mesh, count in tried:
-        yield _change(
-            recipe, dtype=dtype, rows=rows, micro_batches=counts[count], remat=remats[remat], mesh=meshes[mesh]
-        )
+        values = remats[remat], meshes[mesh], counts[count], rows, dtype
+        yield with_values(recipe, zip(KEYS, values, strict=True))
 
 
 def _try(recipe: Recipe, changed: Recipe, machine: Machine, work_in: Callable[[str], StepCost]) -> Fix | None:
@@ -90,8 +89,3 @@ def _choose(recipe: Recipe, work_in: Callable[[str], StepCost], machine: Machine
         remat="layer" if train.remat == "auto" else train.remat,
     )
     return choose_mesh(on_chips(work, machine.chip.kind, recipe), machine, recipe)
-
-
-def _change(recipe: Recipe, *, dtype: str, rows: int, micro_batches: int, remat: Any, mesh: Any) -> Recipe:
-    values = dict(zip(KEYS, (remat, mesh, micro_batches, rows, dtype), strict=True))
-    return with_values(recipe, values.items())

@@ -12,7 +12,8 @@ from gemsmith.hardware.catalog import Machine, doubts_of
 from gemsmith.hardware.model import StepCost, memory_of, on_chips
 from gemsmith.hardware.model.memory import memory_breakdown
 from gemsmith.hardware.model.step_time import MEASURED_WITHIN, forward_share, step_time
-from gemsmith.plan.compiled import Limits, compile_chosen, compiled_note, with_compiled
+from gemsmith.plan.aot.compile import Limits
+from gemsmith.plan.compiled import compile_chosen, compiled_note, with_compiled
 from gemsmith.plan.cost import Cost, cheapest_spot, cost_of, on_demand, plan_price, rounded_range
 from gemsmith.plan.fix import Fix, find_fix
 from gemsmith.plan.mesh import GIB, USABLE_SHARE, Choice, choose_mesh

@@ -20,7 +20,7 @@ from gemsmith.runs.bench_records import BenchCell, BenchRecord
 from gemsmith.runs.plan_records import ServingPlan
 from gemsmith.runs.records import Range, ServerFacts
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.serve.command import UTILISATION, Layout, choose_layout
+from gemsmith.serve.command import UTILIZATION, Layout, choose_layout
 from gemsmith.serve.settings import settings_of
 from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES
@@ -136,7 +136,7 @@ def _full_load(
     kv_per_request = kv_bytes(variant, served.tp, served.kv_dtype, input_tokens + output_tokens)
     kv_room: float = CPU_KV_BYTES
     if chip.kind != "cpu":
-        kv_room = UTILISATION * chip.hbm_bytes / chip.devices - layout.memory.weights - layout.memory.workspace
+        kv_room = UTILIZATION * chip.hbm_bytes / chip.devices - layout.memory.weights - layout.memory.workspace
     copies = min(layout.copies, most or layout.copies)  # that have something to do
     requests = max(1, min(int(kv_room / kv_per_request), MOST_REQUESTS, (most or MOST_REQUESTS * copies) // copies))
     low, high = output_tokens_per_s(

@@ -19,7 +19,8 @@ from gemsmith.hardware import Catalog, Machine, find_machine, load_catalog
 from gemsmith.hardware.catalog import own_catalog, own_files
 from gemsmith.hardware.model import StepCost, step_cost
 from gemsmith.hardware.model import step_time as time
-from gemsmith.plan.compiled import Limits, check_compiles
+from gemsmith.plan.aot.compile import Limits
+from gemsmith.plan.compiled import check_compiles
 from gemsmith.plan.cost import LOAD_BYTES_PER_S, PREEMPTION_HOURS
 from gemsmith.plan.counts import PRICED_STEPS, count_evaluations, count_images, count_real_tokens, count_steps
 from gemsmith.plan.machine import Asked, plan_machine
@@ -80,9 +81,7 @@ def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
 
 def plan(run: Run, sort: Sort | None = None, limits: Limits | None = None) -> PlanRecord:
     """The run's plan, also written to plan.json. Uses the data stage's record where there is one."""
-    record = plan_run(run, sort=sort, limits=limits)
-    write_record(run, record)
-    return record
+    return write_record(run, plan_run(run, sort=sort, limits=limits))
 
 
 def plan_run(

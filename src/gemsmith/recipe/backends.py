@@ -25,8 +25,7 @@ OptimizationSwitch = Literal["auto", "off"]
 
 LANES = 128
 """Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
-LOGIT_TOKENS = 1024
-"""Tokens whose logits a device holds at once: 1.07 GB in fp32 with a vocabulary of 262,144."""
+LOGIT_TOKENS = 1024  # tokens whose logits a device holds at once: 1.07 GB in fp32 with a vocabulary of 262,144
 MAX_IMAGE_TOKENS = 1120
 """Soft tokens of one image at most: Gemma 4's image processor makes 70, 140, 280, 560 or 1120."""
 TOKENS_OF_A_BUCKET = 32
@@ -39,8 +38,7 @@ QUERY_BLOCKS = {"cpu": 64}
 OTHER_QUERY_BLOCK = 512
 LOOPS = 8
 """Blocks of queries that read equally many keys share a loop. More loops read fewer in vain and compile longer."""
-ANSWER_TOKENS = 64
-"""Of an answer of train.sample_answers, at most."""
+ANSWER_TOKENS = 64  # of an answer of train.sample_answers, at most
 NAMES = "a list of results"
 
 
@@ -48,23 +46,17 @@ NAMES = "a list of results"
 class Backend:
     """What a value of train.backend can do, whatever the machine."""
 
-    attentions: tuple[str, ...]
-    """Of train.attention, beside auto."""
-    remats: tuple[str, ...]
-    """Of train.remat, beside auto; NAMES stands for a list of results."""
+    attentions: tuple[str, ...]  # of train.attention, beside auto
+    remats: tuple[str, ...]  # of train.remat, beside auto; NAMES stands for a list of results
     dtypes: tuple[str, ...]
     mesh_axes: tuple[str, ...]
-    chips: tuple[str, ...]
-    """Kinds of the hardware catalog that it runs on."""
+    chips: tuple[str, ...]  # kinds of the hardware catalog that it runs on
     lacks: Mapping[str, str]
     """Keys of train that stay at their defaults, each with the reason as an error gives it."""
-    buckets: bool
-    """Whether train.checkpoint_folder may be gs://bucket/folder."""
-    splits_quantized: bool
-    """Whether a quantized base may be split over several devices."""
+    buckets: bool  # whether train.checkpoint_folder may be gs://bucket/folder
+    splits_quantized: bool  # whether a quantized base may be split over several devices
     quantises_experts: bool
-    adapts_all_linear: bool = False
-    """Whether lora.targets may be all-linear."""
+    adapts_all_linear: bool = False  # whether lora.targets may be all-linear
 
 
 BACKENDS = {

@@ -12,8 +12,7 @@ from gemsmith.recipe.schema import Data, GeneratedData, Lora, Recipe, Train
 from gemsmith.recipe.serving import Bench
 from gemsmith.tasks import SOURCES, find_source, is_prompt_file
 
-SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
-"""A share of data.train as data.eval."""
+SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")  # a share of data.train as data.eval
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -34,18 +33,13 @@ def _check_held_out(recipe: Recipe) -> Iterator[str]:
     if share is not None and not 0 < share < 1:
         yield f"data.eval: {data.eval} was given; a share of data.train must be above 0% and below 100%"
     if data.held_out and data.eval != data.train:
-        yield (
-            f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; set data.eval to the same "
-            f"rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
-        )
+        remedy = f"set data.eval to the same rows, or to {100 * data.held_out:g}% alone, or leave held_out out"
+        yield f"data.held_out: {data.held_out:g} was given, and data.eval is not data.train; {remedy}"
     if (data.held_out or share) and isinstance(data.train, GeneratedData):
-        yield (
-            "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
-        )
+        yield "data.eval: a share of data.train was given, whose rows are made; give rows to make with split: held-out"
 
 
 def _check_image_folder(recipe: Recipe) -> Iterator[str]:
-    """What a folder of images needs."""
     data = recipe.data
     if data.format != "image-folder":
         for key in ("labels", "prompt"):
@@ -70,37 +64,27 @@ def _check_bench_images(recipe: Recipe) -> Iterator[str]:
     if recipe.data.eval is None or isinstance(recipe.data.eval, GeneratedData):
         yield "bench.images: true was given, and data.eval names no rows with images; name some, or set it to false"
     if bench.grid != "own":
-        yield (
-            f"bench.images: true was given, and bench.grid {bench.grid} sends random text of given lengths; set "
-            "bench.grid to own, or bench.images to false"
-        )
-    given, default = bench.input_tokens, Bench.model_fields["input_tokens"].default
-    if given != default and (len(given) > 1 or given[0] > recipe.data.max_length):
-        yield (
-            f"bench.input_tokens: {', '.join(map(str, given))} was given, and requests of bench.images are as long "
-            f"as their rows, of data.max_length {recipe.data.max_length} at most; leave it out"
-        )
+        remedy = "set bench.grid to own, or bench.images to false"
+        yield f"bench.images: true was given, and bench.grid {bench.grid} sends random text of given lengths; {remedy}"
+    given, longest = bench.input_tokens, recipe.data.max_length
+    if given != Bench.model_fields["input_tokens"].default and (len(given) > 1 or given[0] > longest):
+        what = f"requests of bench.images are as long as their rows, of data.max_length {longest} at most"
+        yield f"bench.input_tokens: {', '.join(map(str, given))} was given, and {what}; leave it out"
 
 
 def _check_schedule(recipe: Recipe) -> Iterator[str]:
     """The warm-up is said once; what held-out loss decides needs held-out rows."""
     steps, ratio, train = recipe.optimizer.warmup_steps, recipe.optimizer.warmup_ratio, recipe.train
     if steps is not None and ratio is not None:
-        yield (
-            f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; set one of them, the "
-            "other null"
-        )
+        remedy = "set one of them, the other null"
+        yield f"optimizer.warmup_steps: {steps} was given, and optimizer.warmup_ratio {ratio:g}; {remedy}"
     if train.eval_steps and recipe.data.eval is None:
-        yield (
-            f"train.eval_steps: {train.eval_steps} was given, and data.eval names no held-out rows; set data.eval, "
-            "such as to 5%, or leave train.eval_steps out"
-        )
+        remedy = "set data.eval, such as to 5%, or leave train.eval_steps out"
+        yield f"train.eval_steps: {train.eval_steps} was given, and data.eval names no held-out rows; {remedy}"
     for key, without in (("keep", "last"), ("early_stopping_patience", None), ("sample_answers", 0)):
         if not train.eval_steps and (value := getattr(train, key)) != without:
-            yield (
-                f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; set that, "
-                f"such as to 50, or leave train.{key} out"
-            )
+            remedy = f"set that, such as to 50, or leave train.{key} out"
+            yield f"train.{key}: {value} was given, and train.eval_steps null, so there is no held-out loss; {remedy}"
 
 
 def _check_saving(recipe: Recipe) -> Iterator[str]:
@@ -110,22 +94,17 @@ def _check_saving(recipe: Recipe) -> Iterator[str]:
     if in_bucket and not folder.startswith("gs://"):
         yield f"train.checkpoint_folder: {folder!r} was given; allowed: a folder, or gs://bucket/folder"
     elif in_bucket and not BACKENDS[train.backend].buckets:
-        yield (
-            f"train.checkpoint_folder: {folder} was given, but train.backend {train.backend} saves to folders only; "
-            "give one that all processes see, or null"
-        )
+        what = f"train.backend {train.backend} saves to folders only"
+        yield f"train.checkpoint_folder: {folder} was given, but {what}; give one that all processes see, or null"
     if train.offload and train.remat == "none":
-        yield (
-            "train.offload: train.remat is none, which saves all on the device; set it to auto, layer or names of what "
-            "to save there"
-        )
+        remedy = "set it to auto, layer or names of what to save there"
+        yield f"train.offload: train.remat is none, which saves all on the device; {remedy}"
     saved = train.remat if isinstance(train.remat, tuple) else ()
     if both := [name for name in train.offload if name in saved]:
         yield f"train.offload: {', '.join(both)} is saved on the device by train.remat; name it in one of them"
 
 
 def _check_backend(recipe: Recipe) -> Iterator[str]:
-    """What one of the backends has not, whatever the machine."""
     train, name, backend = recipe.train, recipe.train.backend, BACKENDS[recipe.train.backend]
     remat = NAMES if isinstance(train.remat, tuple) else train.remat
     for key, value, allowed in (
@@ -139,24 +118,19 @@ def _check_backend(recipe: Recipe) -> Iterator[str]:
         if (value := getattr(train, key)) != Train.model_fields[key].default:
             others = " or ".join(other for other in BACKENDS if key not in BACKENDS[other].lacks)
             given = value if isinstance(value, str) else json.dumps(value)
-            yield (
-                f"train.{key}: {given} was given, but train.backend {name} {reason}; leave it out, or set "
-                f"train.backend to {others}"
-            )
+            remedy = f"leave it out, or set train.backend to {others}"
+            yield f"train.{key}: {given} was given, but train.backend {name} {reason}; {remedy}"
     scales = train.double_quant and "double_quant" not in backend.lacks
     if scales and train.dtype != "nf4":
         yield f"train.double_quant: true was given, and train.dtype {train.dtype}; set nf4, or leave it out"
     elif scales and recipe.export.merge_into == "trained":
-        yield (
-            "export.merge_into: trained was given, and train.double_quant rounds the scales of the weights that are "
-            "trained on in a way that export does not know; set export.merge_into to original"
-        )
+        what = "rounds the scales of the weights that are trained on in a way that export does not know"
+        remedy = "set export.merge_into to original"
+        yield f"export.merge_into: trained was given, and train.double_quant {what}; {remedy}"
     if ALL_LINEAR in recipe.lora.targets and not backend.adapts_all_linear:
         others = " or ".join(other for other in BACKENDS if BACKENDS[other].adapts_all_linear)
-        yield (
-            f"lora.targets: {ALL_LINEAR} was given, and train.backend {name} adapts projections alone; name their "
-            f"kinds, or set train.backend to {others}"
-        )
+        remedy = f"name their kinds, or set train.backend to {others}"
+        yield f"lora.targets: {ALL_LINEAR} was given, and train.backend {name} adapts projections alone; {remedy}"
 
 
 def _check_full(recipe: Recipe) -> Iterator[str]:
@@ -168,24 +142,21 @@ def _check_full(recipe: Recipe) -> Iterator[str]:
     given += ["train.init_adapter"] if recipe.train.init_adapter else []
     given += ["serve.weights adapter"] if recipe.serve.weights == "adapter" else []
     if given:
-        yield (
-            f"{', '.join(given)}: {'was' if len(given) == 1 else 'were'} given, but train.method full trains the "
-            f"weights themselves, and there is no adapter; {remedy}, or set train.method to lora"
-        )
+        what = "train.method full trains the weights themselves, and there is no adapter"
+        was = f"{', '.join(given)}: {'was' if len(given) == 1 else 'were'} given"
+        yield f"{was}, but {what}; {remedy}, or set train.method to lora"
     if recipe.train.dtype in KINDS:
-        yield (
-            f"train.dtype: {recipe.train.dtype} was given, but train.method full trains weights, and a quantized base "
-            "stays as it is; set bfloat16 or float32, or train.method to lora"
-        )
+        what = "train.method full trains weights, and a quantized base stays as it is"
+        remedy = "set bfloat16 or float32, or train.method to lora"
+        yield f"train.dtype: {recipe.train.dtype} was given, but {what}; {remedy}"
 
 
 def check_served_adapter(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError for adapters of which vLLM would leave out a part, those on what embeds images."""
     if recipe.serve.weights == "adapter" and vision_targets(variant, recipe.lora.targets):
-        raise RecipeError(
-            f"serve.weights: adapter was given, but lora.targets {', '.join(recipe.lora.targets)} adapts what embeds "
-            "images, too, and vLLM leaves that part of an adapter out; set merged"
-        )
+        targets = f"lora.targets {', '.join(recipe.lora.targets)} adapts what embeds images, too"
+        what = f"{targets}, and vLLM leaves that part of an adapter out"
+        raise RecipeError(f"serve.weights: adapter was given, but {what}; set merged")
 
 
 def _check_eval_tasks(recipe: Recipe) -> Iterator[str]:
@@ -199,22 +170,16 @@ def _check_eval_tasks(recipe: Recipe) -> Iterator[str]:
                 yield f"{key}.dataset: is missing; {task.task} needs the folder that its questions are in"
             prompts = find_source(task.task).PROMPTS
             if task.prompt not in (None, *prompts) and not is_prompt_file(task.prompt):
-                yield (
-                    f"{key}.prompt: {task.prompt} was given; {task.task} has {', '.join(prompts)}; set one, or name a "
-                    "file of your own, my.txt"
-                )
+                allowed = f"{task.task} has {', '.join(prompts)}"
+                yield f"{key}.prompt: {task.prompt} was given; {allowed}; set one, or name a file of your own, my.txt"
             continue
         if recipe.data.eval is None:
-            yield (
-                f"{key}.task: {task.task} scores held-out rows, but data.eval names none; set data.eval, or take "
-                "the task out"
-            )
+            remedy = "set data.eval, or take the task out"
+            yield f"{key}.task: {task.task} scores held-out rows, but data.eval names none; {remedy}"
         others = sorted(task.model_fields_set - {"task", "max_tokens"})
         if given := [name for name in others if getattr(task, name) not in (None, False)]:
-            yield (
-                f"{key}.{given[0]}: was given, but {task.task} judges one greedy answer to each held-out row; leave it "
-                f"out; allowed there: max_tokens"
-            )
+            what = f"{task.task} judges one greedy answer to each held-out row"
+            yield f"{key}.{given[0]}: was given, but {what}; leave it out; allowed there: max_tokens"
 
 
 def _check_model(recipe: Recipe) -> Iterator[str]:

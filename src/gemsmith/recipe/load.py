@@ -60,8 +60,7 @@ def differing_keys(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
 
 def differing_values(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The same of two recipes' dotted keys with their values."""
-    keys = sorted(one.keys() | other.keys())
-    return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
+    return {key: (one.get(key), other.get(key)) for key in sorted({*one, *other}) if one.get(key) != other.get(key)}
 
 
 def with_values(recipe: Recipe, values: Iterable[tuple[str, Any] | ResolvedValue]) -> Recipe:
@@ -82,10 +81,7 @@ def default_values() -> dict[str, Any]:
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = (), *, forget: Collection[str] = ()) -> Recipe:
-    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides applied and checked.
-
-    Raises RecipeError for an unreadable file, an unknown key (with a near match), a wrong type or an unknown model.
-    """
+    """The recipe in a YAML file, without the keys to forget, with `key=value` overrides; checked, or a RecipeError."""
     path = Path(path)
     values = read_yaml(path, f"recipe {path}")
     if not isinstance(values, dict):
@@ -194,8 +190,6 @@ _IN_YAML = {
     "dict_type": "it must be a mapping of keys to values",
 }
 """What pydantic says in Python's words."""
-
-
 _KINDS: dict[str, Any] = {"GeneratedData": GeneratedData, "Mesh": Mesh, "tuple[RowSource, ...]": tuple[RowSource, ...]}
 """What pydantic calls a kind of value, where there may be several."""
 _OTHER_NAMES = {

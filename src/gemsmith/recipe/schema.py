@@ -13,25 +13,16 @@ from pydantic import BeforeValidator, Field, JsonValue
 
 from gemsmith.arch import LORA_KINDS
 from gemsmith.recipe.backends import ANSWER_TOKENS, OptimizationSwitch, Saved
-from gemsmith.recipe.section import (
-    AtOnce,
-    Devices,
-    InputPath,
-    NotCompiled,
-    OfQuestions,
-    OfRows,
-    Positive,
-    RowCount,
-    Says,
-    Section,
-    SpikeFactor,
-    Steps,
-    TokenCount,
-)
+from gemsmith.recipe.section import AtOnce, InputPath, Listed, RowCount, Says, Section, Steps, T, TokenCount
 from gemsmith.recipe.serving import Bench, Serve
 from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+SpikeFactor = Annotated[float, Field(gt=1, le=1e6), Says(compiled=False)]
+Devices = Annotated[int, Field(gt=0, le=16_384)]  # the largest TPU pods have 9,216 chips
+NotCompiled = Annotated[T, Says(compiled=False)]
+OfQuestions = Annotated[T, Says("plan data train questions")]
+OfRows = Annotated[T, Says("plan data train")]
 ErrorOrDrop = Literal["error", "drop"]
 if TYPE_CHECKING:
     MadeTask: TypeAlias = str
@@ -72,7 +63,7 @@ class RowSource(Section):
     )
 
 
-Rows: TypeAlias = str | GeneratedData | Annotated[tuple[RowSource, ...], Field(strict=False, min_length=1)]
+Rows: TypeAlias = str | GeneratedData | Annotated[Listed[RowSource], Field(min_length=1)]
 
 
 class Data(Section):
@@ -145,7 +136,7 @@ def lora_scale(*, rank: int, alpha: float, rslora: bool) -> float:
 class Lora(Section):
     stages = "plan train"
 
-    rank: Positive = Field(64, description="R: the columns of A and the rows of B.")
+    rank: Annotated[int, Field(gt=0, lt=2**31)] = Field(64, description="R: the columns of A and the rows of B.")
     alpha: Annotated[float, Field(gt=0, le=1e5)] = Field(
         64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
     )
@@ -153,8 +144,8 @@ class Lora(Section):
         0.05, description="The share of an adapter's inputs that a training step leaves out; 0: none."
     )
     rslora: bool = Field(False, description="Scale adapters by alpha / sqrt(rank) instead of alpha / rank.")
-    targets: tuple[str, ...] = Field(
-        LORA_KINDS, strict=False, description="Kinds of projection; vision: the tower's; all-linear: PEFT's, with trl."
+    targets: Listed[str] = Field(
+        LORA_KINDS, description="Kinds of projection; vision: the tower's; all-linear: PEFT's, with trl."
     )
 
     @property
@@ -243,12 +234,12 @@ class Train(Section):
         description="tunix: the `splash` kernel on TPU, for heads of whole 128s; `dense` blocks elsewhere. trl: "
         "`documents` one by one, or masked `sdpa`, `eager`.",
     )
-    remat: Literal["auto", "none", "layer"] | Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
+    remat: Literal["auto", "none", "layer"] | Listed[Saved] = Field(
         "auto",
         description="What the backward pass recomputes: `none`, a whole `layer`, or all of it but the results "
         "named here; `auto` names as many as the device has room for.",
     )
-    offload: Annotated[tuple[Saved, ...], Field(strict=False)] = Field(
+    offload: Listed[Saved] = Field(
         (), description="Results of a layer that wait for the backward pass in the host's memory; TPU and GPU."
     )
     mesh: Literal["auto"] | Mesh = Field(
@@ -288,9 +279,7 @@ class Train(Section):
         f"{ANSWER_TOKENS} tokens.",
     )
     report_to: Annotated[
-        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...],
-        Says("trackers", compiled=False),
-        Field(strict=False),
+        Listed[Literal["tensorboard", "wandb", "mlflow", "trackio"]], Says("trackers", compiled=False)
     ] = Field(
         ("tensorboard",), description="Where the numbers of steps and evaluations go, too; may change on the way."
     )
@@ -304,12 +293,10 @@ class Train(Section):
     on_nonfinite: NotCompiled[Literal["stop", "skip"]] = Field(
         "stop", description="What a step does whose loss or gradient is NaN or infinite; skip: its update is left out."
     )
-    spike_factor: NotCompiled[SpikeFactor] = Field(
+    spike_factor: SpikeFactor = Field(
         3.0, description="A loss of more than this many times the median of the last 50 steps is a spike."
     )
-    grad_norm_spike_factor: NotCompiled[SpikeFactor] = Field(
-        10.0, description="The same of a gradient norm before clipping."
-    )
+    grad_norm_spike_factor: SpikeFactor = Field(10.0, description="The same of a gradient norm before clipping.")
     on_spike: NotCompiled[Literal["report", "stop", "skip"]] = Field(
         "report", description="What a step does whose loss or gradient norm is a spike."
     )
@@ -356,9 +343,7 @@ class EvalTask(Section):
 class Eval(Section):
     stages = "eval"
 
-    tasks: tuple[EvalTask, ...] = Field(
-        (), description="What is scored; default: the held-out rows, by eval.scorer.", strict=False
-    )
+    tasks: Listed[EvalTask] = Field((), description="What is scored; default: the held-out rows, by eval.scorer.")
     scorer: ScorerName = Field(
         "exact",
         description=f"What an answer is judged by: {describe_tasks(SCORERS)}; or your own Python file with COLUMNS and "
@@ -376,8 +361,8 @@ class Eval(Section):
 class Hardware(Section):
     stages = "plan"
 
-    machines: tuple[str, ...] = Field(
-        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalog.", strict=False
+    machines: Listed[str] = Field(
+        ("v5p-8", "v6e-8", "2xh100"), min_length=1, description="Machines to plan for, of the catalog."
     )
     catalog: InputPath[str | None] = Field(None, description="A YAML that replaces or adds to the shipped catalog.")
 

@@ -13,30 +13,19 @@ class Says:
     stages: str = ""
     """Those that read it; `questions` are eval, and bench with bench.images; `held_out`: data with eval_steps;
     `trackers`: train, which comes to the same without."""
-    path: bool = False
-    """Whether it may name a file or folder of this machine that a run reads."""
-    compiled: bool = True
-    """Whether the compiled training step depends on it."""
+    path: bool = False  # whether it may name a file or folder of this machine that a run reads
+    compiled: bool = True  # whether the compiled training step depends on it
 
 
 T = TypeVar("T")
-Positive = Annotated[int, Field(gt=0, lt=2**31)]
+Listed = Annotated[tuple[T, ...], Field(strict=False)]  # a list in YAML
 Steps = Annotated[int, Field(gt=0, le=10_000_000)]
-RowCount = Annotated[int, Field(gt=0, le=100_000_000)]
-"""Rows of a dataset."""
+RowCount = Annotated[int, Field(gt=0, le=100_000_000)]  # rows of a dataset
 TokenCount = Annotated[int, Field(gt=0, le=2**20)]
 """Tokens of one text: four times what the largest Gemma 4 reads; the bound of the model itself is checked later."""
-Devices = Annotated[int, Field(gt=0, le=16_384)]
-"""The largest TPU pods have 9,216 chips."""
 AtOnce = Annotated[int, Field(gt=0, le=16_384)]
 """Requests under way at once: each holds a connection, and so a port."""
-Seconds = Annotated[int, Field(gt=0, le=86_400)]
-SpikeFactor = Annotated[float, Field(gt=1, le=1e6)]
-Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
 InputPath = Annotated[T, Says(path=True)]
-NotCompiled = Annotated[T, Says(compiled=False)]
-OfQuestions = Annotated[T, Says("plan data train questions")]
-OfRows = Annotated[T, Says("plan data train")]
 OfPlan = Annotated[T, Says("plan bench")]
 AsServed = Annotated[T, Says("plan serve bench eval")]
 
@@ -45,5 +34,4 @@ class Section(BaseModel):
     """Base of every part of the recipe: frozen, and unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, str_min_length=1)
-    stages: ClassVar[str] = ""
-    """The stages that read its keys, but for those that name their own."""
+    stages: ClassVar[str] = ""  # the stages that read its keys, but for those that name their own

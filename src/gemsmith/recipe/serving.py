@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from gemsmith.recipe.section import AsServed, AtOnce, Milliseconds, OfPlan, RowCount, Says, Seconds, Section, TokenCount
+from gemsmith.recipe.section import AsServed, AtOnce, Listed, OfPlan, RowCount, Says, Section, TokenCount
 
-BURST = math.inf
-"""The rate of requests that are all sent at once."""
+Seconds = Annotated[int, Field(gt=0, le=86_400)]
+Milliseconds = Annotated[float, Field(gt=0, le=86_400_000)]
+BURST = math.inf  # the rate of requests that are all sent at once
 AT_ONCE = 10_000.0
 """Requests a second that are as good as a burst: no server has answered one before the last of some dozens is sent."""
 
@@ -33,23 +34,19 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Loads, and how many requests measure one: at least `fewest` and `arrivals_s` of arrivals, at most `most`.
-
-    `exact`: loads of which so many are sent instead, with no warm-up.
-    """
+    """Loads, and how many requests measure one: at least `fewest` and `arrivals_s` of arrivals, at most `most`."""
 
     loads: tuple[Load, ...]
     fewest: int
     most: int
     arrivals_s: float
     exact: Mapping[Load, int] = field(default_factory=dict)
+    """Loads of which so many are sent instead, with no warm-up."""
 
 
-def _loads(
-    lengths: Iterable[tuple[int, int]], rates: Iterable[float], max_concurrency: int | None = None
-) -> tuple[Load, ...]:
+def _loads(lengths: Iterable[tuple[int, int]], rates: Iterable[float], at_once: int | None = None) -> tuple[Load, ...]:
     return tuple(
-        Load(input_tokens=tokens, output_tokens=answer, request_rate=rate, max_concurrency=max_concurrency)
+        Load(input_tokens=tokens, output_tokens=answer, request_rate=rate, max_concurrency=at_once)
         for (tokens, answer), rate in product(lengths, rates)
     )
 
@@ -98,7 +95,7 @@ class Serve(Section):
     container_image: Annotated[str | None, Says("plan serve")] = Field(
         None, description="The Docker image of gemsmith serve --machine; default: vLLM's own for the machine's kind."
     )
-    arguments: AsServed[tuple[str, ...]] = Field((), description="Further arguments to vLLM's server.", strict=False)
+    arguments: AsServed[Listed[str]] = Field((), description="Further arguments to vLLM's server.")
 
 
 class Bench(Section):
@@ -111,15 +108,14 @@ class Bench(Section):
         "sends what that sent, 30 prompts in a load; `short` is for a CPU; `own` is what the next six keys say, others "
         "read none.",
     )
-    input_tokens: OfPlan[tuple[TokenCount, ...]] = Field(
+    input_tokens: OfPlan[Listed[TokenCount]] = Field(
         (512, 4096),
         min_length=1,
         description="Lengths of prompts in tokens; each with each of request_rates is a cell.",
-        strict=False,
     )
     output_tokens: OfPlan[TokenCount] = Field(256, description="Tokens that every request asks for.")
-    request_rates: tuple[Annotated[float, Field(ge=0.001, le=AT_ONCE)] | Literal["burst"], ...] = Field(
-        (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once.", strict=False
+    request_rates: Listed[Annotated[float, Field(ge=0.001, le=AT_ONCE)] | Literal["burst"]] = Field(
+        (1.0, 4.0, 16.0), min_length=1, description="Requests a second; `burst`: all at once."
     )
     max_concurrency: OfPlan[AtOnce | None] = Field(
         None, description="Requests under way at once, where others wait at the client; null: no limit."

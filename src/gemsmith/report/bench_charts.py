@@ -11,7 +11,7 @@ from gemsmith.analysis.ratios import common_cells
 from gemsmith.analysis.summary import load_words
 from gemsmith.bench.sweep import ENOUGH
 from gemsmith.report import charts
-from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, line_chart, make_chart
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Chart, Line, line_chart, make_chart
 from gemsmith.runs.bench_records import BenchCell, BenchRecord, Percentiles
 from gemsmith.system.format import count, decimal, percent, usd
 
@@ -19,10 +19,7 @@ _MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hid
 _RING = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.4, "linestyle": "none"}
 _Load = tuple[float, float]
 """Requests/s asked for, and how many at once; infinite: no limit."""
-_Words = Callable[[BenchCell], str]
 _LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
-_ROW = 34
-"""Height of a load's bars, in units of the SVG."""
 _MOST_SMOOTHED = 400
 _COST_POINTS = 24
 """Of a line that is straight; its ends and the break-even are among them."""
@@ -72,11 +69,10 @@ def load_charts(bench: BenchRecord) -> list[Chart]:
         loads=sorted({load_of(cell) for cell in cells}),
         lengths=sorted({cell.input_tokens for cell in cells}),
     )
-    judged = any(cell.goodput is not None for cell in cells)
     return [
         _trade_chart(grid),
         _throughput_chart(grid),
-        *([_goodput_chart(grid)] if judged else []),
+        *([_goodput_chart(grid)] if any(cell.goodput is not None for cell in cells) else []),
         _latency_chart(grid, "ttft", "Time to first token (TTFT)", lambda cell: cell.ttft_ms),
         _latency_chart(grid, "tpot", "Time per output token (TPOT)", lambda cell: cell.tpot_ms),
         _latency_chart(grid, "itl", "Inter-token latency (ITL)", lambda cell: cell.itl_ms),
@@ -106,7 +102,6 @@ def _trade_chart(grid: _Grid) -> Chart:
 
 
 def _throughput_chart(grid: _Grid) -> Chart:
-    """Output tokens/s against the load, beside what the requests ask for."""
     longest = max(cell.output_tokens for cell in grid.cells)
     asked = [rate * longest if math.isfinite(rate) else math.nan for rate, _ in grid.loads]
     top = max((cell.output_tokens_per_s for cell in grid.cells if math.isfinite(cell.output_tokens_per_s)), default=0.0)
@@ -127,8 +122,6 @@ def _throughput_chart(grid: _Grid) -> Chart:
 
 
 def _goodput_chart(grid: _Grid) -> Chart:
-    """The share of good requests against the load, and the line under which a server is saturated."""
-
     def good(cell: BenchCell) -> float:
         return math.nan if cell.goodput is None else cell.goodput
 
@@ -165,8 +158,8 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         row, color = grid.row(length), SERIES[number % 6]
         at, low, high = ([get(cell) for cell in row] for get in (place, lambda c: of(c).p50, lambda c: of(c).p90))
         top = [of(cell).p99 for cell in row]
-        bars.append(Bars(x=at, low=high, high=top, color=color, style={"linewidth": 1.3}))
-        bars.append(Bars(x=at, low=low, high=high, color=color, style={"linewidth": 4, "alpha": 0.55}))
+        bars.append(Line(x=at, y=top, low=high, color=color, style={"linewidth": 1.3}))
+        bars.append(Line(x=at, y=high, low=low, color=color, style={"linewidth": 4, "alpha": 0.55}))
     return _grid_chart(
         grid,
         name,
@@ -178,7 +171,7 @@ def _latency_chart(grid: _Grid, name: str, title: str, of: Callable[[BenchCell],
         title=title,
         unit=f"{'ms' if ranges else 'p50, ms'}{', log scale' if log else ''}",
         legend=[("muted", "range", "p50 to p90, p99")] if ranges else [],
-        bars=bars,
+        beside=bars,
         y_range=None if log else (0, None),
         log=log,
     )
@@ -189,10 +182,10 @@ def _grid_chart(
     name: str,
     *,
     y: Callable[[BenchCell], float],
-    words: _Words,
+    words: Callable[[BenchCell], str],
     of: str,
     x: Callable[[BenchCell], float] | None = None,
-    short_words: _Words | None = None,
+    short_words: Callable[[BenchCell], str] | None = None,
     beside: Sequence[Line] = (),
     legend: Sequence[tuple[str, str, str]] = (),
     **how: Any,
@@ -205,7 +198,7 @@ def _grid_chart(
     for place, length in enumerate(grid.lengths):
         row, color = grid.row(length), SERIES[place % 6]
         style = {"marker": MARKERS[place % 6], "markersize": 6.5, "markeredgecolor": COLORS["paper"], "zorder": 3}
-        said = {"mark": f"line m{place % 6}", "words": f"{count(length)} tokens in"}
+        said: dict[str, Any] = {"mark": f"line m{place % 6}", "words": f"{count(length)} tokens in"}
         lines.append(Line(x=[at(cell) for cell in row], y=[y(cell) for cell in row], color=color, style=style, **said))
         if over := [cell for cell in row if cell.goodput is not None and cell.goodput < ENOUGH]:
             style = {**_RING, "markeredgecolor": COLORS[color], "zorder": 4}
@@ -240,8 +233,7 @@ def loss_chart(comparison: Comparison) -> Chart | None:
             losses = [loss if math.isfinite(loss) else math.nan for _, loss in side.losses]
             means = charts.running_mean(losses, charts.mean_window(len(losses)))
             every = max(1, len(steps) // _MOST_SMOOTHED)
-            thinned = [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
-            smoothed[side.name, SERIES[place % 6]] = thinned
+            smoothed[side.name, SERIES[place % 6]] = [*steps[:-1:every], steps[-1]], [*means[:-1:every], means[-1]]
     if len(smoothed) < 2:
         return None
     tokens = ("data:rows_sha256", "data:loss_mask_sha256", "data:template_sha256")
@@ -280,10 +272,8 @@ def _bars(
     # A side's place among all gives it its color.
     both = {place: side for place, side in enumerate(comparison.sides) if side.name in (pair.first, pair.other)}
     (first, other), colors = both.values(), [SERIES[place % 6] for place in both]
-    rows = [cells for cells in common_cells(first, other) if all(map(of, cells))]
-    if not rows:
+    if not (rows := [cells for cells in common_cells(first, other) if all(map(of, cells))]):
         return None
-    # The first side's above the other's.
     bars = [
         (of(cell), 0.19 - 0.38 * which - row, which, cell)
         for row, cells in enumerate(rows)
@@ -316,7 +306,7 @@ def _bars(
         title=title,
         unit=f"{unit}, tokens in / out{', log scale' if log else ''}",
         points=[(of_, at, f"{names[which]}, {cell.load}: {decimal(of_)} {unit}") for of_, at, which, cell in bars],
-        height=36 + _ROW * len(rows),
+        height=36 + 34 * len(rows),  # in units of the SVG, of which the two bars of a load take 34
         rows=True,
         alt=f"{title} of {first.name} and {other.name}. {alt}.",
         legend=[(color, "block", name) for color, name in zip(colors, names, strict=True)],

@@ -1,7 +1,4 @@
-"""Charts as SVG, and those of a run: training's numbers against the step, and scores with their intervals.
-
-Text stays text, colors are CSS variables; the same numbers give the same bytes.
-"""
+"""Charts as SVG, the same bytes for the same numbers; and those of a run: training by step, scores with intervals."""
 
 import io
 import json
@@ -41,8 +38,6 @@ _DOTS: Mapping[str, Any] = {"marker": "o", "markersize": 4.5}
 _CROSS: Mapping[str, Any] = {"marker": "X", "linestyle": "none", "markersize": 8}
 _MOST_TASKS = 8
 _LONGEST_NAME = 40
-_TASK = 2.7
-"""From a task's row to the next one's, in rows."""
 
 
 def write_ticks(axes: Any, *, log: bool, whole_x: bool = False) -> None:
@@ -155,6 +150,8 @@ class Line:
 
     x: Sequence[float]
     y: Sequence[float]
+    low: Sequence[float] | None = None
+    """Instead of a line upright bars, each from there to `y`."""
     color: str
     """The name of its variable; so below."""
     style: Mapping[str, Any] = field(default_factory=dict)
@@ -162,17 +159,6 @@ class Line:
     """In the legend."""
     mark: str = "line"
     """The kind of mark there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """Upright bars behind the lines, each from `low` to `high`."""
-
-    x: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
-    color: str
-    style: dict[str, Any]
 
 
 def line_chart(
@@ -183,7 +169,6 @@ def line_chart(
     x_names: Sequence[str] = (),
     x_range: tuple[float, float | None] | None = None,
     y_range: tuple[float, float | None] | None = None,
-    bars: Sequence[Bars] = (),
     dashed: Sequence[tuple[float, str]] = (),
     dotted: float | None = None,
     named: Sequence[Point] = (),
@@ -201,10 +186,11 @@ def line_chart(
     def draw(axes: Any) -> None:
         if log:
             axes.set_yscale("log")
-        for bar in bars:
-            axes.vlines(bar.x, bar.low, bar.high, color=COLORS[bar.color], **bar.style)
         for line in lines:
-            axes.plot(line.x, line.y, color=COLORS[line.color], **line.style)
+            if line.low is None:
+                axes.plot(line.x, line.y, color=COLORS[line.color], **line.style)
+            else:
+                axes.vlines(line.x, line.low, line.y, color=COLORS[line.color], **line.style)
         for at, color in dashed:
             axes.axvline(at, color=COLORS[color], linewidth=1.2, linestyle=DASHED)
         if dotted is not None:
@@ -246,8 +232,7 @@ def falls_early(values: Sequence[float]) -> bool:
 
 def training_charts(train: TrainRecord, max_grad_norm: float | None) -> list[Chart]:
     """Loss, gradient norm, learning rate and speed against the step; nothing where one step is no curve."""
-    steps = train.steps
-    if len(steps) < 2:
+    if len(steps := train.steps) < 2:
         return []
     compiled = {steps[0].step, *(after + 1 for after in train.resumed_at)}
     timed = [step.step not in compiled and step.step_s > 0 for step in steps]
@@ -290,8 +275,7 @@ def _step_chart(
         x, y = _thinned(steps, running_mean(values, window))
         lines.append(Line(x=x, y=y, color="s1"))
     lines += [Line(x=[spike], y=[value], color="s2", style=_CROSS) for spike, value in spikes]
-    held_out = {one.step: one.loss for one in train.evaluations if name == "loss" and math.isfinite(one.loss)}
-    if held_out:
+    if held_out := {one.step: one.loss for one in train.evaluations if name == "loss" and math.isfinite(one.loss)}:
         lines.append(Line(x=[*held_out], y=[*held_out.values()], color="s3", style=_DOTS, words="held-out rows"))
     legend = [("s1", "line", f"mean of {window} steps"), ("s1", "thin", "each step")] if window > 1 else []
     legend += [("s2", "dash", "continued from a checkpoint")] if train.resumed_at else []
@@ -360,14 +344,13 @@ def score_chart(scores: EvalRecord) -> Chart:
     rows: list[tuple[float, str, Score]] = []
     names, words = {}, []
     for place, (task, base, tuned) in enumerate(tasks):
-        top = -_TASK * place
-        rows += [(top, "base", base), (top - 1, "tuned", tuned)]
+        top = -2.7 * place  # from a task's row to the next one's, in rows
         if several:
             names[top] = task if len(task) <= _LONGEST_NAME else f"{task[: _LONGEST_NAME - 1]}…"
         of = f"{names[top]}, " if several else ""
-        for name, score in (("base", base), ("tuned", tuned)):
-            ends = f"{fraction(score.low)} to {fraction(score.high)}"
-            words.append(f"{of}{name}: {fraction(score.score)} ({ends})")
+        for down, (name, score) in enumerate((("base", base), ("tuned", tuned))):
+            rows.append((top - down, name, score))
+            words.append(f"{of}{name}: {fraction(score.score)} ({fraction(score.low)} to {fraction(score.high)})")
     sampled = bool(scores.tasks[0].tuned.problems)
     what = f"pass@1 on {scores.scorer}" if sampled else "share of held-out rows that are right"
 

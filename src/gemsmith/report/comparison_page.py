@@ -1,6 +1,7 @@
 """The page of a comparison, which needs nothing else, and the words for its differences and ratios in every form."""
 
 import math
+import re
 from dataclasses import dataclass
 
 from gemsmith.analysis.compare import NOT_RECORDED, Comparison, ConditionDifference, Pair
@@ -11,7 +12,6 @@ from gemsmith.errors import some
 from gemsmith.report.page import open_environment, render
 from gemsmith.system.format import decimal, fraction, short_hash, span, usd
 
-_LONG_HASH = 40
 SWEPT_COLUMNS = ("tokens", "", f"ms TTFT at {TTFT_RATE:g} requests/s", "output tokens/s, the best of all rates")
 """Of a published comparison's sweeps: the two columns that the paper has."""
 
@@ -41,17 +41,14 @@ class RatioGroup:
 
     @property
     def intervals(self) -> list[str]:
-        found = dict.fromkeys((ratio.unit, ratio.interval_of) for ratio in self.ratios if ratio.interval)
-        return [f"{unit}: {of}" for unit, of in found]
+        return list(dict.fromkeys(f"{ratio.unit}: {ratio.interval_of}" for ratio in self.ratios if ratio.interval))
 
 
 def condition_value(value: str | None) -> str:
     """A condition's value, hashes cut short."""
     if value is None or value == "null":
         return NOT_RECORDED if value is None else "none"
-    if len(value) >= _LONG_HASH and all(letter in "0123456789abcdef" for letter in value):
-        return short_hash(value)
-    return value
+    return short_hash(value) if re.fullmatch("[0-9a-f]{40,}", value) else value
 
 
 def effect(difference: ConditionDifference) -> str:
@@ -67,11 +64,10 @@ def effect(difference: ConditionDifference) -> str:
 
 def title(comparison: Comparison) -> str:
     names = [side.name for side in comparison.sides]
-    return names[0] if not names[1:] else f"{', '.join(names[1:])} against {names[0]}"
+    return f"{', '.join(names[1:])} against {names[0]}"
 
 
 def summary_line(comparison: Comparison) -> str:
-    """What the table of differences comes to."""
     bearing = sum(1 for each in comparison.differences if each.confounds)
     varying = f"What is compared is {' and '.join(comparison.varying)}. " if comparison.varying else ""
     if not bearing:
@@ -88,12 +84,9 @@ def summary_line(comparison: Comparison) -> str:
 def groups(pair: Pair) -> list[RatioGroup]:
     """The ratios by kind, and within by what confounds them."""
     found: dict[tuple[str, tuple[str, ...]], list[Ratio]] = {}
-    for ratio in pair.ratios:
+    for ratio in sorted(pair.ratios, key=lambda ratio: KINDS.index(ratio.kind)):
         found.setdefault((ratio.kind, ratio.confounded_by), []).append(ratio)
-    return [
-        RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios))
-        for (kind, by), ratios in sorted(found.items(), key=lambda item: KINDS.index(item[0][0]))
-    ]
+    return [RatioGroup(kind=kind, confounded_by=by, ratios=tuple(ratios)) for (kind, by), ratios in found.items()]
 
 
 def ratio_value(ratio: Ratio, which: float) -> str:
@@ -122,9 +115,7 @@ def bounds(ratio: Ratio) -> str:
     """The two ends of its interval, which it has."""
     assert ratio.interval is not None
     low, high = ratio.interval
-    if ratio.is_difference:
-        return f"{100 * low:+.1f} to {_points(high)}"
-    return span(decimal(low), decimal(high))
+    return f"{100 * low:+.1f} to {_points(high)}" if ratio.is_difference else span(decimal(low), decimal(high))
 
 
 def extent(ratio: Ratio) -> tuple[float, float] | None:
@@ -153,11 +144,9 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
     from gemsmith.report import bench_charts as charts
 
     names = [side.name for side in comparison.sides]
+    bearing = [each for each in comparison.differences if each.confounds or each.varying]
     others = f", compared with {', '.join(names[2:])}" if names[2:] else ""
-    at_catalog = [
-        charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices")
-        for curve in (redrawn.at_catalog if redrawn else ())
-    ]
+    at_catalog = redrawn.at_catalog if redrawn else ()
     pairs = []
     for pair in comparison.pairs:
         both, places = (pair.first, pair.other), (names.index(pair.first), names.index(pair.other))
@@ -175,9 +164,10 @@ def render_comparison(comparison: Comparison, redrawn: Reanalysis | None = None)
         summary_line=summary_line(comparison),
         redrawn=redrawn,
         swept_columns=SWEPT_COLUMNS,
-        bearing=[each for each in comparison.differences if each.confounds or each.varying],
+        bearing=[each for each in bearing if each.varying or redrawn is None or None not in each.values],
+        unsaid=[each for each in bearing if not each.varying and redrawn is not None and None in each.values],
         others=[each for each in comparison.differences if not each.confounds and not each.varying],
         pairs=pairs,
         loss=charts.loss_chart(comparison),
-        at_catalog=at_catalog,
+        at_catalog=[charts.cost_chart(curve, (names[0], names[1]), "at the catalog’s prices") for curve in at_catalog],
     )

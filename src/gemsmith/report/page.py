@@ -1,7 +1,4 @@
-"""The page of a run from its records: what stands above the sections, the sections, one file.
-
-The first screen: did it work, how good, how fast, what did it cost.
-"""
+"""The page of a run from its records, one file: did it work, how good, how fast, what did it cost; the sections."""
 
 import base64
 import hashlib
@@ -25,8 +22,7 @@ _FOLDER = Path(__file__).parent / "templates"
 # Control characters as images, some of which HTML forbids; and as their names those that turn the order of letters, by
 # which a text would show itself, or what follows it, as something that it is not.
 _PRINTED = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: "\u2421"}
-_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_PRINTED |= {code: f"[U+{code:04X}]" for code in _TURNS}
+_PRINTED |= {code: f"[U+{code:04X}]" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +54,7 @@ def _worked(findings: RunRecords) -> Tile:
         answer, mood = "✕ no", "bad"
     else:
         answer, mood = ("✓ yes", "good") if whole and not undone else ("! in part", "mild")
-    asked = [stage for stage in STAGES if stage not in findings.left_out]
-    lines = [f"{len(findings.records())} of {len(asked)} stages have a record"]
+    lines = [f"{len(findings.records())} of {len(STAGES) - len(findings.left_out)} stages have a record"]
     if findings.verify:
         lines.append(f"exported weights: {summary.count_checks(findings.verify)}")
     if findings.train and findings.train.steps:
@@ -173,8 +168,7 @@ def render_page(run: Run) -> str:
 
 def render(environment: Any, template: str, **values: Any) -> str:
     """The page that the template makes of the values; half of a surrogate pair, which no file would take, is `?`."""
-    html = environment.get_template(template).render(**values)
-    return str(html).encode("utf-8", "replace").decode()
+    return str(environment.get_template(template).render(**values)).encode("utf-8", "replace").decode()
 
 
 def open_environment() -> Any:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gemsmith.errors import InputError
 from gemsmith.plan.machine import RUNTIME, describe_changes
 from gemsmith.plan.stage import SweptPlan
-from gemsmith.report.charts import COLORS, MARKERS, SERIES, Bars, Chart, Line, Point, line_chart, make_chart
+from gemsmith.report.charts import COLORS, MARKERS, SERIES, Chart, Line, Point, line_chart, make_chart
 from gemsmith.report.page import Tile, open_environment, render
 from gemsmith.report.plan_table import OTHER, PARTS, serving_cost
 from gemsmith.report.tables import sweep_table
@@ -18,8 +18,6 @@ from gemsmith.system.format import price, rough_hours, span, usd
 
 LEGEND = tuple(dict.fromkeys((words, color) for _, words, color in (*PARTS.values(), OTHER)))
 """What parts of the memory are shown as, and their colors."""
-_ROW = 19
-"""Height that a machine has in a chart."""
 
 
 def write_plan(record: PlanRecord, path: Path, *, name: str) -> None:
@@ -94,8 +92,7 @@ def _tiles(record: PlanRecord) -> list[Tile]:
 def _range_chart(record: PlanRecord, of: Literal["usd", "hours"]) -> Chart | None:
     """The range on each machine, on a log scale, so that what costs nothing is not on it."""
     title, unit = {"usd": ("Cost", "dollars, on demand"), "hours": ("Time", "hours, with one start")}[of]
-    ranges: list[tuple[str, Range | None]] = [(machine.name, getattr(machine, of)) for machine in record.machines]
-    rows = [(machine, each) for machine, each in ranges if each and each[0] > 0]
+    rows = [(machine.name, ends) for machine in record.machines if (ends := getattr(machine, of)) and ends[0] > 0]
     if not rows:
         return None
 
@@ -122,7 +119,7 @@ def _range_chart(record: PlanRecord, of: Literal["usd", "hours"]) -> Chart | Non
         alt=f"{title} in {unit}: {'; '.join(words)}",
         # In the middle of its bar on the log scale.
         points=[((low * high) ** 0.5, place, words[place]) for place, (_, (low, high)) in enumerate(rows)],
-        height=46 + _ROW * len(rows),
+        height=46 + 19 * len(rows),  # in units of the SVG, of which a machine takes 19
         rows=True,
     )
 
@@ -150,7 +147,7 @@ def sweep_charts(keys: Sequence[str], found: Sequence[SweptPlan]) -> list[Chart]
 def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str, values: Sequence[str]) -> Chart:
     """The range at each value, and a line through their middles on the log scale."""
     drawn: list[Line] = []
-    bars: list[Bars] = []
+    bars: list[Line] = []
     said: list[Point] = []
     for place, (line, points) in enumerate(lines.items()):
         if points:
@@ -158,13 +155,12 @@ def _sweep_chart(name: str, lines: dict[str, list[tuple[int, Range]]], key: str,
             at, low, high = zip(*((at, *ends) for at, ends in points), strict=True)
             middle = [(one * other) ** 0.5 for one, other in zip(low, high, strict=True)]
             drawn.append(Line(x=at, y=middle, color=color, style=style, words=line))
-            bars.append(Bars(x=at, low=low, high=high, color=color, style={"linewidth": 3, "alpha": 0.3}))
+            bars.append(Line(x=at, y=high, low=low, color=color, style={"linewidth": 3, "alpha": 0.3}))
             words = (f"{line}, {values[each]}: {span(*map(price, ends))}" for each, ends in points)
             said += zip(at, middle, words, strict=True)
     return line_chart(
         f"sweep-{name}",
-        drawn,
-        bars=bars,
+        [*bars, *drawn],
         x_label=key,
         x_names=values,
         x_range=(-0.5, len(values) - 0.5),

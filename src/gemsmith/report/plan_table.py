@@ -59,8 +59,7 @@ def plan_lines(record: PlanRecord) -> list[str]:
         )
         for machine in record.machines
     ]
-    lines += _aligned([HEADINGS, *rows])
-    lines += ["", *LEGEND.splitlines(), ""]
+    lines += [*_aligned([HEADINGS, *rows]), "", *LEGEND.splitlines(), ""]
     unfit: dict[str, list[str]] = {}
     for machine in (machine for machine in record.machines if not machine.fits):
         why = f"{machine.exceeded_by} exceed the memory" if machine.exceeded_by else machine.notes[0]
@@ -86,8 +85,7 @@ def serving_lines(record: PlanRecord) -> list[str]:
     """A table of what serving comes to for each length, the cheapest first by the upper ends."""
     lines = [f"{record.model} served by vLLM, with as many requests at once as fit; estimated"]
     for load in dict.fromkeys(row.load for row in record.serving):
-        rows = [row for row in record.serving if row.load == load]
-        fitting = sorted((row for row in rows if row.fits), key=serving_cost)
+        fitting = [row for row in record.serving if row.load == load and row.fits]
         cells = [
             (
                 row.machine,
@@ -98,7 +96,7 @@ def serving_lines(record: PlanRecord) -> list[str]:
                 *(_range(seconds, 1e3) for seconds in (row.prefill_s, row.decode_step_s)),
                 *map(_range, (row.output_tokens_per_s, row.usd_per_million_tokens)),
             )
-            for row in fitting
+            for row in sorted(fitting, key=serving_cost)
         ]
         lines += ["", load, "", *_aligned([SERVING_HEADINGS, *cells])]
     if refused := dict.fromkeys(f"{row.machine}: {row.why}" for row in record.serving if row.why):
@@ -149,8 +147,7 @@ def bar_of(machine: MachinePlan) -> str:
 def _noted_lines(record: PlanRecord) -> Iterator[str]:
     """What the notes of many machines come to: a line for each kind of note, with the machines that it is about."""
     machines = record.machines
-    set_mesh = [machine.name for machine in machines if any(note.startswith(SET_MESH) for note in machine.notes)]
-    if set_mesh:
+    if set_mesh := [machine.name for machine in machines if any(note.startswith(SET_MESH) for note in machine.notes)]:
         yield f"{SET_MESH} what the table shows on {', '.join(set_mesh)}; auto trains with tp 1: slower, or too large"
     if spot := [f"{machine.name} {_range(machine.usd_spot)}" for machine in machines if machine.usd_spot]:
         yield f"USD on spot, with preemptions as assumed below: {', '.join(spot)}"

@@ -50,8 +50,7 @@ def push(
     exported, add = read_record(run, ExportRecord), huggingface_hub.CommitOperationAdd
     files = [file for file in getattr(exported, weights) if file.name != CARD]
     operations = [add(CARD, card.encode()), *(add(file.name, run.path / weights / file.name) for file in files)]
-    total_bytes = sum(file.bytes for file in files)
-    open_console().print(f"push: {len(files)} files, {size(total_bytes)}, to {name}")
+    open_console().print(f"push: {len(files)} files, {size(sum(file.bytes for file in files))}, to {name}")
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(name, private=private or None, exist_ok=True)
@@ -66,16 +65,14 @@ def push(
 
 def repository(destination: str) -> str:
     """OWNER/NAME of hub:OWNER/NAME. Raises InputError for anything else."""
-    found = _DESTINATION.fullmatch(destination)
-    if found is None:
+    if (found := _DESTINATION.fullmatch(destination)) is None:
         raise InputError(f"--to {destination}: must be hub:OWNER/NAME or vertex:PROJECT/REGION")
     return found[1]
 
 
 def refuse_unverified(run: Run, weights: Weights, *, are_here: bool = True) -> None:
     """Raises RunError where verify has not passed the weights, as they are now if they are here."""
-    issue = find_verification_issue(run, adapter=weights == "adapter", are_here=are_here)
-    if issue is not None:
+    if issue := find_verification_issue(run, adapter=weights == "adapter", are_here=are_here):
         raise RunError(
             f"{run.path / weights}: not pushed: {issue[0]}; run: {issue[1]}; to push anyway, add --skip-verify-check"
         )
@@ -85,22 +82,18 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
     """The card: scores with intervals, data, training, checks and the recipe, as far as there are records."""
     found = read_findings(run)
     base, merged = _public(run.recipe.checkpoint), weights == "merged"
-    images = bool(found.data and found.data.images)
     front: dict[str, Any] = {"license": license} if license else {}
     if is_hub_id(run.recipe.checkpoint):
         front |= {"base_model": base, "base_model_relation": "finetune" if merged else "adapter"}
     front |= {
         "library_name": "transformers" if merged else "peft",
-        "pipeline_tag": "image-text-to-text" if images else "text-generation",
+        "pipeline_tag": "image-text-to-text" if found.data and found.data.images else "text-generation",
         "tags": ["gemma4", "lora", "gemsmith"],
     }
     if results := list(_index(found)):
         front["model-index"] = [{"name": name.partition("/")[2], "results": results}]
     recipe = _public_values(run.recipe.model_dump(mode="json", exclude_defaults=True))
     title = name.partition("/")[2]
-    notices = [
-        f"> **{'Do not use as it is' if each.critical else 'Note'}:** {each.text}\n" for each in find_notices(found)
-    ]
     checks = "Nothing.\n"
     if found.verify is not None:
         outcomes = {True: "passed", False: "failed", None: "not done"}
@@ -111,7 +104,7 @@ def model_card(run: Run, name: str, *, weights: Weights, license: str | None = N
     parts = [
         f"---\n{_yaml(front)}---\n\n# {title}\n",
         f"{'The merged weights' if merged else 'The LoRA adapter'} of {base}, fine-tuned by Gemsmith {__version__}.\n",
-        *notices,
+        *(f"> **{'Do not use as it is' if one.critical else 'Note'}:** {one.text}\n" for one in find_notices(found)),
         f"## Scores\n\n{_scores(found)}",
         f"## Use\n\n```\nvllm serve {name if merged else f'{base} {lora}'}\n```\n",
         "\n".join(["## Training", "", *_training(found).to_markdown()]),
@@ -148,10 +141,9 @@ def _index(found: RunRecords) -> Iterator[dict[str, Any]]:
     for task in found.eval.tasks if found.eval else ():
         score = task.tuned.score
         metric = "pass@1" if task.tuned.problems else "accuracy"
-        data = _public(task.dataset) if task.dataset else "held-out rows"
         yield {
             "task": {"type": "text-generation"},
-            "dataset": {"name": data, "type": task.task},
+            "dataset": {"name": _public(task.dataset) if task.dataset else "held-out rows", "type": task.task},
             "metrics": [{"type": metric, "name": f"{task.task}, n = {score.n}", "value": round(score.score, 4)}],
         }
 
@@ -162,8 +154,7 @@ def _scores(found: RunRecords) -> str:
     rows = []
     for task in found.eval.tasks:
         base, tuned, change = task.base.score, task.tuned.score, task.difference
-        ends = f"{signed(change.low)} to {signed(change.high)}"
-        moved = f"{signed(change.mean)} ({ends}), {p_value(change.p_value)}"
+        moved = f"{signed(change.mean)} ({signed(change.low)} to {signed(change.high)}), {p_value(change.p_value)}"
         rows.append((task.task, count(tuned.n), score_words(base), score_words(tuned), moved))
     columns = ("scorer", "n", "base, 95 %", "tuned, 95 %", "difference, 95 %")
     return "\n".join(Table(columns=columns, rows=rows).to_markdown())

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gemsmith.analysis.cost import actual_cost
 from gemsmith.analysis.summary import RunRecords, read_findings
-from gemsmith.errors import InputError, RecipeError, problems_of, suggest
+from gemsmith.errors import InputError, RecipeError, suggest
 from gemsmith.report.tables import Table
 from gemsmith.runs.run import Run, find_run
 from gemsmith.system.console import open_console
@@ -27,6 +27,8 @@ STATES: dict[State, str] = {
     "failed": "bold red",
     "damaged": "bold red",
 }
+_Write = Callable[[Any], str]
+_WRITTEN: dict[str, _Write] = {"loss": decimal, "score": fraction, "speed": decimal, "cost": usd, "started": moment}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +54,8 @@ class RunRow:
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, as JSON has them: no NaN."""
-        values = {**vars(self), "path": str(self.path)}
-        return {
-            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        odd = {name: str(one) for name, one in vars(self).items() if isinstance(one, float) and not math.isfinite(one)}
+        return {**vars(self), "path": str(self.path), **odd}
 
 
 def find_runs(
@@ -72,9 +71,8 @@ def find_runs(
     listed = [read_listed(path) for path in sorted(folders) if name is None or fnmatchcase(path.resolve().name, name)]
     wanted = [each for each in listed if not states or each.state in states]
     known = [each for each in wanted if _is_known(getattr(each, sort))]
-    return sorted(known, key=lambda each: getattr(each, sort), reverse=reverse) + [
-        each for each in wanted if not _is_known(getattr(each, sort))
-    ]
+    known.sort(key=lambda each: getattr(each, sort), reverse=reverse)
+    return [*known, *(each for each in wanted if not _is_known(getattr(each, sort)))]
 
 
 def read_listed(folder: Path) -> RunRow:
@@ -83,7 +81,7 @@ def read_listed(folder: Path) -> RunRow:
     try:
         run = Run(path=folder, recipe=find_run(folder))
     except RecipeError as error:
-        return RunRow(name=name, path=folder, state="damaged", stage=None, problem=str(problems_of(error)[0]))
+        return RunRow(name=name, path=folder, state="damaged", stage=None, problem=str(error.problems[0]))
     findings = read_findings(run)
     records = findings.records()
     state, problem = _state(run, findings)
@@ -121,21 +119,13 @@ def print_runs(listed: Sequence[RunRow], folder: Path) -> None:
     if not listed:
         console.print(Text(f"no such run directory in {folder}"))
         return
-
-    def written(value: Any, write: Callable[[Any], str]) -> str:
-        return "–" if value is None else write(value)
-
-    rows = [
-        (
+    rows: list[list[str | Text]] = [
+        [
             Text(each.name, style="bold"),
             Text(each.state, style=STATES[each.state]),
             each.stage or "–",
-            written(each.loss, decimal),
-            written(each.score, fraction),
-            written(each.speed, decimal),
-            written(each.cost, usd),
-            written(each.started, moment),
-        )
+            *("–" if getattr(each, name) is None else write(getattr(each, name)) for name, write in _WRITTEN.items()),
+        ]
         for each in listed
     ]
     columns = ("run", "state", "stage", "loss", "score", "tokens/s", "cost", "started")

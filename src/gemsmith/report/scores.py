@@ -188,10 +188,8 @@ def _lm_eval(record: records.LmEvalRecord) -> Table:
 
 
 def make_labels(findings: RunRecords) -> dict[str, Any]:
-    results = findings.eval.tasks if findings.eval else ()
-    return {
-        "tasks": [(each, [label_matrix(each.labels, model) for model in MODELS]) for each in results if each.labels]
-    }
+    tasks = findings.eval.tasks if findings.eval else ()
+    return {"tasks": [(each, [label_matrix(each.labels, model) for model in MODELS]) for each in tasks if each.labels]}
 
 
 def label_matrix(found: records.LabelsResult, model: str) -> dict[str, Any]:

@@ -84,7 +84,6 @@ def make_about(findings: RunRecords) -> dict[str, Any]:
 
 
 def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str, str]]:
-    """The recipe in a few lines."""
     lora, optimizer, train = recipe.lora, recipe.optimizer, recipe.train
     rows = recipe.data.train
     if isinstance(rows, tuple):
@@ -114,15 +113,12 @@ def _settings(recipe: Recipe, trained: TrainRecord | None) -> Iterator[tuple[str
 
 def make_data(findings: RunRecords) -> dict[str, Any]:
     """Shares of the positions, the longest document, rows that were read, and the contamination in words."""
-    data = findings.data
-    if data is None:
+    if (data := findings.data) is None:
         return {}
     supervised = data.packing_efficiency * data.supervised_tokens / (data.tokens or 1)
     # How many held-out rows are trained on too: what eval saw counts over what data saw, which is older.
-    scored = None if findings.eval is None else findings.eval.held_out_also_trained
-    number, which = (
-        (data.held_out_also_trained, "that data.eval named") if scored is None else (scored, "that were scored")
-    )
+    seen = None if findings.eval is None else findings.eval.held_out_also_trained
+    number, which = (data.held_out_also_trained, "that data.eval named") if seen is None else (seen, "that were scored")
     shared = "not told: no held-out rows were there to compare with"
     if number is not None:
         have = "has" if number <= 1 else "have"
@@ -151,8 +147,7 @@ def _cut_reason(line: str) -> tuple[str, str]:
     >>> _cut_reason('  template: "a  # b"  # the checkpoint has one')
     ('  template: "a  # b"', '# the checkpoint has one')
     """
-    key = re.match(r"\s*[\w-]+: ", line)
-    if key is None:
+    if (key := re.match(r"\s*[\w-]+: ", line)) is None:
         return line, ""
     try:
         _, end = json.JSONDecoder().raw_decode(line, key.end())
@@ -162,7 +157,6 @@ def _cut_reason(line: str) -> tuple[str, str]:
 
 
 def make_export(findings: RunRecords) -> dict[str, Any]:
-    """How many checks passed, in words."""
     return {"checks": summary.count_checks(findings.verify) if findings.verify else None}
 
 
@@ -198,16 +192,10 @@ def server_rows(facts: ServerFacts) -> dict[str, str]:
 
 
 def make_bench(findings: RunRecords) -> dict[str, Any]:
-    """Charts, lengths, and the cells by length and load."""
-    bench = findings.bench
-    if bench is None:
+    if (bench := findings.bench) is None:
         return {}
     cells = sorted(bench.cells, key=lambda cell: (cell.input_tokens, cell.output_tokens, *load_of(cell)))
-    return {
-        "charts": load_charts(bench),
-        "lengths": lengths(bench, cells),
-        "cells": cells,
-    }
+    return {"charts": load_charts(bench), "lengths": lengths(bench, cells), "cells": cells}
 
 
 def lengths(bench: BenchRecord, cells: Sequence[BenchCell]) -> list[tuple[BenchCell, BenchCell, str | None]]:
@@ -229,8 +217,7 @@ def make_plan(findings: RunRecords) -> dict[str, Any]:
     used, steps = None, None
     if machine and train:
         used = train.peak_memory_bytes
-        times = [step.step_s for step in timed_steps(train.steps, train.resumed_at)]
-        if times:
+        if times := [step.step_s for step in timed_steps(train.steps, train.resumed_at)]:
             measured, (low, high) = statistics.median(times), machine.step_s
             where = "within" if low <= measured <= high else "below" if measured < low else "above"
             of = span(rough(low), rough(high))
@@ -275,7 +262,6 @@ class StageSpan:
 
 
 def make_time(findings: RunRecords) -> dict[str, Any]:
-    """The waterfall, and dollars for each stage and each cell."""
     found = actual_cost(findings)
     return {
         "spans": stage_spans(findings),
@@ -305,20 +291,18 @@ def training_spans(train: TrainRecord, start_s: float) -> list[StageSpan]:
     steps = [step for step in train.steps if step.step > begun and math.isfinite(step.step_s)]
     if not steps:
         return []
-    saves_s, saves_words = 0.0, ""
-    if saves := train.saves:
-        saves_s = saves.s
-        saves_words = f"{saves.number:,} save{'s' * (saves.number != 1)} of {size(saves.bytes)} in all, waited for"
+    saves_s = train.saves.s if train.saves else 0.0
     steps_s = sum(step.step_s for step in steps)
     rest_s = max(0.0, train.provenance.duration_s - train.compile_s - steps_s - saves_s)
-    earlier_s = sum(step.step_s for step in train.steps if step.step <= begun)
     parts = [
-        (f"{begun:,} steps of earlier starts", earlier_s, False),
+        (f"{begun:,} steps of earlier starts", sum(step.step_s for step in train.steps if step.step <= begun), False),
         ("load and start: the rest", rest_s, True),
         ("compile, from the cache" if train.compiled_from_cache else "compile", train.compile_s, False),
         (f"{len(steps):,} steps", steps_s, False),
-        (saves_words, saves_s, False),
     ]
+    if saves := train.saves:
+        words = f"{saves.number:,} save{'s' * (saves.number != 1)} of {size(saves.bytes)} in all, waited for"
+        parts.append((words, saves_s, False))
     spans, at = [], start_s
     for name, seconds, reckoned in parts:
         if seconds > 0:
@@ -331,11 +315,9 @@ def served_cells(findings: RunRecords, found: ActualCost | None) -> list[BenchCe
     """For each length the cell that costs least a token, where the server ran on the machine with a price."""
     if findings.bench is None or found is None or found.served is None or not found.price.usd_per_hour:
         return []
-    best: dict[tuple[int, int], BenchCell] = {}
+    price, best = found.price, dict[tuple[int, int], BenchCell]()
     for cell in findings.bench.cells:
-        if cell.completed and all(
-            found.price.usd_of(1, each) for each in (cell.output_tokens_per_s, cell.requests_per_s)
-        ):
+        if cell.completed and all(price.usd_of(1, each) for each in (cell.output_tokens_per_s, cell.requests_per_s)):
             length = cell.input_tokens, cell.output_tokens
             best[length] = max(best.get(length, cell), cell, key=lambda cell: cell.output_tokens_per_s)
     return [best[length] for length in sorted(best)]

@@ -93,28 +93,26 @@ def summary_table(run: Run) -> Table:
     for stage in STAGES:
         name = Text(stage, style="bold")
         if stage not in records:
-            missing = "no record" if stage in findings.problems else "left out"
-            rows.append([name, "", Text(missing, style="yellow"), ""])
+            rows.append([name, "", Text("no record" if stage in findings.problems else "left out", style="yellow"), ""])
             continue
         for number, (what, value, *style) in enumerate(_lines(records[stage])):
             start = ["", ""] if number else [name, duration(summary.stage_s(records[stage]))]
             rows.append([*start, what, Text(value, style="".join(style))])
     rows.append([Text("all", style="bold"), duration(summary.total_s(findings)), "", ""])
-    columns = ("stage", "time", "what", "value")
-    return Table(
-        title=f"Results of {run.path.name}", columns=columns, rows=rows, right=("time",), whole=("stage", "time")
-    )
+    title, columns = f"Results of {run.path.name}", ("stage", "time", "what", "value")
+    return Table(title=title, columns=columns, rows=rows, right=("time",), whole=("stage", "time"))
 
 
 def _lines(record: Any) -> _Lines:
     match record:
         case PlanRecord():
             yield "fits, estimated", ", ".join(machine.name for machine in record.machines if machine.fits) or "none"
-            cheapest = summary.cheapest_machine(record)
-            if cheapest and cheapest.usd:
+            if (cheapest := summary.cheapest_machine(record)) and cheapest.usd:
                 yield "cost, estimated", f"{span(*map(usd, cheapest.usd))}: {record.priced} on {cheapest.name}"
         case DataRecord():
-            yield "rows", f"{count(record.rows)}, {count(sum(record.dropped.values()))} left out"
+            held_out = record.dropped.get("held_out", 0)
+            apart = f", {count(held_out)} held out" if held_out else ""
+            yield "rows", f"{count(record.rows)}{apart}, {count(sum(record.dropped.values()) - held_out)} left out"
             if record.ignored_columns:
                 yield "columns ignored", ", ".join(record.ignored_columns)
             yield "packing efficiency", percent(record.packing_efficiency)
@@ -284,9 +282,9 @@ def _ratio_table(pair: Pair, group: words.RatioGroup, heading: str) -> Table:
 
 def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
     """Its claims; its sweeps and its other figures, with those of runs beside them."""
+    sides = redrawn.comparison.sides
     claims = [("holds" if one.holds else "does not hold", one.of, one.claim, one.found) for one in redrawn.verdicts]
     figures = [(what, *(value or "–" for value in both)) for what, both in redrawn.figures.items()]
-    names = [side.name for side in redrawn.comparison.sides]
     swept = [
         (
             f"{count(each.input_tokens)} in, {count(each.output_tokens)} out",
@@ -299,7 +297,7 @@ def _published_tables(redrawn: Reanalysis) -> tuple[Table, Table, Table]:
     return (
         Table(title=title, columns=("", "version", "says", "found"), rows=claims),
         Table(title="Its sweeps of rates", columns=words.SWEPT_COLUMNS, rows=swept),
-        Table(title="What else it reports", columns=("", *names), rows=figures),
+        Table(title="What else it reports", columns=("", *(side.name for side in sides)), rows=figures),
     )
 
 
@@ -311,7 +309,7 @@ def _catalog_lines(redrawn: Reanalysis) -> list[str]:
 def csv_of(comparison: Comparison) -> str:
     """A line for each difference of each pair's sides and for each ratio, whole numbers as they are."""
     first, *others = comparison.sides
-    rows: list[tuple[object, ...]] = []
+    rows: list[tuple[Any, ...]] = []
     for each in comparison.differences:
         values = list(map(words.condition_value, each.values))
         for side, value in zip(others, values[1:], strict=True):
@@ -325,5 +323,4 @@ def csv_of(comparison: Comparison) -> str:
             rows.append((*what, pair.first, pair.other, *numbers, ratio.interval_of, ratio.is_headline, *lists))
     columns = "row kind what unit first other first_value other_value value low high".split()
     columns += ["interval_of", "headline", "confounded_by", "notes"]
-    text = [["" if cell is None else str(cell) for cell in row] for row in rows]
-    return Table(columns=columns, rows=text).to_csv()
+    return Table(columns=columns, rows=rows).to_csv()

@@ -17,9 +17,7 @@ _READ_BYTES = 8 * 2**20
 def changed_files(folder: Path, files: Sequence[FileSum]) -> list[str]:
     """What of a recorded folder is gone, too much, or not what was written; files are read once, several at a time."""
     recorded = {file.name: file for file in files}
-    there = (
-        {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()} if folder.is_dir() else set()
-    )
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
     problems = [f"{name} is missing" for name in sorted(recorded.keys() - there)]
     problems += [f"{name} was not exported" for name in sorted(there - recorded.keys())]
     both = sorted(there & recorded.keys())

@@ -60,7 +60,7 @@ def check_lengths(recipe: Recipe, variant: Variant) -> None:
 
 def check_served(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError where the first prompt of serve has no room. The recipe is a resolved one, here and below."""
-    limit, needed = _limit(recipe, variant), min(_FIRST_REQUEST, variant.context)
+    limit, needed = recipe.serve.max_model_len or variant.context, min(_FIRST_REQUEST, variant.context)
     if limit < needed:
         remedy = f"the first prompt and answer of serve need {needed}; set that or more"
         raise RecipeError(f"serve.max_model_len: {limit} was given; {remedy}")
@@ -68,29 +68,26 @@ def check_served(recipe: Recipe, variant: Variant) -> None:
 
 def check_cells(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError where a cell of bench is longer than what is served."""
-    limit, needed = _limit(recipe, variant), _longest_cell(recipe)
+    limit, needed = recipe.serve.max_model_len or variant.context, _longest_cell(recipe)
     if needed <= limit:
         return
     if recipe.bench.grid != "own":
-        raise RecipeError(
-            f"bench.grid: {recipe.bench.grid} sends and asks for {needed} tokens, more than "
-            f"{_name_limit(limit, variant)}; set it to own{_or_raise(needed, variant)}"
-        )
+        why = f"sends and asks for {needed} tokens, more than {_name_limit(limit, variant)}"
+        remedy = f"set it to own{_or_raise(needed, variant)}"
+        raise RecipeError(f"bench.grid: {recipe.bench.grid} {why}; {remedy}")
     longest, output = max(recipe.bench.input_tokens), recipe.bench.output_tokens
     name, otherwise = _name_limit(limit, variant), _or_raise(longest + output, variant)
     if output >= limit:
         raise RecipeError(f"bench.output_tokens: {output} leaves no room for a prompt in {name}; lower it{otherwise}")
     if longest >= limit:
         raise RecipeError(f"bench.input_tokens: {longest} leaves no room for an answer in {name}; lower it{otherwise}")
-    raise RecipeError(
-        f"bench.input_tokens: {longest} and bench.output_tokens: {output} make {longest + output} tokens, more than "
-        f"{name}; lower one of them{otherwise}"
-    )
+    given = f"bench.input_tokens: {longest} and bench.output_tokens: {output}"
+    raise RecipeError(f"{given} make {longest + output} tokens, more than {name}; lower one of them{otherwise}")
 
 
 def check_answer(recipe: Recipe, variant: Variant) -> None:
     """Raises RecipeError where eval's answers leave no room for a prompt."""
-    answer, limit = longest_answer(recipe), _limit(recipe, variant)
+    answer, limit = longest_answer(recipe), recipe.serve.max_model_len or variant.context
     if answer >= limit:
         given = [place for place, task in enumerate(recipe.eval.tasks) if task.max_tokens == answer]
         key = f"eval.tasks.{given[0]}.max_tokens" if given else "eval.max_tokens"
@@ -129,10 +126,6 @@ def _longest_cell(recipe: Recipe) -> int:
     return max(load.input_tokens + load.output_tokens for load in recipe.bench.plan.loads)
 
 
-def _limit(recipe: Recipe, variant: Variant) -> int:
-    return recipe.serve.max_model_len or variant.context
-
-
 def _name_limit(limit: int, variant: Variant) -> str:
     return f"the {limit} that {variant.name} reads" if limit >= variant.context else f"serve.max_model_len: {limit}"
 
@@ -146,9 +139,10 @@ _DERIVED_AGAIN = (
     *("data.max_length", "train.global_batch_size", "serve.max_model_len"),
     *("bench.input_tokens", "bench.output_tokens", "eval.max_tokens"),
 )
+Resolved = tuple[Recipe, list[ResolvedValue]]  # and the reason of each derived value in it
 
 
-def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
+def resolve(recipe: Recipe) -> Resolved:
     """The recipe with every derivable value written out, and the list of those values with their reasons.
 
     A resolved recipe resolves to itself. Raises RecipeError or CheckpointError where a value cannot be derived or
@@ -177,9 +171,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[ResolvedValue]]:
     return with_values(recipe, rest), derived + rest
 
 
-def resolve_file(
-    path: Path, overrides: Sequence[str] = (), *, stages: Collection[str] = tuple(STAGES)
-) -> tuple[Recipe, list[ResolvedValue]]:
+def resolve_file(path: Path, overrides: Sequence[str] = (), *, stages: Collection[str] = tuple(STAGES)) -> Resolved:
     """What `resolve` makes of the recipe in a file. Raises RecipeError also for what one of `stages` could not do."""
     if not path.exists():
         remedy = "give one of the two, such as recipes/demo.yaml"
@@ -189,9 +181,7 @@ def resolve_file(
     return recipe, derived
 
 
-def resolve_again(
-    there: Recipe, file: Path, overrides: Sequence[str] = (), *, used: Callable[[str], bool]
-) -> tuple[Recipe, list[ResolvedValue]]:
+def resolve_again(there: Recipe, file: Path, overrides: Sequence[str], *, used: Callable[[str], bool]) -> Resolved:
     """What `resolve` makes of the resolved recipe that is in a file, with other values for some keys.
 
     Such a recipe gives every key. What was derived in it, or is the default, is not the user's and gives way to what is
@@ -231,10 +221,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if folder.is_dir():
         found = name_variant(read_variant(read_config(folder)))
         if given and (differences := differing_fields(given, found)):
-            raise RecipeError(
-                f"model: {given.name} was given, but checkpoint {folder} is {found.name} "
-                f"({', '.join(differences[:3])}); leave model out"
-            )
+            but = f"checkpoint {folder} is {found.name} ({', '.join(differences[:3])})"
+            raise RecipeError(f"model: {given.name} was given, but {but}; leave model out")
         return found, "read from the checkpoint's config.json"
     if given:
         return given, "given"
@@ -243,9 +231,8 @@ def _find_model(recipe: Recipe) -> tuple[Variant, str]:
     if is_hub_id(recipe.checkpoint) or "://" in recipe.checkpoint:
         remedy = "set model, such as model=gemma4-31b"
         raise RecipeError(f"model: is missing and {recipe.checkpoint} is not here to read it from; {remedy}")
-    raise RecipeError(
-        f"checkpoint: {recipe.checkpoint!r} is neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
-    )
+    allowed = "neither a folder, nor a hub id (owner/name), nor gs://bucket/folder"
+    raise RecipeError(f"checkpoint: {recipe.checkpoint!r} is {allowed}")
 
 
 def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
@@ -272,12 +259,9 @@ def absolute_paths(recipe: Recipe) -> Iterator[ResolvedValue]:
 
 
 def place_recipe(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe for a file in a folder: where that is another than this one, what is here is named from the root.
-
-    So is train.checkpoint_folder, which training makes.
-    """
+    """The recipe for a file in a folder: where that is another than this one, what is here is named from the root."""
     here = () if folder.resolve() == Path.cwd() else absolute_paths(recipe)
-    made = "train.checkpoint_folder"
+    made = "train.checkpoint_folder"  # by training, so that it need not be here
     kept = (item for item in here if item.key == made or isinstance(item.value, tuple) or os.path.exists(item.value))
     return with_values(recipe, kept)
 
@@ -292,9 +276,8 @@ def _rows_per_step(recipe: Recipe) -> Iterator[ResolvedValue]:
         remedy = f"it must be a multiple of data.max_length, {length}"
         raise RecipeError(f"train.tokens_per_step: {train.tokens_per_step} was given; {remedy}")
     if "global_batch_size" in train.model_fields_set and train.global_batch_size != rows:
-        raise RecipeError(
-            f"train.tokens_per_step: {train.tokens_per_step} is {rows} rows of {length}, train.global_batch_size is "
-            f"{train.global_batch_size}; set one of them"
-        )
+        given = f"{train.tokens_per_step} is {rows} rows of {length}"
+        batch = f"train.global_batch_size is {train.global_batch_size}"
+        raise RecipeError(f"train.tokens_per_step: {given}, {batch}; set one of them")
     if train.global_batch_size != rows:
         yield ResolvedValue("train.global_batch_size", rows, "train.tokens_per_step / data.max_length")

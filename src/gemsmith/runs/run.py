@@ -31,7 +31,7 @@ from gemsmith.recipe.load import (
 )
 from gemsmith.recipe.schema import Recipe, ResolvedValue
 from gemsmith.runs.records import Computer, Provenance, Record, RecordT, TrainStep, read_record_file
-from gemsmith.runs.resolve import absolute_paths, resolve_again, resolve_file
+from gemsmith.runs.resolve import Resolved, absolute_paths, resolve_again, resolve_file
 from gemsmith.runs.stages import STAGES, depends_on, reads
 from gemsmith.system.files import bucket_path, is_system_folder, sha256_file, sha256_json, write_text
 from gemsmith.system.locks import LOCK
@@ -79,9 +79,8 @@ class Run(ExportDir):
     @property
     def records(self) -> dict[str, Record]:
         """What there is so far, by stage. Raises RunError for a record that is damaged."""
-        return {
-            name: read_record(self, stage.record) for name, stage in STAGES.items() if self.record_file(name).exists()
-        }
+        there = {name: stage.record for name, stage in STAGES.items() if self.record_file(name).exists()}
+        return {name: read_record(self, record) for name, record in there.items()}
 
     @property
     def recipe_file(self) -> Path:
@@ -190,9 +189,7 @@ def find_run(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     return load_recipe(path / "recipe.yaml", overrides)
 
 
-def resolve_run(
-    path: Path, overrides: Sequence[str] = (), force: tuple[str, ...] = ()
-) -> tuple[Recipe, list[ResolvedValue]]:
+def resolve_run(path: Path, overrides: Sequence[str] = (), force: tuple[str, ...] = ()) -> Resolved:
     """What `resolve_again` makes of the recipe in a run directory; what a begun stage has used stays."""
     run = Run(path=path, recipe=find_run(path))
     return resolve_again(run.recipe, run.recipe_file, overrides, used=lambda key: bool(_readers(run, key, force)))
@@ -201,10 +198,8 @@ def resolve_run(
 def open_run_readonly(path: Path, overrides: Sequence[str] = (), *, section: str) -> Run:
     """An existing run with other keys in one section, for this time only. Raises RunError for keys of others."""
     recipe, _ = resolve_run(path, overrides)
-    others = [
-        key for key in differing_keys(find_run(path), find_run(path, overrides)) if not key.startswith(f"{section}.")
-    ]
-    if others:
+    changed = differing_keys(find_run(path), find_run(path, overrides))
+    if others := [key for key in changed if not key.startswith(f"{section}.")]:
         raise RunError(f"{others[0]}: cannot be changed here; of the recipe in {path} only keys of {section} can")
     return Run(path=path, recipe=recipe)
 
@@ -240,12 +235,15 @@ def read_record(place: ExportDir, kind: type[RecordT]) -> RecordT:
     missing, damaged = f"run first: {command}", f"run: {command}"
     if kind.stage == "export" and not isinstance(place, Run):
         missing, damaged = "give a run directory, or a folder that gemsmith export wrote", "export again, with --force"
+    if kind.stage == "lm_eval":
+        damaged = "run: gemsmith eval --lm-eval with its tasks"
     return read_record_file(place.record_file(kind.stage), kind, missing=missing, damaged=damaged)
 
 
-def write_record(place: ExportDir, record: Record) -> None:
-    """Writes the record whole or not at all."""
+def write_record(place: ExportDir, record: RecordT) -> RecordT:
+    """The record, once it is written whole."""
     write_text(place.record_file(record.stage), record.model_dump_json(indent=1) + "\n")
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,16 +287,22 @@ def make_provenance(
     clock: Clock,
     *,
     packages: Sequence[str] = (),
+    engine: str = "",
     sources: Mapping[str, str] | None = None,
 ) -> Provenance:
-    """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records."""
+    """Where a record comes from. `sources`: name -> SHA-256 of what was read beside the recipe and earlier records.
+
+    `engine`: name and version of what lives in an environment of its own, such as `vllm 0.32.0`.
+    """
     from importlib import metadata  # here, since it costs a tenth of the start of a command that needs no versions
 
+    package, _, version = engine.partition(" ")
+    versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in packages}
     return Provenance(
         started=clock.started,
         duration_s=round(clock.elapsed_s(), 3),
         gemsmith=__version__,
-        versions={"python": platform.python_version()} | {name: metadata.version(name) for name in packages},
+        versions=versions | ({package: version} if engine else {}),
         machine=host_info(),
         seed=place.recipe.seed if isinstance(place, Run) else 0,
         inputs_sha256=(inputs_sha256(place, stage) if isinstance(place, Run) else {}) | dict(sources or {}),
@@ -315,16 +319,12 @@ def inputs_sha256(run: Run, stage: str) -> dict[str, str]:
 
 
 def unproven_keys(run: Run, records: Iterable[Record]) -> set[str]:
-    """Dotted keys whose values in the recipe may not be those that a record was made with.
-
-    They are all that its stage reads, where the hash of these in the record is not that of the recipe there now.
-    """
-    edited = [
-        one.stage
-        for one in records
-        if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]
-    ]
-    return {key for stage in edited for key in stage_keys(run.recipe, stage)}
+    """All keys that the stage of a record reads, where their hash in the record is not that of the recipe there now."""
+    keys = set[str]()
+    for one in records:
+        if one.provenance.inputs_sha256.get("recipe") != inputs_sha256(run, one.stage)["recipe"]:
+            keys |= stage_keys(run.recipe, one.stage).keys()
+    return keys
 
 
 def stage_keys(recipe: Recipe, stage: str) -> dict[str, Any]:
@@ -360,19 +360,15 @@ def _readers(run: Run, key: str, force: tuple[str, ...]) -> list[str]:
     """The begun stages that have read the key and stay, without the plan, which is made again in no time."""
     held_out = run.recipe.train.eval_steps is not None
     readers = [stage for stage in STAGES if stage != "plan" and reads(stage, key, held_out=held_out)]
-    return [
-        stage for stage in readers if has_outputs(run, stage) and not any(depends_on(stage, each) for each in force)
-    ]
+    return [one for one in readers if has_outputs(run, one) and not any(depends_on(one, each) for each in force)]
 
 
 def _refuse_no_run(path: Path) -> None:
     if path.is_file():
         raise RunError(f"run directory {path}: is a file; give the directory of its run, such as runs/{path.stem}")
     if not (path / "recipe.yaml").exists():
-        raise RunError(
-            f"run directory {path}: holds no recipe.yaml; start one in a new folder with: gemsmith run RECIPE --run "
-            "FOLDER"
-        )
+        remedy = "start one in a new folder with: gemsmith run RECIPE --run FOLDER"
+        raise RunError(f"run directory {path}: holds no recipe.yaml; {remedy}")
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -400,7 +396,6 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> N
             remedy = f"go on with it as it is: gemsmith run {run.path}; or {remedy}"
         else:
             remedy = f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
-    raise RunError(
-        f"run directory {run.path}: belongs to another recipe: {key} is {json.dumps(old)} there and "
-        f"{json.dumps(new)} here, and {used[key]} has used it; {remedy}; or name another directory with --run"
-    )
+    why = f"{key} is {json.dumps(old)} there and {json.dumps(new)} here, and {used[key]} has used it"
+    remedy += "; or name another directory with --run"
+    raise RunError(f"run directory {run.path}: belongs to another recipe: {why}; {remedy}")

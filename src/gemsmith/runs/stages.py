@@ -1,7 +1,4 @@
-"""The stages, in order: what each writes, which records it reads, and where it is.
-
-Which keys of the recipe it reads, the recipe's schema says.
-"""
+"""The stages, in order: what each writes, which records it reads, and where it is; which keys, the schema says."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -20,8 +17,7 @@ class Stage:
     """One row of the table."""
 
     record: type[Record]
-    upstream: tuple[str, ...] = ()
-    """The earlier stages whose records it reads."""
+    upstream: tuple[str, ...] = ()  # the earlier stages whose records it reads
     function: str
     """MODULE:NAME. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
     needs_server: bool = False

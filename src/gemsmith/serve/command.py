@@ -3,6 +3,7 @@
 Nothing here has run on a TPU yet, and nothing on several GPUs: what fits is estimated (hardware.model.serving).
 """
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-al
 PORT = 8000
 PROMPT_AND_OUTPUT = 16_384 + 1_024
 """Tokens, where nothing says what will be asked: a prompt of 16,384 needs more than 16,384 with its output."""
-UTILISATION = 0.90  # the share of a device's memory that vLLM may take
+UTILIZATION = 0.90  # the share of a device's memory that vLLM may take
 BATCHED = (8192, 4096)
 """Tokens of a forward pass to try: vLLM's default on large GPUs, and half, which leaves more to keys and values."""
 _FP8_BY_QWIX = {"quantization": {"qwix": {
@@ -118,19 +119,12 @@ def server_command(
     from gemsmith.system.console import print_warnings  # here: planning needs no terminal
 
     print_warnings("serve", (choice.why for choice in deployment.choices if choice.what == vllm_checks.WARNING))
-    if settings.in_docker:
-        return as_command(deployment, container=container), clean_environment()
-    return as_command(deployment), clean_environment() | dict(deployment.environment)
+    environment = {} if settings.in_docker else dict(deployment.environment)
+    return as_command(deployment, container=container), clean_environment() | environment
 
 
 def deploy(
-    machine: Machine,
-    weights: Weights,
-    settings: ServeSettings,
-    *,
-    name: str,
-    program: tuple[str, ...] = (),
-    keyed: bool = False,
+    machine: Machine, weights: Weights, settings: ServeSettings, *, name: str, program: Sequence[str] = (), keyed: bool
 ) -> Deployment:
     """The deployment on a machine: in Docker, or where `program` is given (Python, -m, module), with that.
 
@@ -157,7 +151,7 @@ def deploy(
         environment["VLLM_XLA_CACHE_PATH"] = _XLA_CACHE.inside
     return Deployment(
         image=image,
-        program=("serve",) if image else program,
+        program=("serve",) if image else tuple(program),
         docker_flags=_DOCKER_FLAGS[kind] if image else (),
         environment=environment,
         passed=(*((KEY_VARIABLE,) if keyed else ()), *(() if weights.is_folder else ("HF_TOKEN",))),
@@ -256,11 +250,9 @@ def _choose_on_gpu(
     if layout.copies > 1:
         why = f"{machine.devices} GPUs hold {layout.copies} copies of the weights, behind one address"
         yield choose_option("--data-parallel-size", str(layout.copies), why=why)
-    share = ("--gpu-memory-utilization", f"{UTILISATION:.2f}")
-    yield DeploymentChoice("memory", memory_reason(machine, layout), share)
+    yield DeploymentChoice("memory", memory_reason(machine, layout), ("--gpu-memory-utilization", f"{UTILIZATION:.2f}"))
     if layout.weight_dtype == "fp8":
-        why = _fp8_reason(machine, "vLLM makes them as they are loaded")
-        yield choose_option("--quantization", "fp8", why=why)
+        yield choose_option("--quantization", "fp8", why=_fp8_reason(machine, "vLLM makes them as they are loaded"))
     takes_images = settings.images and bool(weights.config.get("vision_config"))
     budget = vllm_checks.image_budget(weights.variant, settings, takes_images=takes_images, version=version)
     if layout.batched_tokens != BATCHED[0] and budget is None:
@@ -299,8 +291,7 @@ def _choose_on_tpu(
     why = f"the first start {why}; a bucket would not do"
     yield DeploymentChoice(f"VLLM_XLA_CACHE_PATH, {_XLA_CACHE.host}", why)
     yield DeploymentChoice("", "", (whole_images,))
-    budget = vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version)
-    if budget is not None:
+    if budget := vllm_checks.image_budget(weights.variant, settings, takes_images=True, version=version):
         yield budget
 
 
@@ -344,9 +335,18 @@ def _see_from_container(
 def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, length: int) -> Layout:
     """The best layout that fits, bfloat16 before fp8. Raises MachineError where none does."""
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
-    limit = UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    limit = UTILIZATION * machine.chip.hbm_bytes / machine.chip.devices
+    sizes = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
+    if machine.chip.kind == "tpu":
+        sizes = sizes[:1]  # one program over all chips of a slice
+    else:
+        # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
+        kv = (variant.kv_heads, variant.global_kv_heads)
+        splitting = [tp for tp in sizes if all(heads % tp == 0 for heads in kv)]
+        sizes = splitting + sorted(set(sizes) - set(splitting))
+    dtypes = ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8")
     tried = []
-    for tp, dtype, batched in _candidates(machine, variant, settings):
+    for dtype, tp, batched in itertools.product(dtypes, sizes, BATCHED):
         memory = serving_memory(
             variant,
             tp=tp,
@@ -357,8 +357,7 @@ def choose_layout(machine: Machine, variant: Variant, settings: ServeSettings, l
             # No switch is known to leave the encoder out on a TPU.
             images=settings.images or machine.chip.kind == "tpu",
         )
-        copies = machine.devices // tp
-        layout = Layout(tp=tp, copies=copies, weight_dtype=dtype, batched_tokens=batched, memory=memory)
+        layout = Layout(tp=tp, copies=machine.devices // tp, weight_dtype=dtype, batched_tokens=batched, memory=memory)
         if memory.total <= limit:
             return layout
         tried.append(layout)
@@ -386,25 +385,9 @@ def tensor_parallel_reason(machine: Machine, variant: Variant, layout: Layout) -
 
 
 def memory_reason(machine: Machine, layout: Layout) -> str:
-    memory, limit = layout.memory, UTILISATION * machine.chip.hbm_bytes / machine.chip.devices
+    memory, limit = layout.memory, UTILIZATION * machine.chip.hbm_bytes / machine.chip.devices
     return (
         f"GB a device, estimated: {layout.weight_dtype} weights {memory.weights / 1e9:.1f}, one sequence's keys and "
         f"values {memory.kv_cache / 1e9:.1f}, a forward pass {memory.workspace / 1e9:.1f}; of {limit / 1e9:.1f} that "
         "vLLM may use"
     )
-
-
-def _candidates(machine: Machine, variant: Variant, settings: ServeSettings) -> Iterator[tuple[int, str, int]]:
-    """Tensor parallel, dtype of weights and tokens of a forward pass; what is best comes first."""
-    shared = [tp for tp in reversed(allowed_tp(variant)) if machine.devices % tp == 0]
-    if machine.chip.kind == "tpu":
-        sizes = shared[:1]  # one program over all chips of a slice
-    else:
-        # A second copy of the weights serves more than a kv head that two GPUs hold, where there is room for it.
-        kv = (variant.kv_heads, variant.global_kv_heads)
-        splitting = [tp for tp in shared if all(heads % tp == 0 for heads in kv)]
-        sizes = splitting + sorted(set(shared) - set(splitting))
-    for dtype in ("float32",) if settings.dtype == "float32" else ("bfloat16", "fp8"):
-        for tp in sizes:
-            for batched in BATCHED:
-                yield tp, dtype, batched

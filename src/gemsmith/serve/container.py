@@ -53,14 +53,11 @@ def choose_option(*arguments: str, why: str) -> DeploymentChoice:
 class Deployment:
     """One server of vLLM: all that its command line comes from."""
 
-    image: str | None = None
-    """None: a Python of this machine."""
-    program: tuple[str, ...]
-    """What begins the command: of the image, its entry point's arguments; else Python and a module."""
+    image: str | None = None  # None: a Python of this machine
+    program: tuple[str, ...]  # what begins the command: arguments of the image's entry point, or Python and a module
     docker_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    passed: tuple[str, ...] = ()
-    """Variables whose values come from the environment, and stand in no command."""
+    passed: tuple[str, ...] = ()  # variables whose values come from the environment, and stand in no command
     mounts: tuple[Mount, ...] = ()
     arguments: tuple[str, ...]
     port: int

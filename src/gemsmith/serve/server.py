@@ -38,7 +38,6 @@ _OPTION = "--served-model-name"
 _MOST_BYTES = 2**20
 _TIMEOUT_S = 10.0
 TRUTH = {"True": True, "False": False}
-_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 # vLLM's one line about its engine, with everything that it has settled on (vllm/config/vllm.py, __str__, 0.32.0).
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v?([^)]+)\) with config: (.*)")
 
@@ -54,16 +53,13 @@ class Server:
     url: str
     model: str
     folder: Path
-    command: tuple[str, ...]
-    """Without the nonce, which is another at each start."""
+    command: tuple[str, ...]  # without the nonce, which is another at each start
     start_s: float = 0.0
     vllm: str
-    pid: int
     log: Path
     process: subprocess.Popen[bytes] = field(repr=False, compare=False)
     instance_id: str = field(repr=False, compare=False)
-    facts: ServerFacts = field(default_factory=ServerFacts)
-    """What it says of itself; of a server that is not asked, nothing."""
+    facts: ServerFacts = field(default_factory=ServerFacts)  # what it says of itself, once it is asked
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -101,8 +97,7 @@ def running_server(model_folder: Path, *, name: str, settings: ServeSettings, lo
     else:
         engine = find_vllm(settings.python)
     refuse_engine(engine)
-    tries = 1 if settings.port else FREE_PORT_TRIES
-    for left in reversed(range(tries)):
+    for left in reversed(range(1 if settings.port else FREE_PORT_TRIES)):
         with contextlib.ExitStack() as stack:
             try:
                 server = stack.enter_context(_one_server(engine, model_folder, name=name, settings=settings, log=log))
@@ -138,7 +133,6 @@ def _one_server(
             folder=model_folder,
             command=tuple(word for word in command if word != instance_id),
             vllm=f"{engine.package} {engine.version}",
-            pid=process.pid,
             log=log,
             process=process,
             instance_id=instance_id,
@@ -152,7 +146,10 @@ def _one_server(
         if _HOLDS_PORTS:
             # From now on nobody else can listen on the port, not even when vLLM is dead.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        facts = ask_facts(server.url, models=answer, log=log)
+        # /server_info would give all in one, but only beside switches that let a client run code there.
+        version, metrics = (ask(server.url, path, timeout_s=_TIMEOUT_S) or b"" for path in ("/version", "/metrics"))
+        text = log.read_text(encoding="utf-8", errors="replace")
+        facts = read_facts(models=answer, version=version, metrics=metrics, log=text)
         yield replace(server, start_s=round(start_s, 2), facts=facts)
 
 
@@ -277,28 +274,17 @@ def describe_answer(answer: bytes) -> str:
     return f"HTTP {status[1].decode()}" if status else "not HTTP"
 
 
-def ask_facts(url: str, *, models: bytes, log: Path) -> ServerFacts:
-    """What the server at the address says of itself; `models` is its answer to /v1/models.
-
-    /server_info would give all in one, but only beside switches that let a client run code there.
-    """
-    version, metrics = (ask(url, path, timeout_s=_TIMEOUT_S) or b"" for path in ("/version", "/metrics"))
-    text = log.read_text(encoding="utf-8", errors="replace")
-    return read_facts(models=models, version=version, metrics=metrics, log=text)
-
-
 def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> ServerFacts:
     """The facts in a server's answers, status line and headers before them, and in its log."""
     engine = _ENGINE.search(log)
     config = engine[2] if engine else ""
-    cache = read_cache_config(_body(metrics))
+    cache = read_cache_config(metrics.decode("utf-8", "replace"))
     quantization, told = _word(config, "quantization"), _json(version).get("version")
     if not (isinstance(told, str) and told):
         told = engine[1] if engine else None
     cards = _json(models).get("data")
     lengths = [card.get("max_model_len") for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
     length = next((length for length in lengths if isinstance(length, int)), None)
-    prefix_caching = cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching")
     read = {
         "version": told,
         "dtype": (_word(config, "dtype") or "").removeprefix("torch.") or None,
@@ -308,7 +294,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
         "data_parallel": _number(_word(config, "data_parallel_size")),
         "max_model_len": length or _number(_word(config, "max_seq_len")),
         "chunked_prefill": TRUTH.get(_word(config, "enable_chunked_prefill") or ""),
-        "prefix_caching": TRUTH.get(prefix_caching or ""),
+        "prefix_caching": TRUTH.get(cache.get("enable_prefix_caching") or _word(config, "enable_prefix_caching") or ""),
         "kv_blocks": _number(cache.get("num_gpu_blocks")),
         "kv_block_tokens": _number(cache.get("block_size")),
         "kv_cache_tokens": _number(cache.get("kv_cache_size_tokens")),
@@ -318,7 +304,7 @@ def read_facts(*, models: bytes, version: bytes, metrics: bytes, log: str) -> Se
 
 def read_cache_config(metrics: str) -> dict[str, str]:
     """What a page of /metrics says of the cache, by vLLM's names; empty where it does not."""
-    found = _INFO.search(metrics)
+    found = re.search(r"^vllm:cache_config_info\{(.*)\} ", metrics, re.MULTILINE)
     return dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
 
 
@@ -336,13 +322,9 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _body(answer: bytes) -> str:
-    return answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
-
-
 def _json(answer: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(_body(answer))
+        found = json.loads(answer.partition(b"\r\n\r\n")[2].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,8 +20,7 @@ PYTHON_VARIABLE = "GEMSMITH_SERVE_PYTHON"
 KEY_VARIABLE = "VLLM_API_KEY"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONSAFEPATH": "1"}
 """What each process of vLLM is told."""
-IMPORT_S = 180
-"""The longest that `import vllm` may take; from a cold disk it is a minute."""
+IMPORT_S = 180  # the longest that `import vllm` may take; from a cold disk it is a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +36,12 @@ class ServeSettings(Serve):
 
     seed: int = 0
     chat_template: str | None = None
-    thinking: bool = False
-    """Whether chats ask for reasoning where a request does not say; it then comes apart from the answer."""
+    thinking: bool = False  # chats ask for reasoning where a request does not say; it comes apart from the answer
     prefix_caching: bool = False
-    image_tokens: int = 280
-    """Soft tokens of an image at most."""
-    adapter: ServedAdapter | None = None
-    """Served beside the model, under a name of its own."""
-    hub_id: str | None = None
-    """Of the checkpoint, where it lies in the Hugging Face cache, whose links a container does not see."""
-    machine: Machine | None = None
-    """Of the catalog; None: this machine as it is."""
+    image_tokens: int = 280  # soft tokens of an image at most
+    adapter: ServedAdapter | None = None  # served beside the model, under a name of its own
+    hub_id: str | None = None  # of a checkpoint in the Hugging Face cache, whose links a container does not see
+    machine: Machine | None = None  # of the catalog; None: this machine as it is
     in_docker: bool = False
 
 
@@ -88,19 +82,16 @@ def find_vllm(given: str | None = None) -> VllmEnvironment:
         answer = run_python(python, ASK_VERSION, timeout_s=60)
     except (OSError, subprocess.SubprocessError) as error:
         raise MachineError(f"{origin}: {python} does not run ({error}); {remedy}") from None
-    package, version, transformers, torchvision = (*answer.split(), "", "", "", "")[:4]
-    if not version:
+    told = dict(zip(("package", "version", "transformers", "torchvision"), answer.split(), strict=False))
+    if "version" not in told:
         raise MachineError(f"{origin}: {python} has no vLLM; {remedy}")
-    return VllmEnvironment(
-        python=python, package=package, version=version, transformers=transformers, torchvision=torchvision
-    )
+    return VllmEnvironment(python=python, **told)
 
 
 def check_imports(engine: VllmEnvironment) -> None:
     """Raises MachineError where the environment has a vLLM that cannot be imported."""
-    ask, environment = [str(engine.python), "-c", "import vllm"], server_environment(engine)
     try:
-        subprocess.run(ask, capture_output=True, text=True, check=True, env=environment, timeout=IMPORT_S)
+        run_python(engine.python, "import vllm", timeout_s=IMPORT_S, environment=server_environment(engine))
     except subprocess.SubprocessError as error:
         reason = last_line(getattr(error, "stderr", None) or error)
         if isinstance(error, subprocess.TimeoutExpired):
@@ -117,10 +108,10 @@ def engine_python(given: str | None = None) -> Path:
     return expanduser(given or os.environ.get(PYTHON_VARIABLE) or beside)
 
 
-def run_python(python: Path, code: str, *, timeout_s: float) -> str:
+def run_python(python: Path, code: str, *, timeout_s: float, environment: Mapping[str, str] | None = None) -> str:
     """What the code prints in another environment's Python. Raises OSError or SubprocessError where it fails."""
-    command, clean = [str(python), "-c", code], clean_environment()
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=clean).stdout
+    command, env = [str(python), "-c", code], environment or clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=timeout_s, env=env).stdout
 
 
 def server_environment(engine: VllmEnvironment) -> dict[str, str]:

@@ -18,9 +18,9 @@ from gemsmith.errors import EngineError, RunError
 from gemsmith.recipe.load import differing_keys, load_recipe, read_reasons, with_values
 from gemsmith.recipe.schema import Recipe
 from gemsmith.runs.checksums import changed_files
-from gemsmith.runs.records import DataRecord, ExportRecord, Provenance, ServeRecord, VerifyRecord
+from gemsmith.runs.records import DataRecord, ExportRecord, ServeRecord, VerifyRecord
 from gemsmith.runs.resolve import recipe_variant
-from gemsmith.runs.run import Clock, Run, make_provenance, read_record, start_clock, write_record
+from gemsmith.runs.run import Run, make_provenance, read_record, start_clock, write_record
 from gemsmith.serve.client.batch import Request, ask_each
 from gemsmith.serve.client.chat import TOP, AnswerTokens, Failure, difference, read_chat, read_choice, read_tokens
 from gemsmith.serve.container import this_machine_as
@@ -84,8 +84,7 @@ def find_verification_issue(run: Run, *, adapter: bool = False, are_here: bool =
     if not problems:
         return None
     more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-    changed = f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}"
-    return changed, export_again
+    return f"they are not what was verified: {'; '.join(problems[:_LISTED])}{more}", export_again
 
 
 FIRST_PROMPT = (
@@ -114,12 +113,9 @@ class Servers:
         self._run, self._skip_verify_check, self._start = run, skip_verify_check, start
         self._settings = make_settings(run, prefix_caching=prefix_caching, **where)
         self.takes_images = self._settings.images
-        self.serves_adapter = run.recipe.serve.weights == "adapter"
-        """Whether base and tuned model are one server."""
-        self.warnings: tuple[str, ...] = ()
-        """What a record of the tuned model's answers must say of its weights."""
-        self.adapter_effect: float | None = None
-        """The most that the adapter that is served changes a first log-probability; None for merged weights."""
+        self.serves_adapter = run.recipe.serve.weights == "adapter"  # whether base and tuned model are one server
+        self.warnings: tuple[str, ...] = ()  # what a record of the tuned model's answers must say of its weights
+        self.adapter_effect: float | None = None  # the most that a served adapter changes a first log-probability
         self._name = run.path.resolve().name
         self._tuned_folder = run.adapter if self.serves_adapter else run.merged
         self._checked = False
@@ -167,8 +163,7 @@ class Servers:
                 "to serve them anyway, add --skip-verify-check to gemsmith serve, bench or eval"
             )
         doubts = () if doubt is None else (f"Served unverified weights: {doubt[0]}.",)
-        exported = read_record(self._run, ExportRecord)
-        self.warnings = (*doubts, *other_weights(self._run.recipe, exported.merged_into))
+        self.warnings = (*doubts, *other_weights(self._run.recipe, read_record(self._run, ExportRecord).merged_into))
         self._checked = True
 
     def _serve(self, weights: Path) -> tuple[Server, Server]:
@@ -242,7 +237,7 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
     clock = start_clock()
     server = servers.tuned()
     record = ServeRecord(
-        provenance=provenance_with_engine(run, "serve", clock, server.vllm),
+        provenance=make_provenance(run, "serve", clock, engine=server.vllm),
         warnings=servers.warnings,
         url=server.url,
         model=server.model,
@@ -254,17 +249,11 @@ def serve(run: Run, servers: Servers) -> ServeRecord:
         adapter_effect=servers.adapter_effect,
         server=server.facts,
     )
-    write_record(run, record)
-    return record
+    return write_record(run, record)
 
 
 def keep_serving(
-    run: Run,
-    machine_name: str | None = None,
-    *,
-    skip_verify_check: bool = False,
-    restarts: int = 0,
-    ready: Callable[[], None] = lambda: None,
+    run: Run, machine_name: str | None, *, skip_verify_check: bool, restarts: int, ready: Callable[[], None]
 ) -> None:
     """Serves the tuned model until Ctrl-C, with prefix caching; recorded where the run's recipe says the same.
 
@@ -280,16 +269,14 @@ def keep_serving(
         server = servers.tuned()
         ready()
         print_warnings("serve", servers.warnings)
-        for number in range(restarts + 1):
+        for start in range(1, restarts + 2):
             try:
                 wait_for_the_end(server, beside=base_name(server.model) if servers.serves_adapter else None)
                 return
             except EngineError as error:
-                if number == restarts:
+                if start > restarts:
                     raise
-                open_console().print(
-                    f"{error}\nserve: warning: it died, and is started again ({number + 1}/{restarts})"
-                )
+                open_console().print(f"{error}\nserve: warning: it died, and is started again ({start}/{restarts})")
             server = servers.tuned_again(server)
 
 
@@ -312,13 +299,6 @@ def curl_line(server: Server) -> str:
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if api_headers() else ""
     body = shlex.quote(json.dumps(_first_request(server)))
     return f"curl -s {server.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {body}"
-
-
-def provenance_with_engine(run: Run, stage: str, clock: Clock, vllm: str, **more: Any) -> Provenance:
-    """The record's provenance with vLLM's version in it, which lives in an environment of its own."""
-    provenance = make_provenance(run, stage, clock, **more)
-    package, _, version = vllm.partition(" ")
-    return provenance.model_copy(update={"versions": provenance.versions | {package: version}})
 
 
 def _first_request(server: Server) -> dict[str, Any]:
@@ -371,8 +351,7 @@ def _ask_tokens(asked: Sequence[tuple[Server, list[int]]], concurrency: int) -> 
 
     greedy = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "logprobs": TOP, "ignore_eos": True}
     requests = [
-        Request(path="/v1/completions", body=greedy | {"model": server.model, "prompt": prompt})
-        for server, prompt in asked
+        Request(path="/v1/completions", body=greedy | {"model": one.model, "prompt": ids}) for one, ids in asked
     ]
     server = asked[0][0]
     return ask_each(server, requests, read, to=server.model, concurrency=concurrency)

@@ -1,9 +1,8 @@
 """Serving whatever is named, on a machine that is named: a run, a recipe, a checkpoint's folder, a hub id."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gemsmith.arch import find_variant, read_variant, variant_of_hub_id
 from gemsmith.checkpoints.folder import check_source, fetch_folder, is_hub_id, name_variant, read_config
@@ -15,21 +14,13 @@ from gemsmith.runs.run import Run, find_run
 from gemsmith.serve.command import PROMPT_AND_OUTPUT, RUNTIMES, Weights, deploy, published_config
 from gemsmith.serve.container import as_shell, machine_named, this_machine_as
 from gemsmith.serve.server import running_server
-from gemsmith.serve.settings import (
-    ServedAdapter,
-    ServeSettings,
-    api_headers,
-    engine_python,
-    refuse_without_template,
-    settings_of,
-)
+from gemsmith.serve.settings import ServedAdapter, api_headers, engine_python, refuse_without_template, settings_of
 from gemsmith.serve.stage import ask_first, make_settings, other_weights, wait_for_the_end
 from gemsmith.serve.vllm_issues import SERVER_MODULE
 from gemsmith.system.characters import escape_control_chars
 from gemsmith.system.console import open_console
 from gemsmith.system.files import expanduser
 
-THIS_MACHINE = "cpu"
 _OF_A_CHECKPOINT = ("serve.", "seed", "data.template", "data.thinking", "hardware.catalog", "model")
 """Keys of a recipe that matter where there is no recipe."""
 
@@ -42,35 +33,23 @@ def is_checkpoint(source: str) -> bool:
     return not path.exists() and ("://" in source or is_hub_id(source)) and path.suffix not in (".yaml", ".yml")
 
 
-def find_named(
-    source: str, run_path: Path | None, overrides: Sequence[str]
-) -> tuple[str, Recipe, ServeSettings, Weights]:
-    """What the server is to call what is named, how it is served, and its weights.
+def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
+    """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr.
 
     Without weights or network: a run or a recipe need not have been trained, a hub id not fetched.
     """
     if is_checkpoint(source):
-        recipe = _recipe_of(source, overrides)
-        return _name_of(source), recipe, settings_of(recipe, prefix_caching=True), _checkpoint_weights(source, recipe)
-    path = Path(source)
-    folder = path if path.is_dir() else run_path or Path("runs") / path.stem
-    recipe = find_run(path, overrides) if path.is_dir() else resolve_file(path, overrides)[0]
-    run, base, variant = Run(path=folder, recipe=recipe), recipe.checkpoint, recipe_variant(recipe)
-    adapter, weights, is_folder, checkpoint = None, str(run.merged), True, expanduser(base)
-    if recipe.serve.weights == "adapter":
-        adapter = ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank)
-        weights, is_folder = base, not is_hub_id(base)
-    elif (run.merged / "config.json").exists():
-        checkpoint = run.merged
-    config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else published_config(variant)
-    served = Weights(source=weights, is_folder=is_folder, variant=variant, config=config)
-    return folder.resolve().name, recipe, make_settings(run, adapter=adapter, prefix_caching=True), served
-
-
-def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str], machine_name: str | None) -> None:
-    """Prints the command that serves it there on stdout, and why it is so, as a shell's comments, on stderr."""
-    name, recipe, settings, weights = find_named(source, run_path, overrides)
-    machine = machine_named(machine_name or THIS_MACHINE, recipe.hardware.catalog)
+        name, recipe = _name_of(source), _recipe_of(source, overrides)
+        settings, weights = settings_of(recipe, prefix_caching=True), _checkpoint_weights(source, recipe)
+    else:
+        path = Path(source)
+        folder = path if path.is_dir() else run_path or Path("runs") / path.stem
+        recipe = find_run(path, overrides) if path.is_dir() else resolve_file(path, overrides)[0]
+        name, run, adapter = folder.resolve().name, Run(path=folder, recipe=recipe), None
+        if recipe.serve.weights == "adapter":
+            adapter = ServedAdapter(folder=str(run.adapter), rank=recipe.lora.rank)
+        settings, weights = make_settings(run, adapter=adapter, prefix_caching=True), _run_weights(run)
+    machine = machine_named(machine_name or "cpu", recipe.hardware.catalog)
     # On a CPU in vLLM's own Python, else in Docker.
     program = () if machine.chip.kind != "cpu" else (str(engine_python(settings.python)), "-m", SERVER_MODULE)
     deployment = deploy(machine, weights, settings, name=name, program=program, keyed=bool(api_headers()))
@@ -87,6 +66,15 @@ def print_deployment(source: str, run_path: Path | None, overrides: Sequence[str
     for line in lines:
         console.print(f"# {line}")
     print(escape_control_chars(as_shell(deployment)), flush=True)
+
+
+def _run_weights(run: Run) -> Weights:
+    """Those of the base where its adapter is served, else those of merged/."""
+    base, variant, merged = run.recipe.checkpoint, recipe_variant(run.recipe), run.recipe.serve.weights != "adapter"
+    checkpoint = run.merged if merged and (run.merged / "config.json").exists() else expanduser(base)
+    config = read_config(checkpoint) if (checkpoint / "config.json").is_file() else published_config(variant)
+    source, is_folder = (str(run.merged), True) if merged else (base, not is_hub_id(base))
+    return Weights(source=source, is_folder=is_folder, variant=variant, config=config)
 
 
 def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | None) -> None:
@@ -107,8 +95,8 @@ def serve_checkpoint(source: str, overrides: Sequence[str], machine_name: str | 
 
 def _checkpoint_weights(source: str, recipe: Recipe) -> Weights:
     if (folder := _checkpoint_folder(source)) is not None:
-        config: Mapping[str, Any] = read_config(folder)
-        variant = name_variant(read_variant(dict(config)))
+        config = read_config(folder)
+        variant = name_variant(read_variant(config))
     else:
         check_source(source)
         known = find_variant(recipe.model) if recipe.model else variant_of_hub_id(source)

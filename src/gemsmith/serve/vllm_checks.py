@@ -11,14 +11,7 @@ from gemsmith.errors import CheckpointError, MachineError, RecipeError
 from gemsmith.hardware import Machine
 from gemsmith.serve.container import DeploymentChoice, choose_option
 from gemsmith.serve.settings import ServeSettings, VllmEnvironment
-from gemsmith.serve.vllm_issues import (
-    CAUSAL_IMAGES_ON_CPU,
-    MM_BUDGET,
-    NO_STREAMER,
-    TPU_ISSUES,
-    TRANSFORMERS_5_15,
-    Version,
-)
+from gemsmith.serve.vllm_issues import CAUSAL_IMAGES_ON_CPU, MM_BUDGET, NO_STREAMER, TPU_ISSUES, TRANSFORMERS_5_15
 
 IMAGE_TOKENS = 2496  # of Gemma 4's largest image (vLLM #42687)
 BATCHED_TOKENS = 4096  # the least that vLLM's own recipes give where an image must fit
@@ -26,11 +19,10 @@ WARNING = "warning"  # what a DeploymentChoice is called that warns
 TPU_IMAGE = "vllm/vllm-tpu:gemma4"
 _NO_DOMAIN = "none.invalid"  # RFC 2606: a name that nobody has
 _PAPER, _RECIPES = "https://arxiv.org/abs/2605.25645", "https://github.com/AI-Hypercomputer/tpu-recipes"
-Place = Literal["folder", "bucket", "hub"]
-"""Where weights lie."""
+Place = Literal["folder", "bucket", "hub"]  # where weights lie
 
 
-def read_version(text: str) -> Version | None:
+def read_version(text: str) -> tuple[int, ...] | None:
     """A version, or an image's tag, as numbers; None where it is none.
 
     >>> [read_version(text) for text in ("0.32.0+cpu", "vllm/vllm-openai:v0.27.1", "vllm/vllm-tpu:gemma4")]
@@ -67,7 +59,7 @@ def refuse_engine(engine: VllmEnvironment) -> None:
 
 
 def image_budget(
-    variant: Variant, settings: ServeSettings, *, takes_images: bool, version: Version | None
+    variant: Variant, settings: ServeSettings, *, takes_images: bool, version: tuple[int, ...] | None
 ) -> DeploymentChoice | None:
     """What lets one image fit into a batch; None where vLLM sees to it. Raises RecipeError where nothing does."""
     if not takes_images or not variant.bidirectional_images:

@@ -32,8 +32,7 @@ WHOLE_PROMPTS_ON_CPU = ("--no-enable-chunked-prefill",)
 QUICK_START_ON_CPU = ("--enforce-eager", "--distributed-executor-backend", "uni", *WHOLE_PROMPTS_ON_CPU)
 SPARE_ADAPTER_ON_CPU = ("--max-loras", "2")
 CPU_KV_GIB = 1
-CPU_KV_BYTES = CPU_KV_GIB * 2**30
-"""Of keys and values, whatever the machine has."""
+CPU_KV_BYTES = CPU_KV_GIB * 2**30  # of keys and values, whatever the machine has
 
 
 def cpu_environment() -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import IO, Any
 from gemsmith.errors import MachineError, RunError
 from gemsmith.system.locks import warn_no_locks
 
-_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+_SYSTEM = ("/bin/", "/boot/", "/dev/", "/etc/", "/lib/", "/lib64/", "/proc/", "/sbin/", "/sys/", "/usr/")
 _FREE = ("/dev/shm/", "/usr/local/")
 
 
@@ -57,10 +57,8 @@ def is_system_folder(path: Path | str) -> bool:
     >>> is_system_folder("/etc/../etc/a"), is_system_folder("/usr/local/a"), is_system_folder("etc")
     (True, False, False)
     """
-    found = os.path.realpath(path)
-    return found == os.sep or any(
-        f"{found}/".startswith(f"{folder}/") for folder in _SYSTEM if not f"{found}/".startswith(_FREE)
-    )
+    found = os.path.join(os.path.realpath(path), "")
+    return found == os.sep or (found.startswith(_SYSTEM) and not found.startswith(_FREE))
 
 
 def expanduser(path: str | Path) -> Path:

@@ -81,10 +81,8 @@ def percent(value: float) -> str:
     >>> percent(0.9712).replace(_NBSP, " "), percent(0.0004).replace(_NBSP, " ")
     ('97.1 %', '0.04 %')
     """
-    if not math.isfinite(value):
-        return "not finite"
     digits = 2 if 0 < abs(value) < 0.001 else 1
-    return f"{100 * value:.{digits}f}{_NBSP}%"
+    return f"{100 * value:.{digits}f}{_NBSP}%" if math.isfinite(value) else "not finite"
 
 
 def duration(seconds: float) -> str:
@@ -116,11 +114,9 @@ def rough(seconds: float) -> str:
         return "not finite"
     if 0 < seconds < 0.995:
         return f"{float(f'{1000 * seconds:.2g}'):g}{_NBSP}ms"
-    for unit, length, most in (("s", 1, 99.5), ("min", 60, 99.5), ("h", 3600, math.inf)):
-        value = seconds / length
-        if value < most:
-            return f"{value:.1f}{_NBSP}{unit}" if value < 9.95 else f"{value:,.0f}{_NBSP}{unit}"
-    raise AssertionError(seconds)
+    unit, length = ("s", 1) if seconds < 99.5 else ("min", 60) if seconds < 99.5 * 60 else ("h", 3600)
+    value = seconds / length
+    return f"{value:.1f}{_NBSP}{unit}" if value < 9.95 else f"{value:,.0f}{_NBSP}{unit}"
 
 
 def rough_hours(hours: float) -> str:
@@ -148,9 +144,8 @@ def usd(value: float) -> str:
     >>> usd(56.114), usd(12_345.6)
     ('$56.11', '$12,346')
     """
-    if not math.isfinite(value):
-        return "not finite"
-    return f"${value:,.2f}" if abs(value) < 1000 else f"${value:,.0f}"
+    digits = 2 if abs(value) < 1000 else 0
+    return f"${value:,.{digits}f}" if math.isfinite(value) else "not finite"
 
 
 def price(value: float) -> str:
@@ -159,9 +154,7 @@ def price(value: float) -> str:
     >>> price(6.104), price(0.01234), price(0)
     ('$6.10', '$0.0123', '$0.00')
     """
-    if not math.isfinite(value) or value == 0 or abs(value) >= 1:
-        return usd(value)
-    return f"${decimal(value)}"
+    return f"${decimal(value)}" if 0 < abs(value) < 1 else usd(value)
 
 
 def signed(value: float) -> str:

@@ -37,8 +37,7 @@ def parse_json(text: str) -> Any:
 
 def read_json(file: Path, *, most_bytes: int = 2**27) -> Any:
     """The value in a file of settings. Raises OSError, and ValueError of one line, for what cannot be used."""
-    text = regular_file(file, most_bytes=most_bytes).read_text(encoding="utf-8-sig")
-    values = parse_json(text)
+    values = parse_json(regular_file(file, most_bytes=most_bytes).read_text(encoding="utf-8-sig"))
     level = [values]
     for _ in range(_DEEPEST):
         nested = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]

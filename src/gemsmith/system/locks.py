@@ -108,9 +108,8 @@ def _take(file: Path, place: str) -> int:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            raise RunError(
-                f"{file}: is a symbolic link, and Gemsmith locks a file of its own there; delete the link"
-            ) from None
+            what = "is a symbolic link, and Gemsmith locks a file of its own there"
+            raise RunError(f"{file}: {what}; delete the link") from None
         try:
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -59,14 +59,12 @@ def stop(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The last lines of a log that are not empty, each cut at 300 characters, after the first that names an error.
-
-    vLLM ends with "see root cause above", and what is above is a hundred lines up.
-    """
+    """The last lines of a log that are not empty, each cut at 300 characters, after the first that names an error."""
     text = log.read_text(encoding="utf-8", errors="replace")
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)  # vLLM colors its process names
     lines = [line.rstrip()[:300] for line in plain.splitlines() if line.strip()]
     last = lines[-count:]
+    # vLLM ends with "see root cause above", and what is above is a hundred lines up.
     cause = next((line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)), None)
     if cause and cause not in last:
         last = [cause, "...", *last]

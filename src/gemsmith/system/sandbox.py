@@ -16,8 +16,7 @@ from pathlib import Path
 
 from gemsmith.errors import MachineError
 
-FOLDER = "/job"
-"""Where the command finds its folder."""
+FOLDER = "/job"  # where the command finds its folder
 _READ_BYTES = 2**16
 _USR = (
     "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
@@ -39,20 +38,15 @@ _ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
     wall_s: float = 60.0
-    memory_bytes: int = 2**30
-    """Address space of each process."""
-    file_bytes: int = 8 * 2**20
-    """Of each file, and of all of /tmp and of /dev/shm."""
-    processes: int = 512
-    """Of the user, all sandboxes together."""
+    memory_bytes: int = 2**30  # address space of each process
+    file_bytes: int = 8 * 2**20  # of each file, and of all of /tmp and of /dev/shm
+    processes: int = 512  # of the user, all sandboxes together
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult:
-    code: int | None
-    """Its exit status, negative for a signal; None where it ran out of time."""
-    text: str
-    """The end of what it printed, stdout and stderr together."""
+    code: int | None  # its exit status, negative for a signal; None where it ran out of time
+    text: str  # the end of what it printed, stdout and stderr together
 
     @property
     def was_stopped(self) -> bool:
@@ -64,8 +58,7 @@ class SandboxResult:
 class Sandbox:
     """Runs commands; see find_sandbox."""
 
-    bubblewrap: str | None
-    """None: without one, since the user insisted."""
+    bubblewrap: str | None  # None: without one, since the user insisted
 
     def run(
         self, command: Sequence[str], folder: Path, *, limits: SandboxLimits, writes: str | None = None
@@ -80,8 +73,7 @@ class Sandbox:
         bounds = (f"--as={limits.memory_bytes}", f"--fsize={limits.file_bytes}", f"--nproc={limits.processes}")
         limited = ("prlimit", *bounds, "--core=0", "--")
         if self.bubblewrap is None:
-            started = [*limited, *(word.replace(FOLDER, str(folder)) for word in command)]
-            return _run(started, limits, cwd=folder)
+            return _run([*limited, *(word.replace(FOLDER, str(folder)) for word in command)], limits, cwd=folder)
         size = ("--size", str(limits.file_bytes))
         memory = (*size, "--tmpfs", "/tmp", *size, "--tmpfs", "/dev/shm")
         output = () if writes is None else ("--bind", str(folder / writes), f"{FOLDER}/{writes}")

@@ -15,13 +15,10 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @contextlib.contextmanager
 def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """These handlers in place of others. A signal that is ignored stays so: a shell's background jobs have no Ctrl-C.
-
-    Off the main thread nothing is changed, since Python lets only that one set handlers.
-    """
+    """These handlers in place of others. What is ignored stays so: a shell's background jobs have no Ctrl-C."""
     before: dict[signal.Signals, Any] = {}
     try:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
             for number, handler in handlers.items():
                 if (present := signal.getsignal(number)) != signal.SIG_IGN:
                     before[number] = present

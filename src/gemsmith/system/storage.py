@@ -7,7 +7,10 @@ object that says that it is there (see launch.sync).
 
 import contextlib
 import json
+import os
+import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -36,6 +39,7 @@ class Bucket:
         import tensorstore
 
         self.url = url.rstrip("/")
+        _check_name_server(self.url)
         with _reaching(self.url):
             context = tensorstore.Context({"gcs_request_retries": _RETRIES})
             self._store = tensorstore.KvStore.open(self.url + "/", context=context).result()
@@ -109,6 +113,24 @@ class Bucket:
         self.write(name, file.read_bytes())
 
 
+def _check_name_server(url: str) -> None:
+    """Raises MachineError where Google's host has no address, which tensorstore would ask for again for 80 s."""
+    if not url.startswith("gs://") or "TENSORSTORE_GCS_HTTP_URL" in os.environ or urllib.request.getproxies():
+        return
+    why: str | None = None
+    for pause_s in (0.0, 1.0, 2.0):
+        time.sleep(pause_s)
+        try:
+            socket.getaddrinfo("storage.googleapis.com", 443)
+        except OSError as error:
+            why = error.strerror
+        else:
+            return
+    raise MachineError(
+        f"{url}: cannot be reached: no address of storage.googleapis.com is found ({why}); see to the network"
+    )
+
+
 def files_below(folder: Path, *, hidden: bool = False) -> Iterator[tuple[str, Path]]:
     """Name and path of every file of a folder, in order; of a run's the hidden ones are locks and halves of files."""
     for path in sorted(folder.rglob("*")):
@@ -123,7 +145,5 @@ def _reaching(url: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TimeoutError) as error:
-        raise MachineError(
-            f"{url}: cannot be reached ({first_line(error)}); check the address, and log in with: gcloud auth "
-            "application-default login"
-        ) from None
+        remedy = "check the address, and log in with: gcloud auth application-default login"
+        raise MachineError(f"{url}: cannot be reached ({first_line(error)}); {remedy}") from None

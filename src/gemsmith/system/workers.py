@@ -203,7 +203,8 @@ def limited(limits: ProcessLimits | None, *, extra_bytes: int = 0) -> Iterator[N
     try:
         yield
     finally:
-        _set_timers(0.0, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         _current = None
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGPROF, handler)
@@ -212,9 +213,5 @@ def limited(limits: ProcessLimits | None, *, extra_bytes: int = 0) -> Iterator[N
 def restart_clock() -> None:
     """The CPU limit counts from here; takes a microsecond. Does nothing where no limits hold."""
     if _current is not None:
-        _set_timers(_current.cpu_s, _current.killed_after_s)
-
-
-def _set_timers(raise_s: float, kill_s: float) -> None:
-    signal.setitimer(signal.ITIMER_PROF, raise_s)
-    signal.setitimer(signal.ITIMER_VIRTUAL, kill_s)
+        signal.setitimer(signal.ITIMER_PROF, _current.cpu_s)
+        signal.setitimer(signal.ITIMER_VIRTUAL, _current.killed_after_s)

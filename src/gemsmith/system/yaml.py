@@ -41,9 +41,8 @@ def parse_yaml(text: str, name: str, base: Any = yaml.SafeLoader) -> Any:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
-        raise RecipeError(
-            f"{name}{line}: is not YAML ({getattr(error, 'problem', None) or first_line(error)})"
-        ) from None
+        problem = getattr(error, "problem", None) or first_line(error)
+        raise RecipeError(f"{name}{line}: is not YAML ({problem})") from None
     except (RecursionError, ValueError, OverflowError) as error:
         raise RecipeError(f"{name}: is not YAML ({error})") from None
 

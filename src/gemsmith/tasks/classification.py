@@ -28,9 +28,8 @@ def check(question: Question) -> None:
     if not isinstance(labels, list | tuple) or not all(isinstance(label, str) and label.strip() for label in labels):
         raise DataError(f"{question.origin}: labels is {labels!r:.80}; give a list of texts")
     if len({normalize(label) for label in labels}) < len(labels):
-        raise DataError(
-            f"{question.origin}: two of its labels differ in nothing but case, spaces or signs at the ends; change one"
-        )
+        why = "two of its labels differ in nothing but case, spaces or signs at the ends"
+        raise DataError(f"{question.origin}: {why}; change one")
     if find_label(question.expected, labels) is None:
         raise DataError(f"{question.origin}: the expected answer {question.expected!r:.80} is none of the labels")
 

@@ -36,10 +36,8 @@ def load_scorer(file: str) -> Scorer:
     for name in ("COLUMNS", "OPTIONAL_COLUMNS"):
         columns = getattr(module, name, () if name == "OPTIONAL_COLUMNS" else None)
         if not isinstance(columns, tuple) or not all(isinstance(column, str) for column in columns):
-            raise RecipeError(
-                f"{where}: its {name} is {columns!r:.80}; it must be a tuple of the names of the columns that score "
-                "reads, () for none"
-            )
+            allowed = "a tuple of the names of the columns that score reads, () for none"
+            raise RecipeError(f"{where}: its {name} is {columns!r:.80}; it must be {allowed}")
     return module
 
 

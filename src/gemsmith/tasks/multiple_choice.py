@@ -27,10 +27,8 @@ def check(question: Question) -> None:
     if bad:
         raise DataError(f"{question.origin}: the choice {bad[0]!r} is empty, or has white space at an end; change it")
     if question.expected not in choices:
-        raise DataError(
-            f"{question.origin}: the expected answer {question.expected!r:.80} is none of the choices; it must be one, "
-            "to the letter"
-        )
+        why = f"the expected answer {question.expected!r:.80} is none of the choices"
+        raise DataError(f"{question.origin}: {why}; it must be one, to the letter")
 
 
 def list_choices(question: Question) -> Sequence[str]:

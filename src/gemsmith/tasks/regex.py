@@ -29,10 +29,8 @@ def check(question: Question) -> None:
     except ScorerError as error:
         raise DataError(f"{question.origin}: {error} on the expected answer; write it without nested repeats") from None
     if found is None:
-        raise DataError(
-            f"{question.origin}: pattern {question.columns['pattern']!r} has groups to compare, and is not found in "
-            "the expected answer; change one of them"
-        )
+        why = f"pattern {question.columns['pattern']!r} has groups to compare, and is not found in the expected answer"
+        raise DataError(f"{question.origin}: {why}; change one of them")
 
 
 def score(question: Question, answers: Sequence[str]) -> list[Verdict]:

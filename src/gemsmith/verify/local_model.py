@@ -22,7 +22,7 @@ from gemsmith.images.decode import InvalidImageError, make_rgb, read_bytes
 from gemsmith.images.patches import PatchConfig, make_patches
 from gemsmith.runs.records import ExportRecord
 from gemsmith.runs.run import Run, is_up_to_date, read_record
-from gemsmith.tasks.messages import Message, images_of
+from gemsmith.tasks.messages import images_of
 from gemsmith.train.torch.images import pad_images
 from gemsmith.train.torch.upstream import quiet
 from gemsmith.verify.logits import load_model, load_peft
@@ -51,25 +51,19 @@ class LocalModel:
         Images are paths or bytes: before the text, or where the messages have `{"type": "image"}`. It is greedy, unless
         options of transformers' generate, such as `do_sample=True`, say otherwise. Raises DataError.
         """
+        import torch
+
         if isinstance(prompt, str):
             prompt = [
                 {"role": "user", "content": [*[{"type": "image"}] * len(images), {"type": "text", "text": prompt}]}
             ]
         answered = [*prompt, {"role": "assistant", "content": "-"}]  # as a row, which is then checked like any
         row = {"messages": answered, "images": [os.fspath(image) for image in images]}
-        inputs = self._inputs(read_document(row, "generate", FORMS["messages"], ImageSource()).messages)
-        with quiet():
-            found = self.model.generate(**inputs, **{"do_sample": False, "max_new_tokens": max_new_tokens} | options)
-        return self.renderer.tokenizer.decode(found[0, inputs["input_ids"].shape[1] :].tolist())
-
-    def _inputs(self, messages: tuple[Message, ...]) -> dict[str, Any]:
-        """What transformers takes of all messages but the last: a batch of one of L tokens, N images of P patches."""
-        import torch
-
+        messages = read_document(row, "generate", FORMS["messages"], ImageSource(), {}).messages
         try:
-            images = [part.data or read_bytes(part.path) for part in images_of(messages)]
-            seen = tuple(validate_image(data, self.patching) for data in images)
-            patches = [make_patches(make_rgb(data), self.patching) for data in images]
+            each = [part.data or read_bytes(part.path) for part in images_of(messages)]
+            seen = tuple(validate_image(data, self.patching) for data in each)
+            patches = [make_patches(make_rgb(data), self.patching) for data in each]
         except InvalidImageError as bad:
             raise DataError(f"generate: an image {bad.line}; give another") from None
         document = Document(messages=messages, origin="generate", images=seen)
@@ -79,7 +73,10 @@ class LocalModel:
         if patches:
             inputs |= pad_images([patches])
             inputs["mm_token_type_ids"] = (tokens == self.renderer.image_tokens().image).long()
-        return {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+        inputs = {name: tensor.to(self.model.device) for name, tensor in inputs.items()}
+        with quiet():
+            found = self.model.generate(**inputs, **{"do_sample": False, "max_new_tokens": max_new_tokens} | options)
+        return self.renderer.tokenizer.decode(found[0, len(ids) :].tolist())
 
 
 def load_local_model(run: Run, weights: str) -> LocalModel:

@@ -4,7 +4,7 @@ import gc
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,7 @@ SMALLEST_EFFECT = 10.0
 _MEMORY_FACTOR = 1.15
 _OVERHEAD_BYTES = 2**30
 
-Logits = list[np.ndarray]
-"""Of each prompt, (L, V)."""
-
-
-LogitCheck = tuple[Check, dict[str, Any]]
-"""The check, and what the record says of logits and losses; nothing where they were not computed."""
+Logits = list[np.ndarray]  # of each prompt, (L, V)
 
 
 def compare_logits(
@@ -44,11 +39,10 @@ def compare_logits(
     prompts: Sequence[Prompt],
     *,
     trained_on: Checkpoint | None = None,
-) -> LogitCheck:
-    """Runs the prompts through base, base + adapter (or with the trained weights), and merged.
+) -> tuple[Check, dict[str, Any]]:
+    """The check of base, base + adapter (or with the trained weights) and merged, and what the record says of it.
 
     Losses are those of `trained_on`, of that with the adapter, and of merged; it is `base` unless given.
-
     Merged weights carry one rounding to the base's dtype that base + adapter does not. Where the base is bfloat16 that
     alone moves logits by a few per cent, and in a mixture of experts it may turn a token to another expert, so no
     tolerance fits. The pass is decided without it: PEFT's own merge (or the trained weights), rounded as files of the
@@ -96,19 +90,14 @@ def streaming_needed_bytes(base: Checkpoint, adapter: Adapter) -> int:
 
 def free_memory_bytes() -> int:
     """Memory that can be had without swapping, within the limit of the control group where there is one."""
-
-    def read(file: str) -> str:
-        try:
-            return Path(file).read_text(encoding="ascii")
-        except OSError:
-            return ""
-
     free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if available := re.search(r"^MemAvailable:\s+(\d+) kB", read("/proc/meminfo"), re.MULTILINE):
-        free_bytes = int(available[1]) * 1024
-    limit, used = read("/sys/fs/cgroup/memory.max").strip(), read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdecimal() and used:
-        free_bytes = min(free_bytes, int(limit) - int(used))
+    with suppress(OSError):
+        told = Path("/proc/meminfo").read_text(encoding="ascii")
+        if available := re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE):
+            free_bytes = int(available[1]) * 1024
+    with suppress(OSError, ValueError):  # where there is no limit it is `max`
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{each}").read_text()) for each in ("max", "current"))
+        free_bytes = min(free_bytes, limit - used)
     return free_bytes
 
 
@@ -266,14 +255,8 @@ def _run(model: Any, prompts: Sequence[Prompt]) -> Logits:
 
 
 def _judge(
-    plain: Logits,
-    unmerged: Logits,
-    rounded: Logits,
-    merged: Logits,
-    *,
-    what: tuple[str, str],
-    how: str,
-) -> LogitCheck:
+    plain: Logits, unmerged: Logits, rounded: Logits, merged: Logits, *, what: tuple[str, str], how: str
+) -> tuple[Check, dict[str, Any]]:
     largest = max(float(np.abs(logits).max()) for logits in merged)
     allowed = TOLERANCE * max(1.0, largest)
     difference, rounding = _distance(merged, rounded), _distance(merged, unmerged)

@@ -33,7 +33,7 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):  # rotary frequencies and the like are in no checkpoint
-        model = kind(config).eval()
+        model = kind(config).eval().requires_grad_(False)
     places = checkpoint.places
     tables = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in _TABLES}
     for name, module in tables.items():
@@ -41,16 +41,17 @@ def layerwise_offloaded_model(checkpoint: Checkpoint, kind: Any, config: Any) ->
         # Copy on write, since torch warns of memory that it may not write to; nobody writes.
         raw = np.memmap(place.file, np.uint8, mode="c", offset=place.begin, shape=(place.end - place.begin,))
         dtype = getattr(torch, numpy_dtype(place.dtype).name)
-        _put(module, "weight", torch.from_numpy(np.asarray(raw)).view(dtype).view(place.shape))
+        weight = torch.from_numpy(np.asarray(raw)).view(dtype).view(place.shape)
+        module.weight = torch.nn.Parameter(weight, requires_grad=False)
         # The rows that are looked up are read from the file, each time.
         module.forward = partial(lambda table, ids: table.weight[ids].float() * table.scalar_embed_scale, module)
     for name, _ in list(model.named_parameters()):
         if name.startswith(PREFIX) and not name.startswith(_LAYERS) and name.rpartition(".")[0] not in tables:
-            _put(model, name, _float32(places, name))
+            _load(model, name, places, name)
     # What embeds images, whole: at most 0.6 B parameters.
     for name in [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name.startswith(_VISION)]:
         if (in_file := _name_in_file(name, places)) in places:
-            _put(model, name, _float32(places, in_file))
+            _load(model, name, places, in_file)
     head = tables[f"{PREFIX}embed_tokens"].weight
     model.lm_head.forward = lambda x: torch.cat([x @ words.float().T for words in head.split(_WORDS)], dim=-1)
     for number, layer in enumerate(model.get_submodule(_LAYERS.removesuffix(".")).children()):
@@ -77,8 +78,8 @@ def read_adapters(model: Any, adapter: Adapter) -> None:
     def put(name: str, module: Any) -> None:
         if name in adapter.modules:
             pair = adapter.modules[name]
-            _put(module, "lora_A.default.weight", torch.from_numpy(pair.a))
-            _put(module, "lora_B.default.weight", torch.from_numpy(pair.b))
+            for matrices, value in ((module.lora_A, pair.a), (module.lora_B, pair.b)):
+                matrices["default"].weight = torch.nn.Parameter(torch.from_numpy(value), requires_grad=False)
 
     _at_each_read(model, put)
 
@@ -114,19 +115,19 @@ def _at_each_read(model: Any, act: Callable[[str, Any], None]) -> None:
 def _read(prefix: str, places: Mapping[str, TensorPlace], layer: Any, _: Any) -> None:
     for name, _parameter in list(layer.named_parameters()):
         if "lora_" not in name:
-            _put(layer, name, _float32(places, prefix + name.replace(".base_layer", "")))
+            _load(layer, name, places, prefix + name.replace(".base_layer", ""))
     for name in [name for name, _buffer in layer.named_buffers() if prefix + name in places]:
-        _put(layer, name, _float32(places, prefix + name))
+        _load(layer, name, places, prefix + name)
 
 
 def _drop(layer: Any, _inputs: Any, _outputs: Any) -> None:
-    import torch
+    from accelerate.utils import set_module_tensor_to_device
 
     for module in layer.modules():
         if getattr(module, "merged_adapters", None):
             module.merged_adapters.clear()
-    for name, parameter in list(layer.named_parameters()):
-        _put(layer, name, torch.empty_like(parameter, device="meta"))
+    for name, _parameter in list(layer.named_parameters()):
+        set_module_tensor_to_device(layer, name, "meta")
 
 
 def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
@@ -134,28 +135,19 @@ def _name_in_file(name: str, places: Mapping[str, TensorPlace]) -> str:
     if name in places:
         return name
     module, _, last = name.rpartition(".")
-    inside = name_in_files(module)
-    if inside != module:
+    if (inside := name_in_files(module)) != module:
         return f"{inside}.{last}"
     return f"model.vision_embedder.{name.removeprefix('model.embed_vision.')}"
 
 
-def _put(module: Any, name: str, value: Any) -> None:
+def _load(module: Any, name: str, places: Mapping[str, TensorPlace], in_file: str) -> None:
+    """Gives the parameter or buffer of that name its value, in float32."""
     import torch
+    from accelerate.utils import set_module_tensor_to_device
 
-    parent_name, _, last = name.rpartition(".")
-    parent = module.get_submodule(parent_name) if parent_name else module
-    if last in parent._buffers:
-        parent._buffers[last] = value
-    else:
-        parent._parameters[last] = torch.nn.Parameter(value, requires_grad=False)
-
-
-def _float32(places: Mapping[str, TensorPlace], name: str) -> Any:
-    import torch
-
-    if name not in places:
+    if in_file not in places:
         raise CheckpointError(
-            f"transformers has {name}, which the checkpoint lacks; are its config.json and weights of one model?"
+            f"transformers has {in_file}, which the checkpoint lacks; are its config.json and weights of one model?"
         )
-    return torch.from_numpy(places[name].read().astype(np.float32))
+    value = torch.from_numpy(places[in_file].read().astype(np.float32))
+    set_module_tensor_to_device(module, name, "cpu", value, dtype=value.dtype)

@@ -6,11 +6,12 @@ from typing import Any
 from gemsmith.arch.lora_targets import KINDS
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import read_peft_adapter
-from gemsmith.evals.tasks import asked_messages, read_questions
+from gemsmith.evals.tasks import read_questions
+from gemsmith.images.patches import read_patching
 from gemsmith.runs.records import Check, ExportRecord, VerifyRecord
 from gemsmith.runs.run import ExportDir, Run, read_record, write_record
 from gemsmith.serve.client.batch import Request, ask_each
-from gemsmith.serve.client.chat import TOP, AnswerTokens, read_choice, read_tokens
+from gemsmith.serve.client.chat import TOP, AnswerTokens, api_messages, read_choice, read_tokens
 from gemsmith.serve.server import Server, running_server
 from gemsmith.serve.settings import ServedAdapter, ServeSettings, base_name
 from gemsmith.serve.stage import make_settings
@@ -21,8 +22,7 @@ PROMPTS, ANSWER_TOKENS = 8, 48
 # Merged weights are rounded, base + adapter is not: tokens this close in log-probability may change places.
 _NEAR_TIE = {"BF16": 0.3, "F16": 0.05, "F32": 1e-3}
 
-Prompt = Sequence[int] | Sequence[Mapping[str, Any]]
-"""Token ids, or a conversation."""
+Prompt = Sequence[int] | Sequence[Mapping[str, Any]]  # token ids, or a conversation
 
 
 def verify_served(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
@@ -33,7 +33,8 @@ def verify_served(place: ExportDir, *, base_source: str | None = None) -> Verify
     base = open_checkpoint(run.recipe.checkpoint if run else base_source or exported.base)
     prompts: Sequence[Prompt]
     if run and run.recipe.data.eval is not None:
-        prompts = asked_messages(run, read_questions(run)[:PROMPTS])
+        patching = read_patching(base.config, run.recipe.data.image_tokens)
+        prompts = [api_messages(row.messages, row.images, patching) for row in read_questions(run)[:PROMPTS]]
     else:
         rows, seed = (trained_rows(run), run.recipe.seed) if run else (None, 1)
         prompts = [prompt.tokens.tolist() for prompt in text_prompts(rows, base.variant.vocabulary, seed)]
@@ -44,8 +45,7 @@ def verify_served(place: ExportDir, *, base_source: str | None = None) -> Verify
         checks = (checks[0], Check(name="served adapter", passed=None, detail=other))
     names = {check.name for check in checks}
     every = (*(check for check in record.checks if check.name not in names), *checks)
-    passed = all(check.passed is not False for check in every)
-    record = record.model_copy(update={"checks": every, "passed": passed})
+    record = record.model_copy(update={"checks": every, "passed": all(check.passed is not False for check in every)})
     write_record(place, record)
     report_checks(checks, place.path)
     return record
@@ -112,10 +112,9 @@ def _ask(server: Server, model: str, prompts: Sequence[Prompt]) -> list[AnswerTo
     requests = []
     for prompt in prompts:
         if isinstance(prompt[0], int):
-            body = {"prompt": list(prompt), "logprobs": TOP}
-            requests.append(Request(path="/v1/completions", body=asked | body))
+            path, body = "/v1/completions", {"prompt": list(prompt), "logprobs": TOP}
         else:
-            body = {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
-            requests.append(Request(path="/v1/chat/completions", body=asked | body))
+            path, body = "/v1/chat/completions", {"messages": list(prompt), "logprobs": True, "top_logprobs": TOP}
+        requests.append(Request(path=path, body=asked | body))
     # One at a time: answers of a batch may differ from those of a single prompt where two tokens are close.
     return ask_each(server, requests, lambda found: read_tokens(read_choice(found)), to=model)

@@ -1,7 +1,6 @@
 """The stage `verify`: proof that merged/ is the base plus what was trained, and nothing else.
 
-Nothing of the merge's own arithmetic is trusted: bytes are compared, weights recomputed in float64, and logits taken
-from transformers and PEFT.
+Nothing of the merge's own arithmetic is trusted: bytes are compared, weights recomputed in float64, logits are PEFT's.
 """
 
 import math
@@ -71,8 +70,7 @@ def verify(place: ExportDir, *, base_source: str | None = None) -> VerifyRecord:
     return record
 
 
-Found = tuple[list[Check], dict[str, Any]]
-"""Checks, and what else the record says of them."""
+Found = tuple[list[Check], dict[str, Any]]  # checks, and what else the record says of them
 
 
 def _failed(checks: Sequence[Check]) -> bool:
@@ -122,10 +120,7 @@ def _with_losses(checks: list[Check], found: dict[str, Any], run: Run | None, *,
 
 
 def _check_full(run: Run, exported: ExportRecord, base: Checkpoint, checks: list[Check]) -> Found:
-    """The same where the weights were trained: merged/ is not the base plus an adapter, but what the step saved.
-
-    Each trained tensor is that of the step, rounded to the base's dtype, and each other the base's, bit for bit.
-    """
+    """The same where weights were trained: those are the step's in the base's dtype, others the base's, bit for bit."""
     try:
         merged = open_checkpoint(str(run.merged))
         checks.append(make_check("other files", compare_other_files(base, merged), "all are the base's"))

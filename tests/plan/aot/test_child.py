@@ -8,7 +8,7 @@ import pytest
 
 from gemsmith.errors import MachineError
 from gemsmith.plan.aot import compile as child
-from gemsmith.plan.aot.compile import compile_in_child
+from gemsmith.plan.aot.compile import Limits, compile_in_child
 from gemsmith.recipe.load import build_recipe
 
 RECIPE = build_recipe(
@@ -37,13 +37,13 @@ def python(monkeypatch, tmp_path):
 def test_a_child_that_takes_too_long_is_stopped(python, tmp_path):
     python("import time", "time.sleep(60)")
     with pytest.raises(MachineError, match=r"took more than 0\.01 minutes, and was stopped"):
-        compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", limit_s=0.6)
+        compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", limits=Limits(seconds=0.6))
 
 
 def test_a_child_that_holds_too_much_is_stopped(python, tmp_path):
     python("import time", "held = bytearray(200_000_000)", "time.sleep(60)")
     with pytest.raises(MachineError, match=r"compiling held 0\.\d GB of 0\.1 that it may, and was stopped"):
-        compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", limit_bytes=1e8, limit_s=60)
+        compile_in_child(RECIPE, tmp_path, topology="v5p:2x2x1", limits=Limits(memory_bytes=1e8, seconds=60))
 
 
 def test_the_childs_last_line_is_the_error(python, tmp_path):
@@ -72,6 +72,6 @@ def test_without_libtpu_the_error_says_what_to_install(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_a_tiny_step_is_compiled_for_four_chips(tmp_path):
-    facts = compile_in_child(RECIPE, Path(tmp_path), topology="v5p:2x2x1", limit_s=600)
+    facts = compile_in_child(RECIPE, Path(tmp_path), topology="v5p:2x2x1", limits=Limits(seconds=600))
     assert facts["peak_bytes"] > 0 and len(facts["coordinates"]) == 4
     assert (tmp_path / "step.hlo").read_text().startswith("HloModule")

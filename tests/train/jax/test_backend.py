@@ -46,7 +46,7 @@ def test_a_run_records_every_step_and_counts_its_adapters(whole, read_arrays, re
 
 
 def test_a_step_ends_with_its_own_computation_where_dispatch_waits_for_the_next(prepared_run, monkeypatch):
-    told, dispatched = list[float](), list[float]()
+    told, dispatched, bounds = list[float](), list[float](), list[float | None]()
     update, finish = tunix.TunixBackend._update, TrainSession.finish
 
     def waits(self, example):
@@ -61,7 +61,11 @@ def test_a_step_ends_with_its_own_computation_where_dispatch_waits_for_the_next(
 
     monkeypatch.setattr(tunix.TunixBackend, "_update", waits)
     monkeypatch.setattr(TrainSession, "finish", listens)
+    monkeypatch.setattr(tunix.distributed, "LONGEST_STEP_S", 0.0)
+    monkeypatch.setattr(tunix.distributed, "note_progress", lambda longest_s=None: bounds.append(longest_s))
     record = train(prepared_run(train={"max_steps": 3, "save_steps": 100}))
+    # Hosts take another for hung by what steps take: nothing is known before one has ended.
+    assert bounds[0] is None and bounds[-1] in [10 * step.step_s for step in record.steps[:2]]
     assert all(ended < later for ended, later in zip(told, dispatched[1:], strict=False))
     # A save lies between the first two.
     assert record.steps[2].step_s == pytest.approx(told[2] - told[1], abs=1e-5)

@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from gemsmith.train.jax import lost_hosts
+from gemsmith.train.jax import distributed, lost_hosts
 
 SILENT = """\
 train  step 3/4
@@ -48,3 +49,38 @@ def test_of_a_lost_host_one_line_says_which(text, host):
 @pytest.mark.parametrize("text", [OTHER, LEFT, SAVING, "train  step 3/4\n\n", ""])
 def test_all_else_is_passed_on(text):
     assert said(text) == text
+
+
+@pytest.mark.parametrize(("longest_s", "ended_after"), [(600.0, 121), (9000.0, 1801)])
+def test_a_host_is_let_live_as_long_as_its_steps_may_take(monkeypatch, longest_s, ended_after):
+    """Of which `ended_after` looks, five seconds apart, find no step."""
+    said, looks = {}, []
+
+    class Store:
+        def key_value_set(self, key, value, allow_overwrite):
+            said[key] = value
+
+        def key_value_dir_get(self, _):
+            return [*said.items(), ("gemsmith/progress/1", "0 9999")]
+
+    def look(seconds):
+        looks.append(seconds)
+        if len(looks) == 100:
+            distributed.note_progress()  # as the first host does, and the other does not
+
+    class Ended(Exception):  # noqa: N818
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    written = []
+    monkeypatch.setattr(distributed, "_progress", SimpleNamespace(count=0, longest_s=longest_s))
+    monkeypatch.setattr(distributed, "global_state", SimpleNamespace(client=Store()))
+    monkeypatch.setattr("time.sleep", look)
+    monkeypatch.setattr("os._exit", end)
+    monkeypatch.setattr("os.write", lambda _, text: written.append(text.decode()))
+    with pytest.raises(Ended):
+        distributed._end_with_a_host_that_hangs()
+    assert len(looks) == 100 + ended_after
+    assert written[0].startswith(f"error: training: host 1 of 2 hangs, without a step for {longest_s / 60:g} minutes")

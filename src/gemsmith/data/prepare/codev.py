@@ -54,11 +54,9 @@ class _Tally:
         if isinstance(made, str):
             self.dropped[made] += 1
             return None
-        found = [
-            match
-            for index in self.indices
-            if (match := find_match(index, origin, made["prompt" if index.kind == "specification" else "response"]))
-        ]
+        texts = {"specification": made["prompt"], "module": made["response"]}
+        matches = (find_match(index, origin, texts[index.kind]) for index in self.indices)
+        found = [match for match in matches if match]
         self.contaminated += bool(found)
         self.kinds.update(f"{'same' if each.exact else 'near'} {each.kind}" for each in found)
         self.shared += found[: LISTED - len(self.shared)]
@@ -123,10 +121,7 @@ def prepare_codev(
 def prepare_verilog_eval(folder: Path, out: Path) -> PreparedRecord:
     """Writes verilog-eval's specifications with their reference modules, as TopModule, in the same form."""
     problems = read_problems(folder)
-    rows = [
-        {"prompt": problem.prompt.strip(), "response": _REFERENCE.sub(_TOP, problem.reference).strip()}
-        for problem in problems
-    ]
+    rows = [{"prompt": one.prompt.strip(), "response": _REFERENCE.sub(_TOP, one.reference).strip()} for one in problems]
     return write_prepared(rows, out, source=str(folder), source_sha256=problems_sha256(problems))
 
 
@@ -188,9 +183,8 @@ def _stored(source: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for origin, row in stored_rows(source, lambda name: name in _READ):
         if not isinstance(row, Mapping) or not row.keys() >= set(_READ):
             columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else "no columns"
-            raise DataError(
-                f"{origin}: has {columns}; CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
-            )
+            remedy = f"CodeV-R1's rows have prompt and response: give {FILE} of {HUB_ID}"
+            raise DataError(f"{origin}: has {columns}; {remedy}")
         yield origin, row
 
 

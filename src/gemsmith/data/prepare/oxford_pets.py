@@ -30,24 +30,16 @@ PROMPT = (
     "\n\nWhich breed is the animal in this image?"
 )
 _NAMED = 3
-_LINE = re.compile(r"(?P<name>[^\s/]+_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
+_LINE = re.compile(r"(?P<name>(?P<breed>[^\s/]+)_\d+)\s+(?P<number>[0-9]+)\s+\S+\s+\S+")
 _WHERE = "give the folder that images.tar.gz and annotations.tar.gz of the data set were unpacked in"
 
 
 class ImageFile(NamedTuple):
-    """One line of a split: the image's name, without .jpg, and the breed's number, from 1."""
+    """One line of a split: the image's name, without .jpg, the breed that is in it, and that breed's number, from 1."""
 
     name: str
+    breed: str
     number: int
-
-    @property
-    def breed(self) -> str:
-        """Its breed.
-
-        >>> ImageFile("Egyptian_Mau_10", 12).breed
-        'egyptian_mau'
-        """
-        return self.name.rpartition("_")[0].lower()
 
 
 def prepare_oxford_pets(source: Path | None, out: Path, *, split: str, revision: str | None = None) -> PreparedRecord:
@@ -75,10 +67,8 @@ def find_images(folder: Path, split: str, *, seen_from: Path) -> tuple[list[tupl
     names: dict[int, ImageFile] = {}
     for image in (image for part in images.values() for image in part):
         if (first := names.setdefault(image.number, image)).breed != image.breed:
-            raise DataError(
-                f"{folder / 'annotations'}: class {image.number} is that of {first.name} and of {image.name}, which "
-                f"are two breeds; {_WHERE}"
-            )
+            what = f"class {image.number} is that of {first.name} and of {image.name}, which are two breeds"
+            raise DataError(f"{folder / 'annotations'}: {what}; {_WHERE}")
     there = folder / "images"
     missing = [f"{image.name}.jpg" for image in images[split] if not (there / f"{image.name}.jpg").is_file()]
     if missing:
@@ -125,11 +115,9 @@ def read_split(folder: Path, split: str) -> list[ImageFile]:
         if not line.strip() or line.startswith("#"):
             continue
         if not (found := _LINE.fullmatch(line.strip())):
-            raise DataError(
-                f"{file.name} line {number}: is {line.strip()[:80]!r}; must be NAME CLASS SPECIES BREED, as "
-                "Abyssinian_100 1 1 1"
-            )
-        images.append(ImageFile(found["name"], int(found["number"])))
+            allowed = "must be NAME CLASS SPECIES BREED, as Abyssinian_100 1 1 1"
+            raise DataError(f"{file.name} line {number}: is {line.strip()[:80]!r}; {allowed}")
+        images.append(ImageFile(found["name"], found["breed"].lower(), int(found["number"])))
     if not images:
         raise DataError(f"{file}: names no image; {_WHERE}")
     return images

@@ -1,9 +1,7 @@
 """Bytes that one device needs at the peak of a training step, by formula.
 
-Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.06
-(tests/hardware/model/test_memory.py holds it to that). Without remat XLA's nearest build of the 31B on four
-chips of v5p, which saved every matmul's output, came to 102.4 GiB a chip; the formula, which saves all that the
-backward pass reads, to 130.3.
+Of what XLA reserves for the steps of benchmarks/records/tpu_compile it gives 0.95 to 1.06 (tests hold it to that).
+Without remat it is too high: 130.3 GiB a chip for the 31B on four of v5p, where XLA's nearest build came to 102.4.
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,6 @@
 """Seconds of one training step by formula: FLOPs at a share of the peak, bytes through HBM and between chips.
 
-Against the step that XLA's cycle estimates give for the 31B with rank 64 (compiled with no device; ms, collectives
-hidden to exposed), and against what was measured:
-
-    machine, fsdp x tp, rows x length, attention   XLA            formula
-    v5p-8  1 x 4  1 x 4096  dense                  785 -  931      883 -  1763
-    v5p-8  1 x 4  1 x 4096  flash                  662 -  808      769 -  1536
-    v5p-8  4 x 1  4 x 4096  dense                 3404 - 3927     3355 -  6877
-    v5p-8  4 x 1  4 x 4096  flash                 2861 - 3543     2901 -  5968
-    v5p-8  4 x 1  8 x 4096  flash                 6104 - 6290     5734 - 11394
-    v5p-8  4 x 1  4 x 8192  flash                 6292 - 7143     5971 - 11868
-    v6e-8  2 x 4  2 x 4096  flash                  409 -  744      552 -  1050
-                                                  measured
-    v5p-8  1 x 4  1 x 3072  dense                 1210             634 -  1263   arXiv 2605.25645: efficiency_low
-    8xh100 4 x 2  32 x 4096 flash                 7280            7134 - 18666   NeMo AutoModel, a 32B, not Gemma
+benchmarks/records/plan_accuracy.json has it beside XLA's estimates for compiled steps, and beside published runs.
 """
 
 from dataclasses import dataclass, replace
@@ -157,12 +144,8 @@ def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
-    return (
-        weights
-        + activations
-        + _score_bytes(work, mesh)
-        + OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
-    )
+    updates = OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
+    return weights + activations + _score_bytes(work, mesh) + updates
 
 
 def _score_bytes(work: StepCost, mesh: Mesh) -> float:

@@ -17,13 +17,10 @@ from gemsmith.plan.serving import MOST_REQUESTS
 
 FEATURES: frozenset[Feature] = frozenset({"mounts weights", "evaluates", "tasks", "serves"})
 FOLDER = "/tmp/gemsmith"
-ACCELERATOR = "nvidia-rtx-pro-6000"
+GPU = "nvidia-rtx-pro-6000"
 REGIONS = ("us-central1", "europe-west4", "asia-southeast1")
-LONGEST_S = 168 * 3600
-"""Of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h."""
+LONGEST_S = 168 * 3600  # of a task; Google's pages disagree on those with a GPU: 1, 12 and 168 h
 UNDISPUTED_S = 12 * 3600
-
-
 VCPUS = {"cloud-run-20": 20, "cloud-run-30": 30, "cloud-run-44": 44}
 """Of the catalog's machines: 20 are the least that go with this GPU, 44 the most."""
 GIB_A_VCPU = 4
@@ -37,16 +34,12 @@ def check(request: LaunchRequest) -> None:
     """Raises InputError for a region without the GPU, an image it cannot pull, too little memory or too long a time."""
     options, timeout_s = request.options, float(request.bill.timeout_s.value)
     if options.region not in REGIONS:
-        raise InputError(
-            f"--region {options.region}: Cloud Run has no {ACCELERATOR} there; choose {', '.join(REGIONS)}"
-        )
+        raise InputError(f"--region {options.region}: Cloud Run has no {GPU} there; choose {', '.join(REGIONS)}")
     if options.spot:
         raise InputError("--spot: Cloud Run has no spot price; leave it out")
     if timeout_s > LONGEST_S:
-        raise InputError(
-            f"--timeout-hours {timeout_s / 3600:.0f}: a Cloud Run task takes {LONGEST_S // 3600} h at most; train "
-            "fewer steps, or on another target"
-        )
+        what = f"a Cloud Run task takes {LONGEST_S // 3600} h at most"
+        raise InputError(f"--timeout-hours {timeout_s / 3600:.0f}: {what}; train fewer steps, or on another target")
     if (options.network is None) != (options.subnet is None):
         raise InputError("--network and --subnet: go together; give both, or neither")
     images = {"--image": str(request.image.value)}
@@ -55,17 +48,13 @@ def check(request: LaunchRequest) -> None:
         images["serve.container_image"] = request.recipe.serve.container_image or ""
     for key, image in images.items():
         if not in_artifact_registry(image) and registry_of(image) != "docker.io":
-            raise InputError(
-                f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; copy it there, or "
-                f"make a remote repository of Artifact Registry for {registry_of(image)}"
-            )
+            remedy = f"copy it there, or make a remote repository of Artifact Registry for {registry_of(image)}"
+            raise InputError(f"{key} {image}: Cloud Run pulls from Artifact Registry and Docker Hub alone; {remedy}")
     held, memory_gib = disk_bytes(request), GIB_A_VCPU * VCPUS[request.machine.name]
     if sum(held.values()) > memory_gib * 2**30:
-        raise InputError(
-            f"--machine {request.machine.name}: {memory_gib} GiB of memory do not hold {format_footprint(held)}; "
-            "choose a larger one, leave export to another machine with --stages, or put the base in a bucket: "
-            "checkpoint: gs://…"
-        )
+        what = f"{memory_gib} GiB of memory do not hold {format_footprint(held)}"
+        remedy = "choose a larger one, leave export to another machine with --stages, or put the base in a bucket"
+        raise InputError(f"--machine {request.machine.name}: {what}; {remedy}: checkpoint: gs://…")
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
@@ -76,7 +65,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
     job = render_template(
         "job.yaml",
         request,
-        accelerator=ACCELERATOR,
+        accelerator=GPU,
         # Quoted, as the API wants it.
         timeout=WithReason(str(timeout.value), reason),
         command=worker_command(request, folder=FOLDER),
@@ -95,7 +84,7 @@ def _service(request: LaunchRequest) -> str:
     return render_template(
         "service.yaml",
         request,
-        accelerator=ACCELERATOR,
+        accelerator=GPU,
         concurrency=MOST_REQUESTS,
         most=WithReason(str(most), cost),
         service=service,
@@ -106,4 +95,4 @@ def _service(request: LaunchRequest) -> str:
 
 def values(_request: LaunchRequest) -> dict[str, Any]:
     """Cloud Run's own agent pulls the image."""
-    return {"api": "run.googleapis.com", "accelerator": ACCELERATOR, "account_pulls": False}
+    return {"api": "run.googleapis.com", "accelerator": GPU, "account_pulls": False}

@@ -23,8 +23,7 @@ from gemsmith.plan.serving import WARM_UP_S
 
 FEATURES: frozenset[Feature] = frozenset({"serves"})
 FOLDER = "/dev/shm/gemsmith"
-ACCOUNT = "gemsmith"
-"""The Kubernetes service account, tied to the request's by Workload Identity."""
+ACCOUNT = "gemsmith"  # the Kubernetes service account, tied to the request's by Workload Identity
 TPUS = {"v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice", "tpu7x": "tpu7x"}
 TOPOLOGIES = {
     "v5e": {4: "2x2", 8: "2x4", 16: "4x4"},
@@ -34,8 +33,7 @@ TOPOLOGIES = {
 }
 """Chip -> chips of a slice -> its shape."""
 GPUS = {"rtx-pro-6000": "nvidia-rtx-pro-6000", "h100": "nvidia-h100-80gb"}
-NEW_NODE_S = 1800
-"""For a node to come and to pull the image; assumed."""
+NEW_NODE_S = 1800  # for a node to come and to pull the image; assumed
 
 
 def gives(machine: Machine) -> bool:
@@ -50,9 +48,8 @@ def gives(machine: Machine) -> bool:
 def check(request: LaunchRequest) -> None:
     """Raises InputError without a cluster, or for a service that the machine cannot have."""
     if request.options.cluster is None:
-        raise InputError(
-            "--cluster: is missing; --provider gke needs the name of a cluster of yours, in --region or --zone"
-        )
+        needed = "the name of a cluster of yours, in --region or --zone"
+        raise InputError(f"--cluster: is missing; --provider gke needs {needed}")
     if request.options.serve_machine is not None:
         try:
             make_service(request, server_machine(request))
@@ -71,10 +68,11 @@ def server_machine(request: LaunchRequest) -> Machine:
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
+    known = values(request)
     job_set = render_template(
         "jobset.yaml",
         request,
-        on_hosts_network=_on_hosts_network(request),
+        on_hosts_network=known["on_hosts_network"],
         nodes=_nodes(request.machine, spot=request.options.spot),
         account=ACCOUNT,
         held=format_footprint(disk_bytes(request)),
@@ -83,7 +81,7 @@ def render(request: LaunchRequest) -> dict[str, str]:
         time=f"{request.bill.timeout_s.reason}; from the program's start, so that waiting for nodes does not count",
     )
     service = render_service(request) if request.options.serve_machine is not None else None
-    return render_files(request, "gke", values(request), {"jobset.yaml": job_set}, service)
+    return render_files(request, "gke", known, {"jobset.yaml": job_set}, service)
 
 
 def render_service(request: LaunchRequest) -> str:
@@ -112,10 +110,6 @@ def render_service(request: LaunchRequest) -> str:
     )
 
 
-def _on_hosts_network(request: LaunchRequest) -> bool:
-    return request.machine.chip.kind == "tpu" and request.machine.hosts > 1
-
-
 def _nodes(machine: Machine, *, spot: bool) -> dict[str, str | WithReason]:
     """The labels of the nodes that pods need."""
     chip, taken_back = machine.chip, dict[str, str | WithReason]({"cloud.google.com/gke-spot": "true"} if spot else {})
@@ -136,12 +130,12 @@ def selector(nodes: dict[str, str | WithReason]) -> str:
 
 def values(request: LaunchRequest) -> dict[str, Any]:
     """Both halves of Workload Identity are checked: who the Kubernetes service account is to be, and that it may."""
-    options, on_hosts_network = request.options, _on_hosts_network(request)
-    serves = options.serve_machine is not None
+    options, machine, serves = request.options, request.machine, request.options.serve_machine is not None
+    on_hosts_network = machine.chip.kind == "tpu" and machine.hosts > 1
     return {
         "api": "container.googleapis.com",
         "server": f"{options.name}-server",
-        "nodes": selector(_nodes(request.machine, spot=options.spot)),
+        "nodes": selector(_nodes(machine, spot=options.spot)),
         "server_nodes": selector(_nodes(server_machine(request), spot=False)) if serves else None,
         "on_hosts_network": on_hosts_network,
         "account_pulls": on_hosts_network,

@@ -16,11 +16,9 @@ from gemsmith.serve.command import RUNTIMES
 
 FEATURES: frozenset[Feature] = frozenset({"any machine"})
 FOLDER = "/tmp/gemsmith"
-TPUS = ("v5p", "v6e")
-"""SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips."""
+TPUS = ("v5p", "v6e")  # SkyPilot's names are tpu-v5p-8, of cores, and tpu-v6e-8, of chips
 GPUS = {"rtx-pro-6000": "RTXPRO6000", "h100": "H100"}
-SYSTEM_BYTES = 100 * GB
-"""Of the disk, for the system and the image; assumed."""
+SYSTEM_BYTES = 100 * GB  # of the disk, for the system and the image; assumed
 
 
 def gives(machine: Machine) -> bool:

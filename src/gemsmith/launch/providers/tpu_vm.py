@@ -14,8 +14,7 @@ from gemsmith.launch.upload import describe_slice, worker_command
 from gemsmith.serve.command import RUNTIMES
 
 FEATURES: frozenset[Feature] = frozenset({"wheel"})
-FOLDER = "/dev/shm/gemsmith"
-"""In the host's memory: the boot disk is smaller than the weights of a large model."""
+FOLDER = "/dev/shm/gemsmith"  # in the host's memory: the boot disk is smaller than the weights of a large model
 
 
 def gives(machine: Machine) -> bool:
@@ -32,15 +31,13 @@ def check(request: LaunchRequest) -> None:
     """Raises InputError without a zone."""
     if request.options.zone is None:
         there = ", ".join(price.region for price in request.machine.prices if price.provider == "gcp")
-        raise InputError(
-            f"--zone: is missing; {request.machine.name} has a price in {there}; zones that have it are listed by: "
-            f"gcloud compute tpus accelerator-types list --zone ZONE --filter=type={accelerator_type(request.machine)}"
-        )
+        where = f"{request.machine.name} has a price in {there}; zones that have it are listed by"
+        command = "gcloud compute tpus accelerator-types list --zone ZONE --filter=type"
+        raise InputError(f"--zone: is missing; {where}: {command}={accelerator_type(request.machine)}")
 
 
 def render(request: LaunchRequest) -> dict[str, str]:
-    command = worker_command(request, folder=FOLDER)
-    script = render_template("startup.sh", request, folder=FOLDER, command=command)
+    script = render_template("startup.sh", request, folder=FOLDER, command=worker_command(request, folder=FOLDER))
     return render_files(request, "tpu-vm", values(request), {"startup.sh": script})
 
 

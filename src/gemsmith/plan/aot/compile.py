@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ INSTALL = ".venv/bin/pip install --no-deps -r requirements/tpu.lock"
 _ONE_HOST = {"v6e:1x1": (1, 1, 1), "v6e:2x4": (2, 4, 1)}
 _POLL_S = 0.2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    seconds: float = 1800.0
+    memory_bytes: float = 12e9
 
 
 def check_compiler() -> None:
@@ -102,13 +109,13 @@ def compile_for(lowered: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Text and facts of a step compiled with XLA's flags, of one chip. Raises MachineError where it does not fit."""
     import jax
 
-    begin = _cpu_s()
+    begin = time.process_time()
     try:
         compiled = lowered.compile(compiler_options=dict(options))
     except jax.errors.JaxRuntimeError as error:
         lines = (line.strip() for line in str(error).splitlines()[:3])
         raise MachineError(f"XLA: {' '.join(filter(None, lines))[:500]}") from None
-    compile_cpu_s = _cpu_s() - begin
+    compile_cpu_s = time.process_time() - begin
     # Before the texts are printed, which is not part of compiling.
     peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     memory = compiled.memory_analysis()
@@ -128,11 +135,6 @@ def compile_for(lowered: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def compile_in_child(
     recipe: Recipe,
     folder: Path,
@@ -140,8 +142,7 @@ def compile_in_child(
     topology: str,
     options: Mapping[str, Any] | None = None,
     images: ImageWork | None = None,
-    limit_s: float | None = None,
-    limit_bytes: float | None = None,
+    limits: Limits | None = None,
 ) -> dict[str, Any]:
     """The facts of compile_for and main but the text, which is in folder/step.hlo.
 
@@ -158,19 +159,18 @@ def compile_in_child(
         try:
             begin = time.monotonic()
             while child.poll() is None:
-                if limit_s is not None and time.monotonic() - begin > limit_s:
-                    raise MachineError(f"compiling took more than {limit_s / 60:.3g} minutes, and was stopped")
+                if limits and time.monotonic() - begin > limits.seconds:
+                    raise MachineError(f"compiling took more than {limits.seconds / 60:.3g} minutes, and was stopped")
                 held = 0
                 with contextlib.suppress(OSError, IndexError):  # it has just ended
                     held = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-                if limit_bytes is not None and held > limit_bytes:
-                    gb = f"{held / 1e9:.1f} GB of {limit_bytes / 1e9:.1f}"
+                if limits and held > limits.memory_bytes:
+                    gb = f"{held / 1e9:.1f} GB of {limits.memory_bytes / 1e9:.1f}"
                     raise MachineError(f"compiling held {gb} that it may, and was stopped")
                 time.sleep(_POLL_S)
         finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+            child.kill()  # which does nothing to one that has ended
+            child.wait()
         if child.returncode:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").splitlines()
@@ -195,13 +195,13 @@ def main(folder: Path) -> None:
     if "images" in request:
         images = images_of(recipe, find_variant(str(recipe.model)), **request["images"])
     devices = open_topology(topology)
-    begin, chip = _cpu_s(), load_catalog().chips[topology.partition(":")[0]]
+    begin, chip = time.process_time(), load_catalog().chips[topology.partition(":")[0]]
     lowered, how = lower_step(recipe, devices, device_bytes=chip.hbm_bytes / chip.devices, images=images)
     facts = {
         "coordinates": [list(device.coords) for device in how.mesh.devices.flat],  # of each partition's chip
         "remat": how.remat,
         # Python to StableHLO: what a start pays even if the compiled program is in the persistent cache.
-        "trace_cpu_s": _cpu_s() - begin,
+        "trace_cpu_s": time.process_time() - begin,
         "options": options,
     }
     step = compile_for(lowered, options)

@@ -65,8 +65,7 @@ class ChatSetup:
     sampling: SamplingParams
     system: str = ""
     sight: ImageSupport = field(default_factory=ImageSupport)
-    rows: Callable[[], Sequence[Question]] = lambda: ()
-    """The held-out rows, which are read when they are first asked for."""
+    rows: Callable[[], Sequence[Question]] = lambda: ()  # those held out, read when they are first asked for
 
 
 def make_content(text: str, urls: Sequence[str]) -> Content:
@@ -78,24 +77,18 @@ def make_content(text: str, urls: Sequence[str]) -> Content:
     return [*map(image_content, urls), {"type": "text", "text": text}] if urls else text
 
 
-def text_in(content: Content) -> str:
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+def text_in(content: Content, *, image: str = "") -> str:
+    """Its text, with `image` in the place of each image.
+
+    >>> text_in(make_content("What is it?", ["data:image/png;base64,"]), image="[image] ")
+    '[image] What is it?'
+    """
+    return content if isinstance(content, str) else "".join(part.get("text", image) for part in content)
 
 
 def urls_in(content: Content) -> list[str]:
     """The data: URLs of its images, in order."""
     return [part["image_url"]["url"] for part in content if "image_url" in part] if isinstance(content, list) else []
-
-
-def described(content: Content) -> str:
-    """Its text for a terminal, with each image as its place.
-
-    >>> described(make_content("What is it?", ["data:image/png;base64,"]))
-    '[image] What is it?'
-    """
-    if isinstance(content, str):
-        return content
-    return "".join(PLACE if "image_url" in part else part["text"] for part in content)
 
 
 HELP = """/new          forget the conversation
@@ -109,21 +102,9 @@ HELP = """/new          forget the conversation
 class Conversation:
     """What was said so far, for each voice on its own: each sees its own answers."""
 
-    voices: Sequence[ChatModel]
     system: str = ""
-    turns: dict[str, Turns] = field(default_factory=dict)
+    turns: dict[str, Turns] = field(default_factory=dict)  # by the voice's label
     images: list[str] = field(default_factory=list)  # the data: URLs of those that go with the next prompt
-
-    def forget(self) -> None:
-        self.turns, self.images = {}, []
-
-    def messages(self, voice: ChatModel, prompt: Content) -> Turns:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, *self.turns.get(voice.label, []), {"role": "user", "content": prompt}]
-
-    def keep(self, voice: ChatModel, prompt: Content, answer: str) -> None:
-        said: Turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-        self.turns.setdefault(voice.label, []).extend(said)
 
 
 def chat_with_run(
@@ -138,10 +119,7 @@ def chat_with_run(
     port: int | None,
     skip_verify_check: bool,
 ) -> None:
-    """Talks to the tuned model of a run, its base, or both, which one server then holds; `models`: "base", "tuned".
-
-    `read_questions` gives a run's held-out rows, to be asked. Other commands may use the run directory meanwhile.
-    """
+    """Talks to a run's tuned model, its base, or both, which one server then holds; `models`: "base", "tuned"."""
     if len(models) > 1:
         overrides = ["serve.weights=adapter", *overrides]
     run = open_run_readonly(source, overrides, section="serve")
@@ -149,10 +127,9 @@ def chat_with_run(
     rows = functools.cache(lambda: read_questions(run) if run.recipe.data.eval is not None else ())
     sight, prompt_of = ImageSupport(takes_images=False), settle_prompts(run)
     with Servers(run, prefix_caching=True, skip_verify_check=skip_verify_check) as servers:
-        found = {"base": servers.base, "tuned": servers.tuned}
         voices = []
         for label in models:
-            server = found[label]()
+            server = servers.base() if label == "base" else servers.tuned()
             voice = ChatModel(label=label, url=server.url, model=server.model, prompt_of=prompt_of)
             voices.append(replace(voice, max_model_len=server.facts.max_model_len))
         print_warnings("chat", servers.warnings)
@@ -191,10 +168,9 @@ def chat_with_url(
     url: str, models: Sequence[str], *, sampling: SamplingParams, system: str, web: bool, port: int | None
 ) -> None:
     """Talks to models of an OpenAI server that is up; without a name to the only one. Raises as find_models."""
-    address, cards = find_models(url, models)
-    lengths = {name: found for name, card in cards.items() if isinstance(found := card.get("max_model_len"), int)}
-    voices = [ChatModel(label=name, url=address, model=name, max_model_len=lengths.get(name)) for name in cards]
-    _chat(ChatSetup(voices=voices, title=address, sampling=sampling, system=system), web=web, port=port)
+    seen = find_models(url, models)
+    voices = [ChatModel(label=one.model, url=one.url, model=one.model, max_model_len=one.max_model_len) for one in seen]
+    _chat(ChatSetup(voices=voices, title=seen[0].url, sampling=sampling, system=system), web=web, port=port)
 
 
 def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
@@ -220,7 +196,7 @@ def _chat(setup: ChatSetup, *, web: bool, port: int | None) -> None:
 
 def chat_loop(setup: ChatSetup) -> None:
     """Reads prompts to the end of stdin, and streams answers. Raises EngineError, on a terminal only prints it."""
-    conversation, console = Conversation(voices=setup.voices, system=setup.system), open_console()
+    conversation, console = Conversation(system=setup.system), open_console()
     if sys.stdin.isatty():
         names = " and ".join(voice.model for voice in setup.voices)
         console.print(f"Talking to {names}. /help lists what else there is.")
@@ -239,14 +215,13 @@ def chat_loop(setup: ChatSetup) -> None:
                 count = len(conversation.images)
                 console.print(f"{count} image{'s' * (count > 1)} go{'es' * (count == 1)} with the next prompt")
         elif word == "/new":
-            conversation.forget()
+            conversation = Conversation(system=conversation.system)
         elif word == "/system":
-            conversation.system = rest.strip()
-            conversation.forget()
+            conversation = Conversation(system=rest.strip())
         elif word.startswith("/"):
             console.print(HELP)
         else:
-            _ask(conversation, make_content(line, conversation.images), setup.sampling)
+            _ask(conversation, make_content(line, conversation.images), setup)
             conversation.images = []
 
 
@@ -279,35 +254,33 @@ def _ask_row(conversation: Conversation, number: str, setup: ChatSetup) -> None:
     except DataError as error:
         console.print(f"/row: {error}")
         return
-    conversation.forget()
-    conversation.system = system
-    conversation.turns = {voice.label: list(turns) for voice in conversation.voices}
+    conversation.system, conversation.images = system, []
+    conversation.turns = {voice.label: list(turns) for voice in setup.voices}
     for image in row.images:
         console.print(f"image: {image.path or 'of the row itself'}, {image.width} × {image.height}")
-    console.print(f"row {number}: {described(asked)}")
-    _ask(conversation, asked, setup.sampling)
+    console.print(f"row {number}: {text_in(asked, image=PLACE)}")
+    _ask(conversation, asked, setup)
     console.print(f"expected: {row.expected}")
 
 
-def _ask(conversation: Conversation, prompt: Content, sampling: SamplingParams) -> None:
-    console = open_console()
-    for voice in conversation.voices:
-        if len(conversation.voices) > 1:
+def _ask(conversation: Conversation, prompt: Content, setup: ChatSetup) -> None:
+    console, asked = open_console(), {"role": "user", "content": prompt}
+    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    for voice in setup.voices:
+        if len(setup.voices) > 1:
             console.print(f"[{voice.label}]")
-        answer = StreamedAnswer()
+        turns, answer = conversation.turns.setdefault(voice.label, []), StreamedAnswer()
         try:
-            for grown in stream_answer(voice, conversation.messages(voice, prompt), sampling):
+            for grown in stream_answer(voice, [*system, *turns, asked], setup.sampling):
                 print(escape_control_chars(grown.text[len(answer.text) :]), end="", flush=True)
                 answer = grown
-        except EngineError as error:
+        except (EngineError, KeyboardInterrupt) as error:  # on a terminal Ctrl-C stops the answer
             if not sys.stdin.isatty():
                 raise
-            console.print(f"error: {error}")
-            return
-        except KeyboardInterrupt:  # on a terminal it stops the answer
-            if not sys.stdin.isatty():
-                raise
+            if isinstance(error, EngineError):
+                console.print(f"error: {error}")
+                return
         print(flush=True)
         if answer.ended:
-            conversation.keep(voice, prompt, answer.text)
+            turns += [asked, {"role": "assistant", "content": answer.text}]
         console.print(describe_speed(answer) if answer.ended else "stopped; this turn is forgotten")

@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -33,7 +33,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-ADDRESS = "127.0.0.1"
 HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 MOST_BYTES = 64 * 2**20
 BODY_S = 60.0
@@ -49,6 +48,7 @@ SAFETY_HEADERS = {
 SHOWN_ROWS = 200
 FRAME_S = 0.05  # at most so often a column is drawn again; each time costs the browser the whole conversation
 TITLE_CHARACTERS = 70
+Heard = StreamedAnswer | EngineError  # what has come from a voice
 
 
 def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
@@ -58,7 +58,7 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
     os.environ["GRADIO_TEMP_DIR"] = uploads.name
     page = make_page(setup)
     _, url, _ = page.queue(default_concurrency_limit=4).launch(
-        server_name=ADDRESS,
+        server_name="127.0.0.1",
         server_port=port,
         share=False,
         quiet=True,
@@ -80,12 +80,18 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
         gradio.Markdown(f"## {setup.title}")
         settings = _settings(voices, setup.sampling, setup.system)
         picked, expected = _row_picker(rows)
-        shown = _column_row(voices)
+        shown: list[Any] = []  # of each voice, its conversation and its speed
+        with gradio.Row():
+            for voice in voices:
+                with gradio.Column(min_width=300):
+                    gradio.Markdown(f"### {voice.label}")
+                    shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
+                    shown.append(gradio.Markdown("", elem_classes="speed"))
         prompt = gradio.Textbox(
             label="Prompt", info="Enter sends, Shift+Enter begins a line.", lines=1, max_lines=12, autofocus=True
         )
         attached = gradio.State([])
-        preview = gradio.HTML(elem_classes="attached", padding=False)
+        images = gradio.HTML(elem_classes="attached", padding=False)
         with gradio.Row():
             send = gradio.Button("Send", variant="primary")
             stop = gradio.Button("Stop")
@@ -93,27 +99,22 @@ def make_page(setup: ChatSetup) -> gradio.Blocks:
             add = gradio.UploadButton("Add an image", file_types=["image"], type="filepath", visible=sight.takes_images)
         said = gradio.State([[] for _ in voices])
 
-        def answer(
-            prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any
-        ) -> Iterator[tuple[Any, ...]]:
+        def answer(prompt: str, urls: list[str], said: list[Turns], system: str, *drawn: Any) -> Iterator[Any]:
             temperature, top_p, most, seed = drawn
-            seed = None if seed is None else int(seed)
             sampling = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=int(most), seed=seed)
             yield from answer_all(voices, prompt, urls, said, system, sampling)
 
         sends, asks = [prompt.submit, send.click], [prompt, attached, said, *settings]
-        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, preview, *shown], show_progress="hidden")]
+        asked = [gradio.on(sends, answer, asks, [said, prompt, attached, images, *shown], show_progress="hidden")]
         stop.click(None, cancels=asked)
         empty = [part for voice in voices for part in (draw_turns(voice, []), "")]
-        new.click(
-            lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, preview, *shown], cancels=asked
-        )
-        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, preview])
+        new.click(lambda: ([[] for _ in voices], [], "", *empty), None, [said, attached, images, *shown], cancels=asked)
+        add.upload(lambda file, urls: attach(file, urls, sight), [add, attached], [attached, images])
         if rows:
             picked.change(
                 lambda number: fill_in(rows, number, voices, sight),
                 picked,
-                [prompt, settings[0], expected, attached, preview, said, *shown],
+                [prompt, settings[0], expected, attached, images, said, *shown],
                 cancels=asked,
             )
     return page
@@ -140,22 +141,8 @@ def _row_picker(rows: Sequence[Question]) -> tuple[Any, Any]:
         choices.append((f"{number}: {text[:TITLE_CHARACTERS]}{more}", number - 1))
     with gradio.Row(visible=bool(rows)):
         picked = gradio.Dropdown(choices, value=None, label="Held-out row", info="Fills in its prompt.")
-        expected = gradio.Textbox(
-            label="Expected answer", interactive=False, lines=3, max_lines=8, elem_classes="exact"
-        )
-    return picked, expected
-
-
-def _column_row(voices: Sequence[ChatModel]) -> list[Any]:
-    """Of each voice, its conversation and its speed."""
-    shown: list[Any] = []
-    with gradio.Row():
-        for voice in voices:
-            with gradio.Column(min_width=300):
-                gradio.Markdown(f"### {voice.label}")
-                shown.append(gradio.HTML(draw_turns(voice, []), padding=False))
-                shown.append(gradio.Markdown("", elem_classes="speed"))
-    return shown
+        answer = gradio.Textbox(label="Expected answer", interactive=False, lines=3, max_lines=8, elem_classes="exact")
+    return picked, answer
 
 
 def fill_in(
@@ -202,7 +189,7 @@ def answer_all(
         return
     asked = {"role": "user", "content": make_content(prompt, urls)}
     opening = [{"role": "system", "content": system}] if system.strip() else []
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     yield (said, "", [], "", *_columns(voices, said, asked, found))
     messages = [[*opening, *turns, asked] for turns in said]
     as_it_is = (gradio.skip(),) * 3
@@ -215,11 +202,9 @@ def answer_all(
     yield (remembered, *as_it_is, *_columns(voices, said, asked, found))
 
 
-def _frames(
-    voices: Sequence[ChatModel], messages: Sequence[Sequence[Mapping[str, Any]]], sampling: SamplingParams
-) -> Iterator[list[StreamedAnswer | EngineError]]:
+def _frames(voices: Sequence[ChatModel], messages: list[Turns], sampling: SamplingParams) -> Iterator[list[Heard]]:
     """What has come from each voice, at most every FRAME_S; closing the iterator ends the requests."""
-    news: queue.SimpleQueue[tuple[int, StreamedAnswer | EngineError | None]] = queue.SimpleQueue()
+    news: queue.SimpleQueue[tuple[int, Heard | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
     def listen(place: int, voice: ChatModel) -> None:
@@ -233,7 +218,7 @@ def _frames(
         finally:
             news.put((place, None))
 
-    found: list[StreamedAnswer | EngineError] = [StreamedAnswer() for _ in voices]
+    found: list[Heard] = [StreamedAnswer() for _ in voices]
     for place, voice in enumerate(voices):
         threading.Thread(target=listen, args=(place, voice), daemon=True).start()
     left = len(voices)
@@ -253,12 +238,7 @@ def _frames(
         closed.set()
 
 
-def _columns(
-    voices: Sequence[ChatModel],
-    said: Sequence[Turns],
-    asked: dict[str, Any],
-    found: Sequence[StreamedAnswer | EngineError],
-) -> list[str]:
+def _columns(voices: Sequence[ChatModel], said: list[Turns], asked: dict[str, Any], found: list[Heard]) -> list[str]:
     shown: list[str] = []
     for voice, turns, one in zip(voices, said, found, strict=True):
         if isinstance(one, EngineError):
@@ -298,10 +278,9 @@ class Gate:
 
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        headers = Headers(scope=scope)
-        if not _is_ours(headers):
-            return await refuse(403, "open the page by its own address: another site may not use it")
         asked = HTTPConnection(scope)
+        if not _is_ours(asked.headers):
+            return await refuse(403, "open the page by its own address: another site may not use it")
         in_address = quote(asked.query_params.get("token", ""), safe="")
         given = in_address or asked.cookies.get(COOKIE, "")
         # Browsers fetch the page's manifest, which says nothing of a chat, without a cookie.
@@ -309,7 +288,7 @@ class Gate:
         if not all(secrets.compare_digest(key.encode(), given.encode()) for key in keys):
             return await refuse(403, f"open the page by the address that was printed, which has ${TOKEN} in it")
         body: list[Message] = []
-        read_bytes = max((int(value) for value in headers.getlist("content-length") if value.isdigit()), default=0)
+        read_bytes = max((int(size) for size in asked.headers.getlist("content-length") if size.isdigit()), default=0)
         try:
             async with asyncio.timeout(BODY_S):
                 while scope["type"] == "http" and read_bytes <= MOST_BYTES and (not body or body[-1].get("more_body")):

@@ -4,7 +4,6 @@ In one event loop, not in threads: a thread that waits for a server cannot be st
 """
 
 import asyncio
-import functools
 import json
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -60,7 +59,16 @@ def ask_all(
 
     async def work(client: httpx.AsyncClient) -> None:
         for number, request in numbered:  # shared: each takes the next
-            heard(number, await _ask(client, server, request, functools.partial(retried, number)))
+            for wait_s in (*WAITS_S, None):
+                found, asked_s = await _post(client, request)
+                if not isinstance(found, Failure):
+                    break
+                server.check()
+                if wait_s is None or asked_s is None:
+                    break
+                retried(number, found.reason)
+                await asyncio.sleep(max(wait_s, asked_s))
+            heard(number, found)
 
     async def ask() -> None:
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
@@ -103,22 +111,6 @@ def ask_each(
     return [answers[number] for number in sorted(answers)]
 
 
-async def _ask(
-    client: httpx.AsyncClient, server: AnyServer, request: Request, retried: Callable[[str], None]
-) -> dict[str, Any] | Failure:
-    waits_s = iter(WAITS_S)
-    while True:
-        found, asked_s = await _post(client, request)
-        if not isinstance(found, Failure):
-            return found
-        server.check()
-        wait_s = next(waits_s, None)
-        if wait_s is None or asked_s is None:
-            return found
-        retried(found.reason)
-        await asyncio.sleep(max(wait_s, asked_s))
-
-
 async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, Any] | Failure, float | None]:
     """What one try finds, and how long the server asks to be left alone; None where another would find the same."""
     try:
@@ -133,8 +125,7 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
     except httpx.HTTPError as error:
         return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), 0.0
     may_pass = response.status_code == 429 or response.status_code >= 500
-    wait_s = retry_after_s(response) if may_pass else None
-    return read_object(response.status_code, response.content), wait_s
+    return read_object(response.status_code, response.content), retry_after_s(response) if may_pass else None
 
 
 def _run_until_stopped(work: Coroutine[Any, Any, None]) -> None:

@@ -1,5 +1,6 @@
 """Conversations as an OpenAI API takes them, and its answers, read strictly: text, tokens, or why there is none."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,18 +123,15 @@ def read_tokens(choice: Mapping[str, Any] | Failure) -> AnswerTokens | Failure:
     if isinstance(choice, Failure):
         return choice
     found: Any = choice.get("logprobs")
-    try:
+    with contextlib.suppress(KeyError, TypeError, ValueError):
         if "tokens" in found:
-            tokens = AnswerTokens(tokens=tuple(found["tokens"]), top=tuple(dict(top) for top in found["top_logprobs"]))
+            tokens, tops = found["tokens"], [dict(top) for top in found["top_logprobs"]]
         else:
-            tops = tuple(
-                {other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"]
-            )
-            tokens = AnswerTokens(tokens=tuple(entry["token"] for entry in found["content"]), top=tops)
-        complete = all(math.isfinite(top[token]) for token, top in zip(tokens.tokens, tokens.top, strict=True))
-    except (KeyError, TypeError, ValueError):
-        complete = False
-    return tokens if complete else Failure(reason="no log-probabilities", detail=json.dumps(choice)[:300])
+            tokens = [entry["token"] for entry in found["content"]]
+            tops = [{other["token"]: other["logprob"] for other in entry["top_logprobs"]} for entry in found["content"]]
+        if all(math.isfinite(top[token]) for token, top in zip(tokens, tops, strict=True)):
+            return AnswerTokens(tokens=tuple(tokens), top=tuple(tops))
+    return Failure(reason="no log-probabilities", detail=json.dumps(choice)[:300])
 
 
 def difference(one: Mapping[str, float], other: Mapping[str, float]) -> float:

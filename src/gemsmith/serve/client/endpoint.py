@@ -7,9 +7,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 
@@ -28,8 +28,6 @@ MOST_WAIT_S = 30.0
 _BUSY = (429, 502, 503, 504)
 _TIMEOUT_S = 30.0
 _CONNECT_S = 10.0
-# Of what a server lists of a model, what makes its answers; vLLM gives each listing another time and id.
-_FACTS = ("root", "parent", "max_model_len")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,27 +36,23 @@ class Endpoint:
 
     url: str
     model: str
-    tokenizer: Path
-    """A folder with the tokenizer.json of the model."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """What a cell that was measured here depends on: another fact, another measurement."""
-    prefix_caching: bool | None = None
-    """None: not known without asking."""
-    check: Callable[[], None] = lambda: None
-    """Raises EngineError where the process behind it has ended; costs nothing."""
-    prove: Callable[[], None] = lambda: None
-    """Raises EngineError where it does not answer any more; asks it."""
+    tokenizer: Path  # a folder with the tokenizer.json of the model
+    facts: Mapping[str, str] = field(default_factory=dict)  # what the numbers of a cell that is measured here depend on
+    prefix_caching: bool | None = None  # None: not known without asking
+    check: Callable[[], None] = lambda: None  # raises EngineError where its process has ended; costs nothing
+    prove: Callable[[], None] = lambda: None  # raises EngineError where it does not answer any more; asks it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteServer:
-    """A server that somebody else runs."""
+    """A model of a server that somebody else runs: its address without /v1, and what it lists that makes answers."""
 
+    log: ClassVar[str] = "the log of that server"
     url: str
     model: str
     root: str | None = None  # what it says its weights are
+    parent: str | None = None  # what it says an adapter is of
     max_model_len: int | None = None
-    log: str = "the log of that server"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -72,8 +66,7 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            options = client_options(self.url)
-            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **options)
+            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **client_options(self.url))
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
@@ -88,10 +81,8 @@ AnyServer = Server | RemoteServer
 
 def find_server(url: str, model: str | None, *, of: str = "") -> RemoteServer:
     """The model of this name at the address, or its only one. Raises InputError as find_models."""
-    address, cards = find_models(url, () if model is None else (model,), of=of)
-    ((name, card),) = cards.items()
-    holds, root = card.get("max_model_len"), card.get("root")
-    return RemoteServer(url=address, model=name, root=root, max_model_len=holds if isinstance(holds, int) else None)
+    (server,) = find_models(url, () if model is None else (model,), of=of)
+    return server
 
 
 def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
@@ -100,12 +91,11 @@ def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
     if "--port" in words:  # another at each start, and no part of what makes the answers
         place = words.index("--port")
         del words[place : place + 2]
-    facts = {"model": server.model, "weights": weights_sha256, "vllm": server.vllm, "command": " ".join(words)}
     return Endpoint(
         url=server.url,
         model=server.model,
         tokenizer=server.folder,
-        facts=facts,
+        facts={"model": server.model, "weights": weights_sha256, "vllm": server.vllm, "command": " ".join(words)},
         prefix_caching="--enable-prefix-caching" in server.command,
         check=server.check,
         prove=server.prove,
@@ -114,11 +104,9 @@ def endpoint_of(server: Server, *, weights_sha256: str) -> Endpoint:
 
 def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoint:
     """That of any OpenAI-compatible server. Raises InputError as find_models, CheckpointError without its tokenizer."""
-    url, cards = find_models(url, () if model is None else (model,))
-    ((name, listed),) = cards.items()
+    server = find_server(url, model)
     # The one that is given, or that the server says it serves, where that is on this machine.
-    named = listed.get("root")
-    folder = tokenizer or (Path(named) if isinstance(named, str) and named else None)
+    folder = tokenizer or (Path(server.root) if isinstance(server.root, str) and server.root else None)
     if folder is None or not (folder / "tokenizer.json").is_file():
         if tokenizer is not None:
             raise CheckpointError(
@@ -128,26 +116,26 @@ def find_endpoint(url: str, model: str | None, tokenizer: Path | None) -> Endpoi
             "--tokenizer is missing: prompts of an exact number of tokens need the model's; give a folder with its "
             "tokenizer.json"
         )
-    facts = {key: str(listed[key]) for key in _FACTS if listed.get(key) is not None}
-    version = _ask(f"{url}/version")
+    facts = {key: str(value) for key, value in asdict(server).items() if value is not None}
+    version = _ask(f"{server.url}/version")
     if isinstance(version, dict) and isinstance(version.get("version"), str):
         facts["version"] = version["version"]
 
     def prove() -> None:  # a server that refuses is there
-        if isinstance(found := _ask(f"{url}/v1/models"), Failure) and found.reason == "no answer":
-            raise EngineError(f"{url} does not answer any more ({found.detail})")
+        if isinstance(found := _ask(f"{server.url}/v1/models"), Failure) and found.reason == "no answer":
+            raise EngineError(f"{server.url} does not answer any more ({found.detail})")
 
     return Endpoint(
-        url=url,
-        model=name,
+        url=server.url,
+        model=server.model,
         tokenizer=folder,
-        facts={"url": url, "model": name, **facts, "tokenizer": sha256_file(folder / "tokenizer.json")},
+        facts=facts | {"tokenizer": sha256_file(folder / "tokenizer.json")},
         prove=prove,
     )
 
 
-def find_models(url: str, names: Sequence[str], *, of: str = "") -> tuple[str, dict[str, dict[str, Any]]]:
-    """The address without /v1, and what the server there lists of each of these models; without names of its only one.
+def find_models(url: str, names: Sequence[str], *, of: str = "") -> list[RemoteServer]:
+    """The models of these names at the address; without names its only one.
 
     Raises InputError where it does not answer, has no such model, or has several and none is named, naming the options
     --url and --model, with `of` before their names, such as "base-".
@@ -173,21 +161,21 @@ def find_models(url: str, names: Sequence[str], *, of: str = "") -> tuple[str, d
     if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):
         raise InputError(f"--{of}url {url}: GET /v1/models lists no model, so it is not OpenAI's API")
     cards: dict[str, dict[str, Any]] = {str(card.get("id")): card for card in models}
-    for card in cards.values():  # of an adapter vLLM gives no length
-        if card.get("max_model_len") is None:
-            card["max_model_len"] = cards.get(str(card.get("parent")), {}).get("max_model_len")
     # vLLM lists a model once for each of its names; the first is the one that it goes by.
     first = {json.dumps(card.get("root", name)): name for name, card in reversed(cards.items())}
     known = [name for name in cards if name in first.values()]
     if not names and len(known) > 1:
         raise InputError(f"--{of}model is missing; {url} has {', '.join(known)}")
-    names = names or known
-    for name in names:
-        if name not in cards:
-            raise InputError(
-                f"--{of}model {name}: {url} has {', '.join(known)}{suggest(name, known)}; name one of them"
-            )
-    return url, {name: cards[name] for name in names}
+    servers = []
+    for one in dict.fromkeys(names or known):
+        if one not in cards:
+            raise InputError(f"--{of}model {one}: {url} has {', '.join(known)}{suggest(one, known)}; name one of them")
+        root, parent = (cards[one].get(key) for key in ("root", "parent"))
+        # Of an adapter vLLM gives no length.
+        lengths = (card.get("max_model_len") for card in (cards[one], cards.get(str(parent), {})))
+        length = next((length for length in lengths if isinstance(length, int)), None)
+        servers.append(RemoteServer(url=url, model=one, root=root, parent=parent, max_model_len=length))
+    return servers
 
 
 def api_key() -> str | None:
@@ -212,15 +200,12 @@ def ask_until_ready(ask: Callable[[], httpx.Response]) -> httpx.Response:
 
 def retry_after_s(response: httpx.Response) -> float:
     """The seconds, at most MOST_WAIT_S, that a Retry-After asks for, a number or a date (RFC 9110, 10.2.3); else 0."""
-    header = response.headers.get("Retry-After", "")
+    header, wait_s = response.headers.get("Retry-After", ""), 0.0
     try:
         wait_s = float(header)
     except ValueError:
-        try:
-            when = email.utils.parsedate_to_datetime(header)
-        except ValueError:
-            return 0.0
-        wait_s = when.timestamp() - time.time()
+        with contextlib.suppress(ValueError):
+            wait_s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
     return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -65,8 +64,8 @@ def stream_answer(
 
     Raises EngineError where the server does not exist, refuses, or breaks off. Closing the iterator ends the request.
     """
-    timeout = httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
-    client = httpx.Client(timeout=timeout, headers=key_headers(), **client_options(voice.url))
+    headers, timeout = {"Content-Type": "application/json"}, httpx.Timeout(IDLE_TIMEOUT_S, connect=CONNECT_S)
+    client = httpx.Client(timeout=timeout, headers=headers | key_headers(), **client_options(voice.url))
     prompt = voice.prompt_of(messages)
     url = f"{voice.url}/v1/{'chat/' if 'messages' in prompt else ''}completions"
     begin_s = time.monotonic()
@@ -74,11 +73,16 @@ def stream_answer(
     asked |= {name: value for name, value in asdict(sampling).items() if value is not None}
     try:
         with client, contextlib.ExitStack() as stack:
-            response = ask_until_ready(lambda: stack.enter_context(_post(client, url, asked)))
+
+            def post() -> httpx.Response:
+                # json.dumps, since httpx's own refuses texts with half a surrogate pair.
+                return stack.enter_context(client.stream("POST", url, content=json.dumps(asked)))
+
+            response = ask_until_ready(post)
             if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
                 # It may have no room for so many tokens after the prompt; not told a number, it gives what is left.
                 del asked["max_tokens"]
-                response = ask_until_ready(lambda: stack.enter_context(_post(client, url, asked)))
+                response = ask_until_ready(post)
             if response.status_code != httpx.codes.OK:
                 shown = excerpt(response.read())
                 raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
@@ -101,11 +105,6 @@ def describe_speed(answer: StreamedAnswer) -> str:
     cut = " · stopped at the limit of tokens" if answer.ended == "length" else ""
     count = f"{answer.tokens} token{'' if answer.tokens == 1 else 's'}"
     return f"TTFT {1000 * answer.ttft_s:.0f} ms{rate} · {count} in {answer.elapsed_s:.1f} s{cut}"
-
-
-def _post(client: httpx.Client, url: str, body: dict[str, Any]) -> AbstractContextManager[httpx.Response]:
-    # json.dumps, since httpx's own refuses texts with half a surrogate pair.
-    return client.stream("POST", url, content=json.dumps(body), headers={"Content-Type": "application/json"})
 
 
 def _grow(response: httpx.Response, begin_s: float, voice: ChatModel) -> Iterator[StreamedAnswer]:

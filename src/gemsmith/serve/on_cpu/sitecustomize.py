@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +21,7 @@ _kept: list[Any] = []  # an operator is gone with the library that declared it
 class _BeforeTorchvision(MetaPathFinder):
     """Finds no module, and declares the operators when torchvision is first looked for."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
         del path, target
         if fullname == "torchvision":
             sys.meta_path.remove(self)
@@ -35,7 +32,6 @@ class _BeforeTorchvision(MetaPathFinder):
                 for name in OPERATORS:
                     library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
                 _kept.append(library)
-        return None
 
 
 sys.meta_path.insert(0, _BeforeTorchvision())

@@ -113,16 +113,13 @@ def expression(spec: Spec) -> str:
 def write_module(spec: Spec) -> str:
     ports = ", ".join(f"input {_range(width)}{name}" for name, width in spec.inputs)
     name, width = spec.output
-    if spec.form != "register":
-        return (
-            f"module {spec.name}({ports}, output {_range(width)}{name});\n  assign {name} = "
-            f"{expression(spec)};\nendmodule"
-        )
-    clock, reset, data = spec.operands
-    return (
-        f"module {spec.name}({ports}, output reg {_range(width)}{name});\n  always @(posedge {clock})\n"
-        f"    if ({reset}) {name} <= 0;\n    else {name} <= {data};\nendmodule"
-    )
+    if spec.form == "register":
+        clock, reset, data = spec.operands
+        kind = "output reg"
+        body = f"always @(posedge {clock})\n    if ({reset}) {name} <= 0;\n    else {name} <= {data};"
+    else:
+        kind, body = "output", f"assign {name} = {expression(spec)};"
+    return f"module {spec.name}({ports}, {kind} {_range(width)}{name});\n  {body}\nendmodule"
 
 
 def normalise_module(text: str) -> str:

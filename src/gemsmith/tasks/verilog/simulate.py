@@ -50,8 +50,7 @@ _SILENT = {
     "dumpflush", "dumplimit",
 }  # fmt: skip
 _PRINTS = re.compile(r"\$(?:(?:display|write|strobe|monitor)[bho]?|error|warning|info)$")
-_KEYWORDS = {"bind", "defparam", "force", "release"}
-"""What changes other modules."""
+_KEYWORDS = {"bind", "defparam", "force", "release"}  # what changes other modules
 _DIRECTIVES = {
     "timescale", "default_nettype", "resetall", "celldefine", "endcelldefine", "line", "begin_keywords", "end_keywords",
     "unconnected_drive", "nounconnected_drive",
@@ -60,8 +59,7 @@ _DIRECTIVES = {
 """
 _ENDS = {"prompt": "_prompt.txt", "reference": "_ref.sv", "testbench": "_test.sv"}
 REASONS = ("no module", "compile error", "wrong output", "timeout", "forged", "sandbox")
-MOST_CHARACTERS = 2**20
-"""Of an answer; a model writes about four to a token."""
+MOST_CHARACTERS = 2**20  # of an answer; a model writes about four to a token
 COMPILING = SandboxLimits(wall_s=30.0)
 RUNNING = SandboxLimits(wall_s=60.0)
 """The slowest testbench of verilog-eval takes 13 s on one core, with its own reference."""

@@ -15,8 +15,7 @@ from gemsmith.tasks.base import PLACE, Judges, Question, QuestionSet, Sampling, 
 from gemsmith.tasks.messages import Message, text_message
 from gemsmith.tasks.verilog import simulate
 
-SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)
-"""Those of arXiv 2605.25645."""
+SAMPLING = Sampling(samples=5, temperature=0.8, top_p=0.95)  # those of arXiv 2605.25645
 OFFICIAL_SYSTEM = "\nYou are a Verilog RTL designer that only writes code using correct Verilog syntax.\n"
 OFFICIAL_RULE = (
     "\nEnclose your code with [BEGIN] and [DONE]. Only output the code snippet\nand do NOT output anything else.\n"
