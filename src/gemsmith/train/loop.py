@@ -309,9 +309,9 @@ class TrainSession:
 
     def metadata(self) -> dict[str, Any]:
         """What a saved step says of itself, beside its arrays."""
-        log, start = self.log, self._start_adapter_sha256
-        attempt = self.resumed_at, start, log.evaluations, self.extensions
-        return resume.checkpoint_metadata(self.run, log.steps, *attempt) | {"best_step": self.best_step}
+        run, log, start = self.run, self.log, self._start_adapter_sha256
+        found = resume.checkpoint_metadata(run, log.steps, self.resumed_at, start, log.evaluations, self.extensions)
+        return found | {"best_step": self.best_step}
 
     def saved(self, seconds: float, size_bytes: int) -> None:
         """Counts what training has waited for a save, of 0 bytes none; the next step's time counts from here."""

@@ -147,8 +147,8 @@ def refuse_to_go_on(run: Run, steps: Sequence[TrainStep], train: Train, last_sav
 
 def full_disk(run: Run) -> MachineError:
     """What to raise where the disk has become full; steps that were saved before are whole."""
-    folder, path = run.recipe.train.checkpoint_folder, str(run.path)
-    path += "" if folder is None else f" or {folder} (train.checkpoint_folder)"
+    folder = run.recipe.train.checkpoint_folder
+    path = run.path if folder is None else f"{run.path} or {folder} (train.checkpoint_folder)"
     return MachineError(f"no space left on device while writing under {path}; free some and run the same command again")
 
 

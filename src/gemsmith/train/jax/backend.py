@@ -61,8 +61,7 @@ def drop_tracebacks_of_a_full_disk() -> None:
     It stays so until the process ends, since these threads outlive the save. All else is printed as before.
     """
     for logger in map(logging.getLogger, ("absl", "asyncio")):
-        if _says_more not in logger.filters:
-            logger.addFilter(_says_more)
+        logger.addFilter(_says_more)
     drop_leftovers()
 
 
@@ -150,6 +149,7 @@ class TunixBackend:
     @cached_property
     def trainer(self) -> TunixTrainer:
         trainer = TunixTrainer(self.model, make_optimizer(self._run.recipe.optimizer))
+        trainer.checkpoint_manager = self.checkpoints
         nnx.update(trainer.optimizer, shard_opt_state(nnx.state(trainer.optimizer), self.model))
         return trainer
 
@@ -192,13 +192,7 @@ class TunixBackend:
             distributed.note_progress()
             self._evaluate(session.done)
             session.start_clock()
-            self.trainer.run(
-                update=self._update,
-                finish=self._finish,
-                evaluate=lambda example: self._evaluate(example[0]),
-                load=self._load,
-                checkpoints=self.checkpoints,
-            )
+            self.trainer.run(update=self._update, finish=self._finish, evaluate=self._evaluate, load=self._load)
             self._refuse_fault()
         finally:
             self._watcher.shutdown(wait=False)

@@ -54,12 +54,8 @@ def add_adapters(model: Gemma4, variant: Variant, lora: Lora, *, seed: int, star
         if not inside:
             return module
         modules = sorted({"/".join(map(str, path)) for path in inside})
-        rule = qwix.LoraRule(
-            module_path="|".join(map(re.escape, modules)),
-            rank=lora.rank,
-            alpha=lora.scale * lora.rank,  # Qwix divides its alpha by the rank
-            dropout=lora.dropout,
-        )
+        where, alpha = "|".join(map(re.escape, modules)), lora.scale * lora.rank  # Qwix divides its alpha by the rank
+        rule = qwix.LoraRule(module_path=where, rank=lora.rank, alpha=alpha, dropout=lora.dropout)
         provider = LoraProviderWithDropout([rule], fuses=model.execution.optimizations.fuses_lora)
         first = partial(first_pair, rank=lora.rank, seed=seed, adapter=start)
         return _adapt(module, inside, provider, first, probe, stacked="layers" in stem)
@@ -151,8 +147,7 @@ def _trace_injection(graphdef: Any, one: Any, provider: LoraProviderWithDropout,
 
 
 def _probe_layer(variant: Variant, layer: Layer) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    dtype = layer.layer_scalar[...].dtype
-    head_dim = layer.self_attn.head_dim
+    dtype, head_dim = layer.layer_scalar[...].dtype, layer.self_attn.head_dim
     some, heads = jnp.ones((1, 8), jnp.int32), jnp.ones((1, 8, 1, head_dim), dtype)
     angles = (jnp.ones((1, 8, head_dim // 2)),) * 2
     options = {
@@ -170,8 +165,7 @@ def _probe_tower_layer(tower: VisionTower, layer: TowerLayer) -> tuple[tuple[Any
 
 
 def _probe_projector(tower: VisionTower, projector: FeatureProjector) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    dtype = projector.embedding_projection.kernel[...].dtype
-    return (jnp.ones((1, 8, tower.embed_dim), dtype),), {}
+    return (jnp.ones((1, 8, tower.embed_dim), projector.embedding_projection.kernel[...].dtype),), {}
 
 
 def _sharding(kernel: Any, shape: tuple[int, ...], *, is_a: bool) -> Any:

@@ -16,7 +16,6 @@ from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from gemsmith.recipe.backends import LORA
-from gemsmith.train.jax.checkpoints import OrbaxCheckpoints
 
 
 @jax.custom_vjp
@@ -129,17 +128,15 @@ class TunixTrainer(PeftTrainer):
         *,
         update: Callable[[Any], tuple[Any, Any]],
         finish: Callable[[Any], None],
-        evaluate: Callable[[Any], None],
+        evaluate: Callable[[int], None],
         load: Callable[[int], Any],
-        checkpoints: OrbaxCheckpoints,
     ) -> None:
         """Trains until the data ends, which `load` gives by the step's number, then saves the last step.
 
         `update` returns a step's metrics and what `finish` takes once the device is done. `evaluate` is called with the
-        batch after each update, before the step is saved.
+        step's number after each update, before the step is saved.
         """
         self._run_update, self._finish, self._evaluate = update, finish, evaluate
-        self.checkpoint_manager = checkpoints
         self.with_data_hooks(_DataByStep(load))
         # skip_jit: upstream then calls what create_train_step_fn returns with the example alone; ours is compiled.
         self.train((), skip_jit=True)
@@ -149,7 +146,7 @@ class TunixTrainer(PeftTrainer):
             metrics, pending = self._run_update(example)
             self._pending.append(pending)
             self.finish_steps(but=1)
-            self._evaluate(example)
+            self._evaluate(self.train_steps + 1)
             return metrics["loss"], None, metrics["grad_norm"]
 
         return update

@@ -36,8 +36,6 @@ from gemsmith.train.torch.distributed import ProcessGroup, count_gpus, joined, s
 from gemsmith.train.torch.trainer import TrlTrainer
 from gemsmith.train.torch.upstream import quiet
 
-_MOST_PROCESSES = 32
-
 
 def train_with_trl(run: Run, *, restart: bool = False) -> TrainRecord:
     """The record of a training that this process takes part in; continues from the last complete checkpoint.
@@ -134,7 +132,7 @@ class TrlBackend:
         """The images of this process's rows until the stack ends; None where training's rows are text alone."""
         if self._patching is None:
             return None
-        own, processes = self._group.rows(batches.global_batch_size), count_processes(_MOST_PROCESSES)
+        own, processes = self._group.rows(batches.global_batch_size), count_processes(32)
         options = {"first": first, "processes": max(1, processes // self._on_this_machine)}
         feed = ImageFeed(batches, self._patching, rows=range(own.start, own.stop), **options, ahead=1)
         stack.callback(feed.close)
@@ -155,7 +153,7 @@ class TrlBackend:
             sums = self._trainer.evaluate_held_out(self._held_out, self._feed(stack, self._held_out, first=1), told)
             if sums and self._prompts:
                 feed = self._feed(stack, self._prompts.batches, first=1)
-                answers = self._trainer.answer_prompts(self._prompts, feed, told)
+                answers = self._trainer.answer(self._prompts, feed, told)
         if sums is None or answers is None:
             return False
         session.evaluated(step, **sums, answers=answers, begun_s=begun_s)

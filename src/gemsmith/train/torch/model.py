@@ -16,16 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from gemsmith.arch import (
-    Variant,
-    class_names,
-    lora_targets,
-    name_in_files,
-    text_tensors,
-    trained_tensors,
-    vision_targets,
-)
-from gemsmith.arch.lora_targets import is_quantized
+from gemsmith.arch import Variant, class_names, lora_targets, name_in_files, text_tensors, trained_tensors
+from gemsmith.arch.lora_targets import is_quantized, vision_targets
 from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
@@ -358,10 +350,8 @@ def nf4_config(variant: Variant, *, double: bool = False) -> transformers.BitsAn
     try:
         import bitsandbytes  # noqa: F401 - transformers imports it, with a page of advice where it cannot
     except ImportError as error:
-        reason = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
-        raise MachineError(
-            f"train.dtype: nf4 needs bitsandbytes, which {reason}; run: pip install bitsandbytes"
-        ) from None
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        raise MachineError(f"train.dtype: nf4 needs bitsandbytes, which {why}; run: pip install bitsandbytes") from None
     vision = [f"model.{part}" for part in _VISION]
     others = {tensor.module for tensor in text_tensors(variant) if len(tensor.shape) == 2 and not is_quantized(tensor)}
     return transformers.BitsAndBytesConfig(

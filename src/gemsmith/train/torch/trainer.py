@@ -118,9 +118,7 @@ class TrlTrainer(SFTTrainer):
                 total += np.array([nll, correct, np.count_nonzero(batch.loss_mask[:, 1:])])
         return None if stops else dict(zip(("nll", "correct", "targets"), total.tolist(), strict=True))
 
-    def answer_prompts(
-        self, prompts: SamplePrompts, feed: ImageFeed | None, told: Callable[[], bool]
-    ) -> Answers | None:
+    def answer(self, prompts: SamplePrompts, feed: ImageFeed | None, told: Callable[[], bool]) -> Answers | None:
         """The greedy answers to all prompts; None and `feed` as of evaluate_held_out."""
         with evaluating(self.model, self.recipe, self.group) as model:
 
