@@ -83,8 +83,9 @@ def run_preflight(checks: Sequence[PreflightCheck], console: Console) -> None:
                 break
     if failed:
         what = f"{len(failed)} of {len(checks)} checks failed ({failed[0]}{', …' if len(failed) > 1 else ''})"
-        remedy = "do what the lines above say and run the same command again"
-        raise MachineError(f"preflight: {what}; nothing was created; {remedy}")
+        raise MachineError(
+            f"preflight: {what}; nothing was created; do what the lines above say and run the same command again"
+        )
 
 
 def print_files(request: LaunchRequest, target: Target, folder: Path) -> list[Path]:

@@ -145,5 +145,7 @@ def _reaching(url: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TimeoutError) as error:
-        remedy = "check the address, and log in with: gcloud auth application-default login"
-        raise MachineError(f"{url}: cannot be reached ({first_line(error)}); {remedy}") from None
+        raise MachineError(
+            f"{url}: cannot be reached ({first_line(error)}); check the address, and log in with: gcloud auth "
+            "application-default login"
+        ) from None
