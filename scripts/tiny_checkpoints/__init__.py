@@ -140,7 +140,7 @@ def text_config(variant: Variant) -> dict[str, Any]:
         text |= {
             "enable_moe_block": variant.experts > 0,
             "hidden_size_per_layer_input": variant.per_layer_input,
-            **{key: getattr(variant, field) or None for key, field in text_keys.COUNTS_OF_EXPERTS.items()},
+            **{key: getattr(variant, field) or None for key, field in text_keys.EXPERT_COUNTS.items()},
             "vocab_size_per_layer_input": variant.vocabulary,
         }
     return text

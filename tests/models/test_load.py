@@ -9,7 +9,7 @@ from flax import nnx
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.errors import CheckpointError
-from gemsmith.models import Execution, load_model
+from gemsmith.models import Execution, abstract_model, load_model
 from tiny_checkpoints import make_checkpoint, with_vision
 
 
@@ -24,7 +24,9 @@ def test_every_tensor_is_read_once_and_lands_turned_and_cast(tiny_checkpoint):
             read.append(name)
             return checkpoint.read(name)
 
-    model = load_model(Counting(), dtype="float32", execution=Execution(remat="layer"))
+    model = load_model(
+        Counting(), abstract_model(checkpoint.variant, dtype="float32", execution=Execution(remat="layer"))
+    )
     assert sorted(read) == sorted(tensor.name for tensor in text_tensors(checkpoint.variant))
     assert model.execution.remat == "layer"
     stem = "model.language_model.layers.1."
@@ -50,23 +52,24 @@ def test_a_checkpoint_of_other_shapes_is_refused(tiny_checkpoint):
     with pytest.raises(
         CheckpointError, match=r"layers.0.mlp.down_proj.weight is \[64, 128\], tiny-12b needs \[64, 256\]"
     ):
-        load_model(wider, dtype="float32")
+        load_model(wider, abstract_model(wider.variant, dtype="float32"))
 
 
 def test_a_tensor_that_the_checkpoint_lacks_is_named(tiny_checkpoint):
     checkpoint = open_checkpoint(str(tiny_checkpoint("tiny-12b")))
     deeper = replace(checkpoint, variant=replace(checkpoint.variant, layers=6))
     with pytest.raises(CheckpointError, match=r"has no tensor model.language_model.layers.4"):
-        load_model(deeper, dtype="float32")
+        load_model(deeper, abstract_model(deeper.variant, dtype="float32"))
 
 
 @pytest.mark.slow
 def test_vision_is_read_where_it_is_asked_for(tmp_path):
     checkpoint = open_checkpoint(str(make_checkpoint(with_vision(find_variant("tiny-e2b")), tmp_path / "base")))
-    model = load_model(checkpoint, dtype="float32", vision=True)
+    model = load_model(checkpoint, abstract_model(checkpoint.variant, dtype="float32", vision=True))
     stem = "model.vision_tower.encoder.layers.2.mlp.up_proj."
     layer = model.vision_tower.encoder.layers.mlp.up_proj
     weight, bound = (checkpoint.read(stem + name).astype(np.float32) for name in ("linear.weight", "output_max"))
     np.testing.assert_array_equal(layer.linear.kernel[2], weight.T)
     assert layer.output_max[2] == bound > 2
-    assert not hasattr(load_model(checkpoint, dtype="float32"), "vision_tower")
+    text = load_model(checkpoint, abstract_model(checkpoint.variant, dtype="float32"))
+    assert not hasattr(text, "vision_tower")

@@ -3,8 +3,8 @@ import pytest
 from flax import nnx
 
 from gemsmith.arch import VARIANTS, find_variant, parameter_count, text_tensors, vision_tensors
-from gemsmith.models import abstract_model, by_path, path_of
-from gemsmith.models.sharding import kernel_shape
+from gemsmith.models import abstract_model, by_path
+from gemsmith.models.sharding import kernel_shape, path_of
 from tiny_checkpoints import with_vision
 
 

@@ -185,7 +185,7 @@ def arrays_of(model, name):
 def test_big_matrices_take_four_or_eight_bits_and_the_rest_stays(tiny_checkpoint):
     checkpoint = open_checkpoint(str(tiny_checkpoint("tiny-26b-a4b", "bfloat16")))
     for kind, codes in (("nf4", jnp.uint8), ("int8", jnp.int8)):
-        model = load_model(checkpoint, dtype="bfloat16", quantized=kind)
+        model = load_model(checkpoint, abstract_model(checkpoint.variant, dtype="bfloat16", quantized=kind))
         for path, leaf in nnx.to_flat_state(nnx.state(model)):
             value = leaf.get_value()
             held = isinstance(value, Quantized)

@@ -4,8 +4,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from gemsmith.arch import VARIANTS, find_variant, lora_targets, text_tensors
-from gemsmith.models import partition
-from gemsmith.models.sharding import AXES, WEIGHTS, axis_size, kernel_shape
+from gemsmith.models.sharding import AXES, WEIGHTS, axis_size, kernel_shape, partition
 
 
 def mesh_of(**sizes):

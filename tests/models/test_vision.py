@@ -25,7 +25,7 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.models import Execution, Images, load_model
+from gemsmith.models import Execution, Images, abstract_model, load_model
 from gemsmith.models.sharding import AXES
 
 checkpoint, random = open_checkpoint(sys.argv[1]), np.random.default_rng(0)
@@ -44,8 +44,9 @@ for count in (2, 1):
     places = np.stack([np.arange(4) + 3 + 6 * number for number in range(count)])
     positions = np.broadcast_to(grid, (2, count, *grid.shape))
     inputs = random.integers(108, 1024, (2, 32)), np.stack([places] * 2), patches, positions
-    models = (load_model(checkpoint, dtype="float32", execution=how, vision=True)
-              for how in (Execution(), Execution(mesh=mesh)))
+    abstract = (abstract_model(checkpoint.variant, dtype="float32", execution=how, vision=True)
+                for how in (Execution(), Execution(mesh=mesh)))
+    models = (load_model(checkpoint, model) for model in abstract)
     for plain, split in zip(*(map(np.asarray, run(model, *inputs)) for model in models), strict=True):
         print(np.abs(plain - split).max() / np.abs(plain).max())
 """

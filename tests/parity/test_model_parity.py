@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.models import by_path, load_model
+from gemsmith.models import abstract_model, by_path, load_model
 from tiny_checkpoints import make_tokenizer, write_checkpoint
 
 TINY = ("tiny-e2b", *(pytest.param(f"tiny-{name}", marks=pytest.mark.slow) for name in ("31b", "26b-a4b", "12b")))
@@ -31,7 +31,8 @@ def models(request, tmp_path_factory):
     reference = AutoModelForImageTextToText.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     ).eval()
-    model = load_model(open_checkpoint(str(folder)), dtype="float32")
+    checkpoint = open_checkpoint(str(folder))
+    model = load_model(checkpoint, abstract_model(checkpoint.variant, dtype="float32"))
     return model, nnx.jit(type(model).__call__), reference
 
 

@@ -10,7 +10,7 @@ from gemsmith.arch import VisionTower, find_variant, text_tensors, vision_tensor
 from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.data.batches import join, room_for
 from gemsmith.images.patches import Patches
-from gemsmith.models import load_model
+from gemsmith.models import abstract_model, load_model
 from gemsmith.train.jax.images import batch_images, bucket_shape
 from tiny_checkpoints import IMAGE_TOKENS, make_tokenizer, with_vision, write_checkpoint
 
@@ -33,7 +33,8 @@ class Pair:
         self.reference, self.model = self.load_reference(torch.float32), self.load("float32")
 
     def load(self, dtype):
-        return load_model(open_checkpoint(str(self.folder)), dtype=dtype, vision=True)
+        checkpoint = open_checkpoint(str(self.folder))
+        return load_model(checkpoint, abstract_model(checkpoint.variant, dtype=dtype, vision=True))
 
     def load_reference(self, dtype):
         return AutoModelForImageTextToText.from_pretrained(self.folder, attn_implementation="eager", dtype=dtype).eval()

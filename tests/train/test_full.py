@@ -25,7 +25,7 @@ from gemsmith.export.stage import export
 from gemsmith.hardware.model import step_cost
 from gemsmith.hardware.model.memory import memory_breakdown, memory_of
 from gemsmith.hardware.model.step_time import matmul_flops
-from gemsmith.models import Execution, by_path, load_model
+from gemsmith.models import Execution, abstract_model, by_path, load_model
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Lora, Mesh, Optimizer
 from gemsmith.report.push import push
@@ -72,7 +72,8 @@ def base(request, tmp_path_factory):
 def make_model(base, *, sizes=(1, 1, 1, 1), dtype="float32", remat="none"):
     axes = ("replica", "fsdp", "sequence", "tp")
     mesh = lay_out(jax.devices()[: int(np.prod(sizes))], dict(zip(axes, sizes, strict=True)))
-    return load_model(open_checkpoint(str(base)), dtype=dtype, execution=Execution(remat=remat, mesh=mesh), trains=True)
+    checkpoint, execution = open_checkpoint(str(base)), Execution(remat=remat, mesh=mesh)
+    return load_model(checkpoint, abstract_model(checkpoint.variant, dtype=dtype, execution=execution, trains=True))
 
 
 def start(model, micro_batches=1):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gemsmith.arch import class_names, find_variant, lora_targets
+from gemsmith.arch import find_variant, lora_targets
+from gemsmith.arch.tensors import class_names
 from gemsmith.checkpoints.folder import open_checkpoint
 from gemsmith.checkpoints.peft import LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.quantized import as_trained

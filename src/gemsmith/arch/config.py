@@ -31,11 +31,7 @@ COUNTS = {
     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "sliding_window": "sliding_window",
     "vocab_size": "vocabulary", "max_position_embeddings": "context",
 }  # fmt: skip
-COUNTS_OF_EXPERTS = {
-    "num_experts": "experts",
-    "top_k_experts": "experts_per_token",
-    "moe_intermediate_size": "expert_ffn",
-}
+EXPERT_COUNTS = {"num_experts": "experts", "top_k_experts": "experts_per_token", "moe_intermediate_size": "expert_ffn"}
 _INSIDE = "vision_config."
 # The same of vision_config, as every tower has it.
 VISION_FIXED: dict[str, tuple[Any, ...]] = {
@@ -262,7 +258,7 @@ def read_variant(config: dict[str, Any]) -> Variant:
 
 
 def _from_text_config(text: dict[str, Any], model_type: str) -> Variant:
-    counts = COUNTS | (COUNTS_OF_EXPERTS if text.get("enable_moe_block") else {})
+    counts = COUNTS | (EXPERT_COUNTS if text.get("enable_moe_block") else {})
     numbers: dict[str, Any] = {field: read_count(text, key) for key, field in counts.items()}
     layer_types = text["layer_types"] or []
     if not isinstance(layer_types, list) or not all(isinstance(kind, str) for kind in layer_types):

@@ -12,17 +12,12 @@ from gemsmith.errors import RecipeError, suggest
 
 _SMALL_TOWER = VisionTower(layers=16, embed_dim=768, ffn=3072, heads=12, head_dim=64, clips=True)
 _LARGE_TOWER = VisionTower(layers=27, embed_dim=1152, ffn=4304, heads=16, head_dim=72, standardizes=True)
+_Fields = dict[str, Any]
 # What several share. Each tiny variant keeps the irregular parts of its kind: K = V, kv sharing and per-layer inputs,
 # experts, the 12B's own classes.
-_SMALL: dict[str, Any] = {"sliding_window": 512, "per_layer_input": 256, "context": 131_072, "vision": _SMALL_TOWER}
-_LARGE: dict[str, Any] = {"attention_k_eq_v": True, "bidirectional_images": True}
-_TINY: dict[str, Any] = {
-    "head_dim": 32,
-    "global_head_dim": 64,
-    "sliding_window": 64,
-    "vocabulary": 1024,
-    "context": 2048,
-}
+_SMALL: _Fields = {"sliding_window": 512, "per_layer_input": 256, "context": 131_072, "vision": _SMALL_TOWER}
+_LARGE: _Fields = {"attention_k_eq_v": True, "bidirectional_images": True}
+_TINY: _Fields = {"head_dim": 32, "global_head_dim": 64, "sliding_window": 64, "vocabulary": 1024, "context": 2048}
 _ALL = (
     Variant(name="gemma4-e2b", layers=35, global_every=5, embed_dim=1536, ffn=6144, heads=8, kv_heads=1,
             global_kv_heads=1, kv_shared_layers=20, wide_shared_mlp=True, **_SMALL,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from gemsmith import errors
-from gemsmith.arch import Tensor, Variant, name_in_files
-from gemsmith.arch.tensors import PREFIX
+from gemsmith.arch import Variant
+from gemsmith.arch.tensors import PREFIX, Tensor, name_in_files
 from gemsmith.checkpoints.peft_config import CONFIG, read_peft_config
 from gemsmith.checkpoints.safetensors import FLOATS, TensorPlace, WrittenFile, check_digest, read_header, write_tensors
 from gemsmith.errors import CheckpointError

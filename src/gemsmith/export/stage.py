@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from gemsmith.arch import ALL_LINEAR, Variant, class_names, kinds_of, lora_targets, text_tensors
+from gemsmith.arch import ALL_LINEAR, Variant, kinds_of, lora_targets
 from gemsmith.arch.lora_targets import KINDS
-from gemsmith.arch.tensors import PREFIX
+from gemsmith.arch.tensors import PREFIX, class_names, text_tensors
 from gemsmith.checkpoints import peft
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint
 from gemsmith.checkpoints.peft import Adapter, read_peft_adapter

@@ -1,7 +1,4 @@
-"""Facts about machines: chips, slices, prices, each with its source and date.
-
-No machine-learning library is imported.
-"""
+"""Facts about machines: chips, slices, prices, each with source and date. No machine-learning library is imported."""
 
 from gemsmith.hardware.catalog import Catalog, Chip, Machine, Price, find_machine, load_catalog, machines_with
 

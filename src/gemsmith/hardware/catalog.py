@@ -39,34 +39,28 @@ _DAYS = re.compile(r"(20\d\d)(?:-(\d\d)(?:-(\d\d))?)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """One accelerator chip, or for kind `cpu` this machine's processor."""
+    """One accelerator chip, or for kind `cpu` this machine's processor; the head of catalog.yaml explains the keys."""
 
     name: str
     kind: str
     hbm_bytes: int
-    """What a program gets of one chip."""
     flops_per_s: float
-    """Peak, dense, bfloat16, of one chip."""
     hbm_bytes_per_s: float
     clock_hz: float | None = None
     """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
     link_bytes_per_s: float | None = None
-    """What one chip can receive over one link to a neighbor."""
     dcn_bytes_per_s: float | None = None
-    """One chip's share of what its host can receive over the data center network; None where slices are not joined."""
+    """None where slices are not joined."""
     devices: int = 1
     """What JAX calls devices, in one chip."""
     efficiency_low: float
-    """Share of the peak that matmuls are assumed to reach, at worst."""
     efficiency_high: float
     efficiency_source: str
     source: str
     date: str
     checked: bool = True
     also: tuple[str, ...] = ()
-    """Other names of it, in lower case."""
     device_kinds: tuple[str, ...] = ()
-    """What drivers call its devices, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +72,6 @@ class Price:
     usd_per_hour: float | None = None
     usd_per_hour_spot: float | None = None
     billed_s: float = 1.0
-    """What is billed is rounded up to a whole number of these."""
     source: str
     date: str
     checked: bool = True
@@ -111,7 +104,6 @@ class Machine:
     checked: bool = True
     prices: tuple[Price, ...] = ()
     also: tuple[str, ...] = ()
-    """Names that providers give it, in lower case."""
     topology: str = ""
     """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
     measured_low: float | None = None
@@ -291,8 +283,6 @@ def _build(kind: type[RowT], values: Mapping[str, Any], where: str) -> RowT:
 
 def _value(kind: Any, value: Any, where: str) -> Any:
     if kind == tuple[str, ...]:
-        if isinstance(value, tuple):  # built before, as prices are
-            return value
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise RecipeError(f"{where}: {value!r} was given; must be a list of names")
         return tuple(name.lower() for name in value)
@@ -346,13 +336,11 @@ def _span(text: str) -> tuple[date, date] | None:
     found = _DAYS.findall(text)
     if not found:
         return None
-    year, month, day = (int(part) if part else None for part in found[-1])
-    assert year is not None
+    year, month, day = (int(part or 0) for part in found[-1])
     try:
-        last = date(year, month or 12, day or monthrange(year, month or 12)[1])
+        return date(year, month or 1, day or 1), date(year, month or 12, day or monthrange(year, month or 12)[1])
     except ValueError:  # such as a 13th month
         return None
-    return date(year, month or 1, day or 1), last
 
 
 def find_machine(catalog: Catalog, name: str, key: str = "hardware.machines") -> Machine:
@@ -384,7 +372,7 @@ def match_machine(catalog: Catalog, name: str) -> Machine | None:
     if machine := _called(catalog.machines, text):
         return machine
     chip, count = _chip_and_count(catalog, text)
-    machines = [machine for machine in catalog.machines.values() if chip is not None and machine.chip == chip]
+    machines = [machine for machine in catalog.machines.values() if machine.chip == chip]
     if count is not None:
         return next((machine for machine in machines if machine.chips == count), None)
     if machines:

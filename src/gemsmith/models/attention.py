@@ -175,9 +175,8 @@ def _forward(
             attended = _product("bkqm,bkmd->bkqd", weights.astype(value.dtype), value_block) / total  # (B, K, G·Q, D)
             return attended.astype(query.dtype), (highest + jnp.log(total))[..., 0]  # (B, K, G·Q, D), (B, K, G·Q)
 
-        pieces.append(
-            jax.lax.map(block, (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop]))
-        )
+        of_loop = (jnp.arange(numbers.start, numbers.stop), queries[numbers.start : numbers.stop])
+        pieces.append(jax.lax.map(block, of_loop))
     attended, log_total = (jnp.concatenate(piece) for piece in zip(*pieces, strict=True))
     attended = checkpoint_name(_in_rows(attended, query.shape), ATTENDED)  # (B, L, H, D)
     return attended, (queries, key, value, tokens, attended, checkpoint_name(log_total, ATTENDED))
@@ -194,9 +193,7 @@ def _backward(reach: _Reach, saved: tuple[Any, ...], gradient: jax.Array) -> tup
     pieces = []
     for numbers, keys in reach.loops(length):
 
-        def block(
-            sums: tuple[jax.Array, ...], of_block: tuple[jax.Array, ...], keys: int = keys
-        ) -> tuple[Any, jax.Array]:
+        def block(sums: Any, of_block: tuple[jax.Array, ...], keys: int = keys) -> tuple[Any, jax.Array]:
             number, query, log_total, gradient, dots = of_block
             first = reach.keys_of(number, keys, length)  # ()
             key_block, value_block = (jax.lax.dynamic_slice_in_dim(x, first, keys, axis=2) for x in (key, value))

@@ -18,7 +18,7 @@ from gemsmith.arch import ScanBlocks, Variant, VisionTower
 from gemsmith.models.attention import DenseAttention, inverse_frequencies, rope
 from gemsmith.models.layers import AttentionEngine, KeyValue, Layer, RMSNorm, linear, stacked
 from gemsmith.models.quantization import dequantize_state, holds_quantized
-from gemsmith.models.sharding import BATCH, EVERY, TRAINED, axis_size, constrain, gathered, gathered_specs, platform_of
+from gemsmith.models.sharding import AXES, BATCH, TRAINED, axis_size, constrain, gathered, gathered_specs, platform_of
 from gemsmith.models.splash import SplashAttention, make_kernel
 from gemsmith.models.vision import FeatureProjector, Images, PatchProjector, SoftTokens, Tower, blocks_of
 from gemsmith.recipe.backends import TUNED, Optimizations, Remat, chains_layers
@@ -89,16 +89,9 @@ class Gemma4(nnx.Module):
     are zero until they are loaded. With `vision` it can embed images, too.
     """
 
-    def __init__(
-        self,
-        variant: Variant,
-        *,
-        dtype: jax.typing.DTypeLike = jnp.bfloat16,
-        execution: Execution | None = None,
-        vision: bool = False,
-    ) -> None:
+    def __init__(self, variant: Variant, *, dtype: jax.typing.DTypeLike, execution: Execution, vision: bool) -> None:
         dtype = jnp.dtype(dtype)
-        self.variant, self.dtype, self.execution = variant, dtype, execution or Execution()
+        self.variant, self.dtype, self.execution = variant, dtype, execution
         self.embed_tokens = _embedding(variant.vocabulary, variant.embed_dim, dtype=dtype)  # (V, E)
         if variant.per_layer_input:
             width = variant.layers * variant.per_layer_input
@@ -149,7 +142,7 @@ class Gemma4(nnx.Module):
         """The images' soft tokens; images are split over all devices if their number allows it, else by their rows."""
         rows, each, patches, values = images.patches.shape
         mesh, count = self.execution.mesh, rows * each
-        axes = EVERY if mesh is not None and count % axis_size(mesh, EVERY) == 0 else BATCH
+        axes = AXES if mesh is not None and count % axis_size(mesh, AXES) == 0 else BATCH
         flat = constrain(images.patches.reshape(count, patches, values), mesh, axes)  # (B·N, P, C)
         positions = constrain(images.positions.reshape(count, patches, 2), mesh, axes)
         if isinstance(self.variant.vision, VisionTower):

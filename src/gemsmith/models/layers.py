@@ -81,7 +81,6 @@ class Attention(nnx.Module):
     def __init__(self, variant: Variant, number: int, *, dtype: jnp.dtype, isolates_matmuls: bool) -> None:
         self.isolates_matmuls = isolates_matmuls
         self.head_dim, self.eps = variant.head_dim_of(number), variant.rms_eps
-        self.window = None if variant.is_global(number) else variant.sliding_window
         self.shares_kv, self.has_v = variant.shares_kv(number), variant.has_v(number)
         query_width, kv_width = variant.heads * self.head_dim, variant.kv_heads_of(number) * self.head_dim
         self.q_proj = linear(variant.embed_dim, query_width, dtype=dtype)  # (E, H·D)

@@ -16,15 +16,7 @@ from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.errors import CheckpointError
 from gemsmith.models.gemma4 import Execution, Gemma4
 from gemsmith.models.quantization import Kind, Quantized, quantize
-from gemsmith.models.sharding import (
-    TRAINED,
-    axis_size,
-    by_path,
-    fitting,
-    is_transposed,
-    kernel_shape,
-    partition,
-)
+from gemsmith.models.sharding import TRAINED, axis_size, by_path, fitting, is_transposed, kernel_shape, partition
 
 
 def abstract_model(
@@ -51,35 +43,22 @@ def abstract_model(
             shape = jax.eval_shape(partial(quantize, kind=quantized), shape)
         if is_trained := tensor.name in trained:
             shape = jax.ShapeDtypeStruct(shape.shape, jnp.float32)
-        lay_out = partial(_laid_out, variant, tensor, execution.mesh)
-        laid_out = jax.tree.map(lay_out, shape)
+        laid_out = jax.tree.map(partial(_laid_out, variant, tensor, execution.mesh), shape)
         leaves.append((path, TRAINED(laid_out) if is_trained else leaf.replace(laid_out)))
     return nnx.merge(graph, nnx.from_flat_state(leaves))
 
 
-def load_model(
-    checkpoint: Checkpoint,
-    *,
-    dtype: str,
-    quantized: Kind | None = None,
-    execution: Execution | None = None,
-    vision: bool = False,
-    trains: bool = False,
-) -> Gemma4:
-    """The model with the checkpoint's weights, on a device or the execution's mesh; for the rest see abstract_model.
+def load_model(checkpoint: Checkpoint, model: Gemma4) -> Gemma4:
+    """The model of abstract_model with the checkpoint's weights, on a device or the execution's mesh.
 
     The mesh's axes must be Auto, as those of `jax.sharding.Mesh` are (`jax.make_mesh` makes Explicit ones). The host
     holds one tensor at a time: each is mapped from its file, and each device's part copied, turned and cast; and
     quantized on the device, one by one. Raises CheckpointError for a tensor that is missing.
     """
-    variant = checkpoint.variant
-    how: dict[str, Any] = {"quantized": quantized, "execution": execution, "vision": vision, "trains": trains}
-    graph, state = nnx.split(abstract_model(variant, dtype=dtype, **how))
-    tensors = by_path(variant)
-    filled = [
-        (path, leaf.replace(_read(checkpoint, tensors[path], leaf.get_value())))
-        for path, leaf in nnx.to_flat_state(state)
-    ]
+    graph, state = nnx.split(model)
+    tensors = by_path(checkpoint.variant)
+    leaves = nnx.to_flat_state(state)
+    filled = [(path, leaf.replace(_read(checkpoint, tensors[path], leaf.get_value()))) for path, leaf in leaves]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
@@ -106,7 +85,7 @@ def _storable(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Partit
 def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
     """What the model holds in the place of these tensors: the one, or all of them along a first axis."""
     if tensors[0].layer is None:
-        return _place(_checked(checkpoint, tensors[0]), tensors[0], like.dtype, like.sharding)
+        return _place(checkpoint, tensors[0], like.dtype, like.sharding)
     assert like.shape == (len(tensors), *kernel_shape(tensors[0])), tensors[0].name
     whole = jax.tree.map(lambda part: part.sharding, like)
 
@@ -119,7 +98,7 @@ def _read(checkpoint: Checkpoint, tensors: list[Tensor], like: Any) -> Any:
         as_read, encode = one.qvalue, _quantizer(like.kind, one)
     stack = _zeros(like, whole)()
     for number, tensor in enumerate(tensors):
-        weight = _place(_checked(checkpoint, tensor), tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
+        weight = _place(checkpoint, tensor, like.dtype, as_read)  # (in, out), or (E,) of a norm
         stack = _fill(stack, encode(weight) if encode else weight, number)  # (layers, in, out)
     return stack
 
@@ -139,17 +118,11 @@ def _fill(stack: Any, layer: Any, number: int) -> Any:
     return jax.tree.map(lambda whole, part: jax.lax.dynamic_update_index_in_dim(whole, part, number, 0), stack, layer)
 
 
-def _checked(checkpoint: Checkpoint, tensor: Tensor) -> np.ndarray:
+def _place(checkpoint: Checkpoint, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
+    """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
     weight = checkpoint.read(tensor.name)
     if weight.shape != tensor.shape:
         needs = f"{checkpoint.variant.name} needs {list(tensor.shape)}"
         raise CheckpointError(f"checkpoint {checkpoint.folder}: {tensor.name} is {list(weight.shape)}, {needs}")
-    return weight
-
-
-def _place(weight: np.ndarray, tensor: Tensor, dtype: Any, sharding: Sharding) -> jax.Array:
-    """The weight on its devices. Each part is copied from the file, so that the array outlives it."""
     view = np.swapaxes(weight, -1, -2) if is_transposed(tensor) else weight  # (in, out) of [out, in]
-    return jax.make_array_from_callback(
-        view.shape, sharding, lambda index: np.array(view[index], dtype=dtype, order="C")
-    )
+    return jax.make_array_from_callback(view.shape, sharding, lambda at: np.array(view[at], dtype=dtype, order="C"))

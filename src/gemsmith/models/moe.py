@@ -21,13 +21,7 @@ OTHER_ROWS = 512
 
 
 def mixture_of_experts(
-    x: jax.Array,
-    gate_up: jax.Array,
-    down: jax.Array,
-    weights: jax.Array,
-    experts: jax.Array,
-    *,
-    mesh: Mesh | None = None,
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array, mesh: Mesh | None = None
 ) -> jax.Array:
     """The weighted sum over each token's top-k experts, (B, L, E), of x (B, L, E).
 
@@ -37,10 +31,9 @@ def mixture_of_experts(
     """
     if mesh is None:
         return _mixture(x, gate_up, down, weights, experts, choices=down.shape[0])
-    tokens, by_expert = PartitionSpec(BATCH, "sequence", None), PartitionSpec("tp", None, None)
-    if gate_up.shape[0] % mesh.shape["tp"]:
-        by_expert = PartitionSpec(None, None, None)
-    split = mesh.shape["tp"] > 1 and by_expert[0] == "tp"
+    divides = gate_up.shape[0] % mesh.shape["tp"] == 0
+    tokens, by_expert = PartitionSpec(BATCH, "sequence", None), PartitionSpec("tp" if divides else None, None, None)
+    split = mesh.shape["tp"] > 1 and divides
 
     def of_device(
         x: jax.Array, gate_up: jax.Array, down: jax.Array, weights: jax.Array, experts: jax.Array

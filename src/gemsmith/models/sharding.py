@@ -74,7 +74,6 @@ def kernel_shape(tensor: Tensor) -> tuple[int, ...]:
 AXES = ("replica", "fsdp", "sequence", "tp")
 BATCH = ("replica", "fsdp")
 WEIGHTS = ("fsdp", "sequence")
-EVERY = (*BATCH, "sequence", "tp")
 
 Axes = str | tuple[str, ...] | None
 

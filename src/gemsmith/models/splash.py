@@ -138,7 +138,6 @@ class SplashAttention:
     mesh: Mesh | None = None
     interpret: bool = False
     heads_kernel: bool = True
-    """Whether `heads` is one kernel, or left to XLA."""
 
     def heads(
         self, x: jax.Array, head_dim: int, *, eps: float, weight: jax.Array | None = None, rotated: bool = True
@@ -148,18 +147,16 @@ class SplashAttention:
         if not self.heads_kernel:
             heads = make_heads(x, head_dim, weight=weight, angles=angles, eps=eps)  # (B, L, H, D)
             return jnp.swapaxes(heads, 1, 2)  # (B, H, L, D)
-        make = partial(make_heads_first, head_dim=head_dim, eps=eps, interpret=self.interpret)
+
+        def make(x: jax.Array, weight: jax.Array | None, angles: Rope | None) -> jax.Array:
+            return make_heads_first(x, head_dim, weight=weight, angles=angles, eps=eps, interpret=self.interpret)
+
         if self.mesh is None:
-            return make(x, weight=weight, angles=angles)
+            return make(x, weight, angles)
         over_tp = "tp" if (x.shape[-1] // head_dim) % axis_size(self.mesh, "tp") == 0 else None
         specs = (PartitionSpec(BATCH, "sequence", over_tp), PartitionSpec(), PartitionSpec(BATCH, "sequence", None))
-        make_own = jax.shard_map(
-            lambda x, weight, angles: make(x, weight=weight, angles=angles),
-            mesh=self.mesh,
-            in_specs=specs,
-            out_specs=PartitionSpec(BATCH, over_tp, "sequence", None),
-            check_vma=False,
-        )
+        by_head = PartitionSpec(BATCH, over_tp, "sequence", None)
+        make_own = jax.shard_map(make, mesh=self.mesh, in_specs=specs, out_specs=by_head, check_vma=False)
         return make_own(x, weight, angles)  # (B, H, L, D)
 
     def attend(self, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:

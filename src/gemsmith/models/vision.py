@@ -131,8 +131,7 @@ class Tower(nnx.Module):
 
         S = P / 9: the features of an image's cells of 3 by 3 patches, row by row, then those of padding.
         """
-        hidden = self.patch_embedder(patches, positions)  # (N, P, W)
-        hidden = self.encoder(hidden, positions, mesh=mesh)
+        hidden = self.encoder(self.patch_embedder(patches, positions), positions, mesh=mesh)  # (N, P, W)
         pooled = pool(hidden, positions, self.tower.pooling).astype(hidden.dtype)  # (N, S, W)
         features = pooled.astype(jnp.float32) * self.tower.embed_dim**0.5
         if self.tower.standardizes:

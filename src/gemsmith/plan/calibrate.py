@@ -46,11 +46,9 @@ class Calibration:
 
     def row(self) -> dict[str, Any]:
         """The keys of the machine's row in the catalog."""
-        ends = {
-            f"{WHAT[what]}_{end}": share
-            for what, pair in self.shares.items()
-            for end, share in zip(("low", "high"), pair, strict=True)
-        }
+        ends: dict[str, Any] = {}
+        for what, (low, high) in self.shares.items():
+            ends |= {f"{WHAT[what]}_low": low, f"{WHAT[what]}_high": high}
         about = "measured" if "matmuls" in self.shares else "served"
         return ends | {f"{about}_source": self.source, f"{about}_date": self.date}
 

@@ -86,13 +86,11 @@ def compile_chosen(
     except (FileNotFoundError, ValueError):  # not compiled yet, or not kept whole
         note = f"{machine.name}: compiling for {machine.topology}, which takes minutes ..."
         print(escape_control_chars(note), file=sys.stderr)
-        lasts = True
         try:
             step = _compile(recipe, machine, images, limits)
         except MachineError as error:
             step = CompiledStep(topology=machine.topology, versions=_versions(), error=str(error))
-            lasts = "XLA:" in str(error)  # what XLA refuses it refuses again; others are limits of today
-        if lasts:
+        if step.error is None or "XLA:" in step.error:  # what XLA refuses it refuses again; others are limits of today
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, step.model_dump_json(indent=1) + "\n")
     formula_step_s = rounded_range((choice.time.low_s, choice.time.high_s))

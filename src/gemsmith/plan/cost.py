@@ -19,16 +19,14 @@ PREEMPTION_HOURS = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
+    """What MachinePlan has under these names; usd_spot is None also where a taken machine would lose all it did."""
+
     startup_s: dict[str, Range]
     evaluations_s: Range
     hours: Range
-    """With one start and all evaluations."""
     usd: Range | None
-    """On demand; None without such a price."""
     usd_spot: Range | None
-    """Low: never taken away; None also where a taken machine would lose more than it did."""
     usd_per_million_tokens: Range | None
-    """None also where the real tokens of a step are not known."""
 
 
 def cost_of(
@@ -49,7 +47,7 @@ def cost_of(
     hours = rounded_range(((low_s + evaluations_s[0]) / 3600, (high_s + evaluations_s[1]) / 3600))
     price = on_demand(machine)
     usd = None if price is None else _dollars(price, hours)
-    millions = None if not tokens else steps * tokens / 1e6
+    scale = 1 / (steps * tokens / 1e6) if steps and tokens else None
     spot, usd_spot = cheapest_spot(machine), None
     lost_hours = (start_s[1] + train.save_steps * time.high_s / 2) / 3600
     if spot is not None and lost_hours < PREEMPTION_HOURS:
@@ -62,9 +60,7 @@ def cost_of(
         hours=hours,
         usd=usd,
         usd_spot=usd_spot,
-        usd_per_million_tokens=None
-        if usd is None or not millions
-        else rounded_range((usd[0] * (1 / millions), usd[1] * (1 / millions))),
+        usd_per_million_tokens=None if usd is None or not scale else rounded_range((usd[0] * scale, usd[1] * scale)),
     )
 
 
@@ -92,8 +88,7 @@ def plan_price(price: Price | None, *, spot: bool = False) -> PlanPrice | None:
     """The row of the catalog as a plan's record keeps it; None where it has no such price."""
     if price is None or (rate := price.rate(spot=spot)) is None:
         return None
-    doubt = "" if price.checked else ", not checked"
-    basis = f"{price.provider} {price.region}, {price.source}{doubt}"
+    basis = f"{price.provider} {price.region}, {price.source}{'' if price.checked else ', not checked'}"
     return PlanPrice(usd_per_hour=rate, basis=basis, date=price.date)
 
 

@@ -91,7 +91,7 @@ def plan_machine(asked: Asked, machine: Machine) -> MachinePlan:
             *choice.problems,
             *([] if fits else [largest]),
             *([] if compiled is None else [compiled_note(compiled)]),
-            *_training_notes(asked, work, choice, machine, cost.evaluations_s),
+            *_training_notes(asked, work, choice, machine, cost),
             *([f"start, estimated: {spans}"] if fits else []),
             _price_note(machine, cost.usd_spot if fits else None, asked.today),
             _speed_note(machine),
@@ -146,9 +146,8 @@ def _largest_parts(parts: Mapping[str, int], machine: Machine) -> tuple[str, str
     """A note of the three largest, and which part, in their order, no longer fits."""
     held = {name: size for name, size in parts.items() if name != RUNTIME}
     limit = machine.chip.hbm_bytes - parts[RUNTIME]
-    exceeded_by = next(
-        (name for name, total in zip(held, accumulate(held.values()), strict=True) if total > limit), None
-    )
+    too_much = (name for name, total in zip(held, accumulate(held.values()), strict=True) if total > limit)
+    exceeded_by = next(too_much, None)
     largest = ", ".join(f"{name} {held[name] / GIB:.1f}" for name in nlargest(3, held, key=held.__getitem__))
     also = f"; {exceeded_by} exceed it" if exceeded_by else ""
     return f"the largest parts, in GiB a chip: {largest}{also}", exceeded_by
@@ -166,9 +165,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _training_notes(
-    asked: Asked, work: StepCost, choice: Choice, machine: Machine, evaluations_s: Range
-) -> Iterator[str]:
+def _training_notes(asked: Asked, work: StepCost, choice: Choice, machine: Machine, cost: Cost) -> Iterator[str]:
     """What training does there that the recipe does not say."""
     recipe, (evaluations, batches) = asked.recipe, asked.evaluations
     if recipe.train.early_stopping_patience:
@@ -176,7 +173,7 @@ def _training_notes(
     if batches and not choice.problems:
         answers = recipe.train.sample_answers
         told = f", and {answers} answers of up to {ANSWER_TOKENS} tokens" if answers else ""
-        low_s, high_s = evaluations_s
+        low_s, high_s = cost.evaluations_s
         yield f"evaluations, estimated: {evaluations:,} of {batches:,} batches{told}: {low_s:.3g} to {high_s:.3g} s"
     elif evaluations:
         yield "the time of train.eval_steps is not in it: each evaluation runs all rows of data.eval forward"

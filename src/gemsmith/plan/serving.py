@@ -1,7 +1,4 @@
-"""Serving the tuned model on a machine by formula: what fits, how fast it is at full load, and what it costs.
-
-Load tests measured on the machine take the place of the assumed shares of the roofline.
-"""
+"""Serving the tuned model on a machine by formula: what fits, how fast it is at full load, and what it costs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -74,18 +71,13 @@ def plan_lengths(
 ) -> ServingPlan:
     """Of prompts and answers of such lengths, with as many requests at once as there is room for, `most` if given."""
     input_tokens = max(input_tokens, images * recipe.data.image_tokens)
-    asked: dict[str, Any] = {
-        "machine": machine.name,
-        "input_tokens": input_tokens,
-        "output_tokens": output_tokens,
-        "images": images,
-    }
+    asked: dict[str, Any] = {"machine": machine.name, "input_tokens": input_tokens, "output_tokens": output_tokens}
     serve, context = recipe.serve, input_tokens + output_tokens
     settings = settings_of(recipe, images=serve.images or images > 0)
     try:
         layout = choose_layout(machine, variant, settings, max(context, serve.max_model_len or 0))
     except MachineError as error:
-        return ServingPlan(**asked, fits=False, why=str(error))
+        return ServingPlan(**asked, images=images, fits=False, why=str(error))
     warnings = tpu_warnings(machine, variant, settings, layout.weight_dtype, in_image=True, place="folder")
     kv_dtype = settings.kv_cache_dtype if settings.kv_cache_dtype != "auto" else settings.dtype
     served = Served(variant=variant, machine=machine, tp=layout.tp, weight_dtype=layout.weight_dtype, kv_dtype=kv_dtype)
@@ -95,6 +87,7 @@ def plan_lengths(
         prompt_images = replace(whole, adapters=0)
     return ServingPlan(
         **asked,
+        images=images,
         fits=True,
         warnings=tuple(warning.why for warning in warnings),
         measured=f"{machine.served_source}, {machine.served_date}" if machine.served_source else None,
@@ -178,8 +171,7 @@ def decode_s(served: Served, *, requests: float, context: float) -> Range:
     if machine.served_decode_low is not None and machine.served_decode_high is not None:
         return _measured(roofline, machine.served_decode_low, machine.served_decode_high)
     low, high = DECODE_SHARE[machine.chip.kind]
-    least = max(roofline.hbm_s, roofline.matmul_s)
-    return max(least, roofline.interconnect_s) / high, (least + roofline.interconnect_s) / low
+    return max(roofline.hbm_s, roofline.matmul_s, roofline.interconnect_s) / high, least_s(roofline) / low
 
 
 def prefill_s(served: Served, tokens: int, images: ImageWork | None = None) -> Range:
@@ -187,14 +179,9 @@ def prefill_s(served: Served, tokens: int, images: ImageWork | None = None) -> R
     roofline, machine, chip = prefill(served, tokens, images), served.machine, served.machine.chip
     if machine.served_prefill_low is not None and machine.served_prefill_high is not None:
         return _measured(roofline, machine.served_prefill_low, machine.served_prefill_high)
-    return (
-        max(
-            roofline.matmul_s / max(chip.efficiency_high, PREFILL_SHARE.get(chip.kind, 0)),
-            roofline.hbm_s,
-            roofline.interconnect_s,
-        ),
-        max(roofline.matmul_s / chip.efficiency_low, roofline.hbm_s) + roofline.interconnect_s,
-    )
+    least_matmul_s = roofline.matmul_s / max(chip.efficiency_high, PREFILL_SHARE.get(chip.kind, 0))
+    high_s = max(roofline.matmul_s / chip.efficiency_low, roofline.hbm_s) + roofline.interconnect_s
+    return max(least_matmul_s, roofline.hbm_s, roofline.interconnect_s), high_s
 
 
 def least_s(roofline: Roofline) -> float:

@@ -1,7 +1,4 @@
-"""The plan stage: memory, step time, hours and dollars of the recipe on each of its machines, or on others.
-
-Also over values of its keys: what fits where, how fast, and what a million tokens cost.
-"""
+"""The plan stage: memory, time and dollars of the recipe on its machines, on others, and over values of its keys."""
 
 import functools
 import itertools

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.arch import name_in_files
+from gemsmith.arch.tensors import name_in_files
 from gemsmith.checkpoints.folder import Checkpoint, open_checkpoint, read_config
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.checkpoints.safetensors import numpy_dtype

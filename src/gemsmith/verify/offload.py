@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gemsmith.arch import name_in_files
-from gemsmith.arch.tensors import PREFIX
+from gemsmith.arch.tensors import PREFIX, name_in_files
 from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter
 from gemsmith.checkpoints.safetensors import TensorPlace, numpy_dtype

@@ -33,7 +33,7 @@ def flat_adapters(model):
 @pytest.fixture(scope="module")
 def small(small_checkpoint):
     checkpoint = open_checkpoint(str(small_checkpoint))
-    return checkpoint.variant, load_model(checkpoint, dtype="bfloat16")
+    return checkpoint.variant, load_model(checkpoint, abstract_model(checkpoint.variant, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -23,7 +23,7 @@ import json, sys
 import jax, numpy as np
 from flax import nnx
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.models import Execution, load_model
+from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.schema import Lora, Optimizer
 from gemsmith.train.jax.distributed import place
@@ -59,7 +59,8 @@ def mesh_of(sizes):
 def results(sizes, attention="dense", quantized=None):
     mesh = mesh_of(sizes)
     execution = Execution(attention=attention, remat="layer", mesh=mesh)
-    base = load_model(checkpoint, dtype="float32", quantized=quantized, execution=execution)
+    abstract = abstract_model(checkpoint.variant, dtype="float32", quantized=quantized, execution=execution)
+    base = load_model(checkpoint, abstract)
     model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":

@@ -19,7 +19,7 @@ import json, sys
 import jax, numpy as np
 from flax import nnx
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.models import Execution, load_model
+from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import is_visual
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.schema import Lora, Optimizer
@@ -61,7 +61,8 @@ def share(array):
 def results(sizes, micro_batches=1):
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), AXES)
     execution = Execution(attention="dense", remat="layer", mesh=mesh)
-    base = load_model(checkpoint, dtype="float32", execution=execution, vision=True)
+    abstract = abstract_model(checkpoint.variant, dtype="float32", execution=execution, vision=True)
+    base = load_model(checkpoint, abstract)
     model, noise = add_adapters(base, checkpoint.variant, lora, seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":

@@ -9,7 +9,7 @@ from flax import nnx
 
 from gemsmith.arch import find_variant, text_tensors
 from gemsmith.checkpoints.folder import open_checkpoint
-from gemsmith.models import Execution, load_model
+from gemsmith.models import Execution, abstract_model, load_model
 from gemsmith.models.sharding import AXES
 from gemsmith.recipe.backends import PLAIN, TUNED
 from gemsmith.recipe.schema import Lora, Optimizer
@@ -56,7 +56,7 @@ def gradients(checkpoint, optimizations, attention):
     sign."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1, 1), AXES)
     execution = Execution(attention=attention, optimizations=optimizations, remat=REMAT, mesh=mesh)
-    base = load_model(checkpoint, dtype="float32", execution=execution)
+    base = load_model(checkpoint, abstract_model(checkpoint.variant, dtype="float32", execution=execution))
     model, noise = add_adapters(base, checkpoint.variant, LORA, seed=0), np.random.default_rng(1)
     for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.LoRAParam)):
         if path[-1] == "kernel_lora_b":  # B = 0 would leave A without a gradient

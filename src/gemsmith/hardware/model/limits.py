@@ -1,7 +1,4 @@
-"""What training cannot do on any machine: rows, heads and layouts that do not go together.
-
-Backends ask the same once they know their machine.
-"""
+"""What training cannot do on any machine: rows, heads and layouts that do not go together. Backends ask the same."""
 
 import math
 from collections.abc import Callable, Mapping

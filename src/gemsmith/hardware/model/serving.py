@@ -77,8 +77,7 @@ def kv_bytes(variant: Variant, tp: int, dtype: str, context: int, batched_tokens
     held = 0.0
     for layer in range(variant.layers):
         if not variant.shares_kv(layer):
-            window = variant.sliding_window + batched_tokens
-            length = context if variant.is_global(layer) else min(context, window)
+            length = context if variant.is_global(layer) else min(context, variant.sliding_window + batched_tokens)
             heads = max(1, -(-variant.kv_heads_of(layer) // tp))
             # Where V is K's projection vLLM keeps both.
             held += 2 * heads * variant.head_dim_of(layer) * {"fp8": 1, "float32": 4}.get(dtype, 2) * length
@@ -100,17 +99,6 @@ class Served:
         """Of an activation, and of a weight that is not fp8."""
         return 4 if self.weight_dtype == "float32" else 2
 
-    @property
-    def peak_flops_per_s(self) -> float:
-        """Of all tp devices; fp8 weights are multiplied in bfloat16, float32 ones at half."""
-        chip = self.machine.chip
-        return chip.flops_per_s / chip.devices * self.tp * (0.5 if self.weight_dtype == "float32" else 1.0)
-
-    @property
-    def hbm_bytes_per_s(self) -> float:
-        """Of one device."""
-        return self.machine.chip.hbm_bytes_per_s / self.machine.chip.devices
-
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
@@ -129,11 +117,7 @@ def decode_step(served: Served, *, requests: float, context: float) -> Roofline:
     touched = 1 - (1 - variant.experts_per_token / variant.experts) ** requests if variant.experts else 0.0
     read = (plain + touched * experts) / served.tp
     read += requests * kv_bytes(variant, served.tp, served.kv_dtype, int(context))
-    return Roofline(
-        hbm_s=read / served.hbm_bytes_per_s,
-        matmul_s=2 * requests * _parameters_met(variant) / served.peak_flops_per_s,
-        interconnect_s=_sums_s(served, requests),
-    )
+    return _roofline(served, read, 2 * requests * _parameters_met(variant), requests)
 
 
 def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roofline:
@@ -150,11 +134,7 @@ def prefill(served: Served, tokens: int, images: ImageWork | None = None) -> Roo
     if images is not None:
         flops += served.tp * images.row_flops
         read += images.parameters * served.value_bytes
-    return Roofline(
-        hbm_s=read / served.hbm_bytes_per_s,
-        matmul_s=flops / served.peak_flops_per_s,
-        interconnect_s=_sums_s(served, tokens),
-    )
+    return _roofline(served, read, flops, tokens)
 
 
 def least_token_s(variant: Variant, machine: Machine) -> float:
@@ -166,14 +146,18 @@ def least_token_s(variant: Variant, machine: Machine) -> float:
     return 2 * (met - variant.vocabulary * variant.embed_dim) / (machine.chip.flops_per_s * machine.chips)
 
 
-def _sums_s(served: Served, tokens: float) -> float:
-    """Each sum sends and receives the residual stream once around the devices."""
-    speed = served.machine.interconnect_bytes_per_s
-    if served.tp == 1 or speed is None:
-        return 0.0
-    variant, share = served.variant, 2 * (served.tp - 1) / served.tp
-    width = variant.embed_dim * served.value_bytes
-    return SUMS_PER_LAYER * variant.layers * share * tokens * width / (speed / served.machine.chip.devices)
+def _roofline(served: Served, read: float, flops: float, tokens: float) -> Roofline:
+    """Of bytes that each device reads and FLOPs of all; each sum sends the residual stream once around the devices."""
+    variant, machine, chip = served.variant, served.machine, served.machine.chip
+    # Weights in fp8 are multiplied in bfloat16, those in float32 at half.
+    peak_flops_per_s = chip.flops_per_s / chip.devices * served.tp * (0.5 if served.weight_dtype == "float32" else 1.0)
+    sums_s = 0.0
+    if served.tp > 1 and machine.interconnect_bytes_per_s is not None:
+        share, width = 2 * (served.tp - 1) / served.tp, variant.embed_dim * served.value_bytes
+        moved = SUMS_PER_LAYER * variant.layers * share * tokens * width
+        sums_s = moved / (machine.interconnect_bytes_per_s / chip.devices)
+    hbm_s = read / (chip.hbm_bytes_per_s / chip.devices)
+    return Roofline(hbm_s=hbm_s, matmul_s=flops / peak_flops_per_s, interconnect_s=sums_s)
 
 
 @functools.cache

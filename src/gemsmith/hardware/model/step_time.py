@@ -6,14 +6,8 @@ benchmarks/records/plan_accuracy.json has it beside XLA's estimates for compiled
 from dataclasses import dataclass, replace
 
 from gemsmith.hardware import Machine
-from gemsmith.hardware.model.memory import (
-    ADAPTER_BYTES,
-    images_per_device,
-    micro_batches,
-    rows_per_device,
-    tokens_per_device,
-    weight_shards,
-)
+from gemsmith.hardware.model import memory
+from gemsmith.hardware.model.memory import micro_batches, rows_per_device, tokens_per_device, weight_shards
 from gemsmith.hardware.model.work import StepCost, forward_attention_flops
 from gemsmith.recipe.backends import OTHER_QUERY_BLOCK
 from gemsmith.recipe.schema import Mesh
@@ -114,8 +108,7 @@ def matmul_flops(work: StepCost) -> float:
 
 def attention_flops(work: StepCost) -> float:
     """Of one step: scores and their product with V forward, twice that backward, what layer and kernel recompute."""
-    passes = 3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0)
-    return _scores_flops(work) * passes
+    return _scores_flops(work) * (3.0 + _RECOMPUTED[work.attention] + (1.0 if work.recomputes_attention else 0.0))
 
 
 def forward_share(work: StepCost) -> float:
@@ -144,7 +137,7 @@ def _hbm_bytes(work: StepCost, mesh: Mesh) -> float:
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     numbers = work.all_widths.split / mesh.tp + work.all_widths.whole
     activations = 2 * passes * tokens * numbers * work.dtype_bytes
-    updates = OPTIMIZER_PASSES * work.trained_parameters * ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
+    updates = OPTIMIZER_PASSES * work.trained_parameters * memory.ADAPTER_BYTES / (weight_shards(mesh) * mesh.tp)
     return weights + activations + _score_bytes(work, mesh) + updates
 
 
@@ -157,7 +150,7 @@ def _score_bytes(work: StepCost, mesh: Mesh) -> float:
     if work.images is None or work.query_block != OTHER_QUERY_BLOCK:
         return 0.0
     times = micro_batches(work, mesh)
-    of_tower = times * images_per_device(work, mesh) / work.images.images * work.images.row_score_bytes
+    of_tower = times * memory.images_per_device(work, mesh) / work.images.images * work.images.row_score_bytes
     passes = 4 + work.recomputes_attention
     heads = times * rows_per_device(work, mesh) * work.blocked_sliding_layers * work.variant.heads / mesh.tp
     return of_tower + 2 * passes * 4 * heads * work.sliding_pairs
@@ -172,7 +165,7 @@ def _received_bytes(work: StepCost, mesh: Mesh, *, slices: int) -> float:
     passes, variant, shards = 3 if work.recomputes else 2, work.variant, weight_shards(mesh)
     replicas = max(1, mesh.replica // slices)
     others, copies = (shards - 1) / shards, 2 * (replicas - 1) / replicas
-    adapters = (2 * others + copies / shards) * work.trained_parameters * ADAPTER_BYTES
+    adapters = (2 * others + copies / shards) * work.trained_parameters * memory.ADAPTER_BYTES
     gathered = (2 * micro_batches(work, mesh) * others * work.base_bytes + adapters) / mesh.tp
     tokens = micro_batches(work, mesh) * tokens_per_device(work, mesh)
     one_sum = 2 * (mesh.tp - 1) / mesh.tp * tokens * variant.embed_dim * work.dtype_bytes

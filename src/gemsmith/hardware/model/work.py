@@ -10,31 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gemsmith.arch import (
-    Tensor,
-    Variant,
-    Vision,
-    VisionTower,
-    lora_targets,
-    parameter_count,
-    text_tensors,
-    trained_tensors,
-    vision_tensors,
-)
+from gemsmith.arch import Tensor, Variant, Vision, VisionTower, lora_targets
 from gemsmith.arch.lora_targets import disk_bytes
-from gemsmith.arch.tensors import EXPERTS
-from gemsmith.recipe.backends import (
-    OTHER_QUERY_BLOCK,
-    Attention,
-    Optimizations,
-    Remat,
-    attention_loops,
-    attention_on,
-    chains_layers,
-    default_optimizations,
-    goes_row_by_row,
-    query_block,
-)
+from gemsmith.arch.tensors import EXPERTS, parameter_count, text_tensors, trained_tensors, vision_tensors
+from gemsmith.recipe import backends
+from gemsmith.recipe.backends import OTHER_QUERY_BLOCK, Attention, Optimizations, Remat, attention_loops
 from gemsmith.recipe.schema import Recipe
 
 _POSITION_BYTES, _PLACE_BYTES, _VALUE_BYTES = 8, 4, 4
@@ -45,15 +25,12 @@ _IN_LAYER = (*_COLUMN, "o", "down", "per_layer_gate", "per_layer_out", "router")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageWork:
-    """The images of every row, padded to one shape."""
+    """The images of every row, padded to one shape: N `images` of S `soft_tokens` and P `patches` each."""
 
     vision: Vision
     images: int
-    """N."""
     soft_tokens: int
-    """S."""
     embed_dim: int
-    """E."""
     parameters: int
     """Of all that embeds images."""
     whole_parameters: int
@@ -63,7 +40,6 @@ class ImageWork:
 
     @property
     def patches(self) -> int:
-        """P."""
         return self.soft_tokens * self.vision.patches_per_token
 
     @property
@@ -78,8 +54,7 @@ class ImageWork:
         vision, projector = self.vision, self.vision.embed_dim * self.embed_dim
         attention, patch_parameters = 0, vision.patch_dim * vision.embed_dim
         if isinstance(vision, VisionTower):
-            of_layer = 4 * vision.heads * vision.head_dim + 3 * vision.ffn
-            patch_parameters += vision.layers * vision.embed_dim * of_layer
+            patch_parameters += vision.layers * vision.embed_dim * (4 * vision.heads * vision.head_dim + 3 * vision.ffn)
             attention = 4 * vision.layers * vision.heads * vision.head_dim * self.patches**2
         matmuls = 2 * (self.patches * patch_parameters + self.soft_tokens * projector)
         if not self.adapters:
@@ -160,10 +135,8 @@ class StepCost:
     optimizations: Optimizations
     remat: Remat
     offload: tuple[str, ...]
-    """Results that wait in the host's memory."""
     attention: Attention
     query_block: int
-    """Of blocked attention."""
     dtype_bytes: int
     """Of activations, and of weights while they are used."""
     parameters: int
@@ -256,7 +229,7 @@ class StepCost:
     @property
     def chains(self) -> bool:
         """Whether the backward pass recomputes most layers' inputs."""
-        return chains_layers(self.optimizations, self.variant, self.remat, dequantizes=self.dequantizes)
+        return backends.chains_layers(self.optimizations, self.variant, self.remat, dequantizes=self.dequantizes)
 
     @property
     def saved_inputs(self) -> int:
@@ -281,11 +254,11 @@ def on_chips(work: StepCost, kind: str, recipe: Recipe) -> StepCost:
     """The work as the recipe's backend does it on chips of a kind, such as "tpu"."""
     return replace(
         work,
-        attention=attention_on(kind, recipe.train.attention, work.variant),
+        attention=backends.attention_on(kind, recipe.train.attention, work.variant),
         # Of the other backend's attention no formula is known: it is taken to be the JAX model's with large blocks.
-        query_block=query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
-        one_by_one=goes_row_by_row(kind, recipe.train.backend),
-        optimizations=default_optimizations(kind, recipe.train.optimizations),
+        query_block=backends.query_block(kind) if recipe.train.backend == "tunix" else OTHER_QUERY_BLOCK,
+        one_by_one=backends.goes_row_by_row(kind, recipe.train.backend),
+        optimizations=backends.default_optimizations(kind, recipe.train.optimizations),
     )
 
 
@@ -312,7 +285,7 @@ def step_cost(
         length=recipe.data.max_length,
         micro_batches=recipe.train.gradient_accumulation_steps,
         one_by_one=False,
-        optimizations=default_optimizations("", recipe.train.optimizations),
+        optimizations=backends.default_optimizations("", recipe.train.optimizations),
         remat="layer" if remat == "auto" else remat,
         offload=recipe.train.offload,
         attention=attention,
@@ -394,9 +367,8 @@ def _widths(variant: Variant, tensors: list[Tensor], adapted: tuple[str, ...]) -
     between = shapes["o"][1] + 2 * shapes["up"][0] + 4 * variant.experts_per_token * variant.expert_ffn
     # Norms and residuals; what goes to experts and back.
     beside = (6 + 2 * variant.experts_per_token) * variant.embed_dim
-    return Widths(
-        split=sum(widths.get(role, 0) for role in _COLUMN) + between, whole=widths["o"] + widths["down"] + beside
-    )
+    split = sum(widths.get(role, 0) for role in _COLUMN) + between
+    return Widths(split=split, whole=widths["o"] + widths["down"] + beside)
 
 
 def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
@@ -410,9 +382,8 @@ def _walked_widths(variant: Variant, tensors: list[Tensor]) -> Widths:
     key = outputs.get("k", 0)
     heads = 3 * outputs["q"] + 2 * (key + outputs.get("v", 0)) + (key if "v" not in outputs else 0)
     sent = variant.experts_per_token
-    return Widths(
-        split=heads + 5 * (outputs["gate"] + sent * variant.expert_ffn), whole=(2 + 3 * sent) * variant.embed_dim
-    )
+    split = heads + 5 * (outputs["gate"] + sent * variant.expert_ffn)
+    return Widths(split=split, whole=(2 + 3 * sent) * variant.embed_dim)
 
 
 def _named_widths(layers: Iterable[list[Tensor]], adapted: tuple[str, ...], rank: int) -> dict[str, Widths]:

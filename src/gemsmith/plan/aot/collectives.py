@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
+import numpy as np
+
 from gemsmith.plan.aot.hlo import HBM, Array, Computation, Instruction, Module
 
 Coordinates = tuple[int, ...]
@@ -36,12 +38,9 @@ def read_group(attributes: str, partitions: int) -> tuple[int, ...]:
 
 def _transposed(sizes: str, order: str | None) -> list[int]:
     shape = [int(each) for each in sizes.split(",")]
-    axes = [int(each) for each in order.split(",")] if order else list(range(len(shape)))
-    strides = [prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    return [
-        sum(at * strides[axis] for at, axis in zip(place, axes, strict=True))
-        for place in product(*(range(shape[axis]) for axis in axes))
-    ]
+    axes = [int(each) for each in order.split(",")] if order else None
+    numbers: list[int] = np.arange(prod(shape)).reshape(shape).transpose(axes).ravel().tolist()
+    return numbers
 
 
 def _mesh_group(axes: str, devices: str, chosen: str) -> tuple[int, ...]:
@@ -153,9 +152,7 @@ def traffic_of(each: Instruction, module: Module) -> int:
             if len(source.arrays) == 1 and source.arrays[0].space == HBM:
                 moved += min(source.arrays[0].bytes, _used(body.parameters[place], body, module))
         results = body.root.inputs if body.root.opcode == "tuple" else [body.root] * len(body.root.arrays)
-        for result, array in zip(results, each.arrays, strict=True):
-            moved += _written(result, array, module)
-        return moved
+        return moved + sum(_written(result, array, module) for result, array in zip(results, each.arrays, strict=True))
     written = sum(map(_in_hbm, each.arrays))
     if each.opcode in _SLICES:
         return written + min(_in_hbm(each.inputs[0].arrays[0]), each.arrays[0].bytes)

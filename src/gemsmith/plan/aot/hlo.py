@@ -108,7 +108,6 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Computation:
-    name: str
     entry: bool
     instructions: Mapping[str, Instruction]
 
@@ -172,15 +171,14 @@ def parse(text: str) -> Module:
     for line in _lines(text):
         if _CLOSING.match(line):
             assert header, "a brace closes no computation"
-            computations[header[2]] = Computation(name=header[2], entry=bool(header[1]), instructions=body)
+            computations[header[2]] = Computation(entry=bool(header[1]), instructions=body)
             header, body = None, {}
         elif header is None:
             header = _HEADER.match(line)
         elif _NAME.match(line):
             instruction = _instruction(line, body)
             body[instruction.name] = instruction
-    partitions = int(_first(r"num_partitions=(\d+)", text[:100_000]) or 1)
-    return Module(computations=computations, partitions=partitions)
+    return Module(computations=computations, partitions=int(_first(r"num_partitions=(\d+)", text[:100_000]) or 1))
 
 
 def _lines(text: str) -> Iterator[str]:

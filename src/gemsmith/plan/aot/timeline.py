@@ -154,23 +154,21 @@ class _Walker:
 
     def _inner(self, each: Instruction) -> float:
         """Seconds of all turns of a loop, or of the longest branch."""
-        outside, turns = self.clock.outside | self.clock.pending.keys(), 1
-        names = each.called
+        names, turns = each.called, 1
         if each.opcode == "while":
             names = (each.attribute(r"body=%([^\s,]+)"),)
             if (known := hlo.trip_count(each, self.module)) is None:
                 self.unpriced.append(f"trip count of {each.name}")
             else:
                 turns = known
-        branches = []
-        for name in names:
-            body, operations = self.module.computations[name], list[Operation]()
-            clock = EngineClock(outside=outside)
-            inside = replace(self, home=body, times=self.times * turns, clock=clock, operations=operations)
-            branches.append((inside.run(), operations))
-        seconds, longest = max(branches, key=lambda branch: branch[0])
-        self.operations.extend(longest)
-        return turns * seconds
+        times, outside = self.times * turns, self.clock.outside | self.clock.pending.keys()
+        bodies = [self.module.computations[name] for name in names]
+        runs = [
+            replace(self, home=body, times=times, clock=EngineClock(outside=outside), operations=[]) for body in bodies
+        ]
+        longest = max(runs, key=_Walker.run)
+        self.operations.extend(longest.operations)
+        return turns * longest.clock.now
 
     def _compute(self, each: Instruction, passes_on: Container[str] = ()) -> None:
         read = traffic_of(each, self.module)
@@ -288,8 +286,7 @@ class _Walker:
     def _finish(self, key: str) -> None:
         if key in self.clock.pending:
             noted = self.operations[place := self.clock.pending[key].place]
-            exposed_s = noted.exposed_s + self.clock.finish(key) * noted.count
-            self.operations[place] = replace(noted, exposed_s=exposed_s)
+            self.operations[place] = replace(noted, exposed_s=noted.exposed_s + self.clock.finish(key) * noted.count)
 
     def _note(
         self, each: Instruction, kind: str, busy: float, exposed: float, *, flops: float = 0.0, moved: float = 0.0

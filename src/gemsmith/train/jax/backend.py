@@ -23,7 +23,7 @@ from gemsmith.checkpoints.steps import LEFT_OVER, drop_leftovers
 from gemsmith.data.batches import Batches, BucketShape, load_batches, load_eval_batches
 from gemsmith.errors import MachineError, first_line
 from gemsmith.hardware.model import ImageWork, images_of
-from gemsmith.models import Gemma4, base_kinds, load_model
+from gemsmith.models import Gemma4, abstract_model, base_kinds, load_model
 from gemsmith.models.sharding import BATCH, axis_size
 from gemsmith.recipe.backends import LANES
 from gemsmith.recipe.schema import Recipe
@@ -100,12 +100,13 @@ def adapted_model(
     Where train.method is full, its weights are trained instead, and float32.
     With `vision` it takes images; `images`, those of the rows, count towards the memory that train.remat leaves.
     """
-    full = recipe.train.method == "full"
-    start = None if full else load_init_adapter(recipe, checkpoint.variant)
+    variant, full = checkpoint.variant, recipe.train.method == "full"
+    start = None if full else load_init_adapter(recipe, variant)
     dtype, quantized = base_kinds(recipe.train.dtype)
-    execution = make_execution(recipe, checkpoint.variant, mesh, images=images)
-    base = load_model(checkpoint, dtype=dtype, quantized=quantized, execution=execution, vision=vision, trains=full)
-    return base if full else add_adapters(base, checkpoint.variant, recipe.lora, seed=recipe.seed, start=start)
+    how = make_execution(recipe, variant, mesh, images=images)
+    model = abstract_model(variant, dtype=dtype, quantized=quantized, execution=how, vision=vision, trains=full)
+    base = load_model(checkpoint, model)
+    return base if full else add_adapters(base, variant, recipe.lora, seed=recipe.seed, start=start)
 
 
 def _when_ready(arrays: Any) -> float:

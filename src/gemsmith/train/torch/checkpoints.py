@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from gemsmith.arch import class_names
+from gemsmith.arch.tensors import class_names
 from gemsmith.checkpoints import steps as saved_steps
 from gemsmith.checkpoints.peft import WEIGHTS, Adapter, LoraPair, read_peft_adapter, write_peft_adapter
 from gemsmith.checkpoints.peft_config import CONFIG

@@ -16,8 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from gemsmith.arch import Variant, class_names, lora_targets, name_in_files, text_tensors, trained_tensors
-from gemsmith.arch.lora_targets import is_quantized, vision_targets
+from gemsmith.arch import Variant, lora_targets, vision_targets
+from gemsmith.arch.lora_targets import is_quantized
+from gemsmith.arch.tensors import class_names, name_in_files, text_tensors, trained_tensors
 from gemsmith.checkpoints.folder import Checkpoint
 from gemsmith.checkpoints.peft import Adapter, target_pattern
 from gemsmith.errors import CheckpointError, MachineError
