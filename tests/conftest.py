@@ -185,7 +185,7 @@ def compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
             sys.modules["jax"].config.update(f"jax_{name}", value)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def optimized_compiles() -> Iterator[None]:
     """These tests, and what they start, compile as a user's processes do."""
     import jax

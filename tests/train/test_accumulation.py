@@ -21,7 +21,6 @@ from gemsmith.train.jax.distributed import place
 from gemsmith.train.jax.mesh import make_mesh, mesh_sizes, micro_batches_on
 from gemsmith.train.jax.step import input_shapes, make_optimizer, make_step, shard_opt_state
 
-pytestmark = pytest.mark.usefixtures("optimized_compiles")
 ROWS, LENGTH = 16, 128
 
 
@@ -116,6 +115,7 @@ def test_micro_batches_give_the_update_of_the_whole(small_checkpoint, whole):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized_compiles")
 @pytest.mark.parametrize(
     ("variant", "micro_batches"),
     [("tiny-e2b", 2), ("tiny-e2b", 16), ("tiny-12b", 4), ("tiny-31b", 4), ("tiny-26b-a4b", 4)],
@@ -129,6 +129,7 @@ def test_as_they_are_trained_on_cpu_they_give_it_to_the_bit(tiny_checkpoint, var
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized_compiles")
 @pytest.mark.parametrize(
     ("variant", "bound"), [("tiny-12b", 1e-6), ("tiny-31b", 1e-6), ("tiny-e2b", 1e-6), ("tiny-26b-a4b", 1.5e-6)]
 )

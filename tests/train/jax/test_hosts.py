@@ -15,9 +15,10 @@ from jax.experimental import multihost_utils
 from gemsmith.errors import EngineError, MachineError, RunError, Terminated
 from gemsmith.export.adapters import read_run_adapter
 from gemsmith.runs.records import TrainRecord
-from gemsmith.runs.run import read_record
+from gemsmith.runs.run import Run, find_run, read_record
 from gemsmith.train.jax import distributed as hosts
 from gemsmith.train.stage import train
+from support.made import made_once, shared_folder
 
 HOST = """
 import ctypes, os, signal, sys, time
@@ -59,7 +60,7 @@ def start(run, *options, devices, stop_at=0, event="SIGTERM"):
     """`gemsmith train`; before step `stop_at` it gets the signal, or hangs."""
     environment = os.environ | {
         "EVENT": event,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "JAX_NUM_CPU_DEVICES": str(devices),  # by XLA_FLAGS, a process more would ask XLA about them
         "JAX_PLATFORMS": "cpu",
     }
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # compiling is most of the time
@@ -74,17 +75,28 @@ def group_of(processes):
         return "--coordinator", f"127.0.0.1:{free.getsockname()[1]}", "--processes", processes, "--process-id"
 
 
+@pytest.fixture(scope="module")
+def alone(prepare, tmp_path_factory):
+    """A run that one process with eight devices trained, once for all tests."""
+
+    def make(folder):
+        process = start(prepare(folder, **KEYS), devices=8)
+        err = process.communicate(timeout=300)[1]
+        assert process.returncode == 0, err
+
+    folder = made_once(shared_folder(tmp_path_factory) / "trained" / "by-eight-devices", make)
+    return Run(path=folder, recipe=find_run(folder))
+
+
 @pytest.mark.slow
-def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path):
+def test_two_hosts_train_stop_and_go_on_like_one(prepare, tmp_path, alone):
     """Of two hosts, the second is told to stop; both do, after the same step."""
-    alone, together = (prepare(tmp_path / name, **KEYS) for name in ("alone", "together"))
-    group = group_of(2)
-    whole = start(alone, devices=8)
+    together, group = prepare(tmp_path / "together", **KEYS), group_of(2)
     begun = [start(together, *group, host, devices=4, stop_at=2 * host) for host in (0, 1)]
     stopped = [process.communicate(timeout=300) for process in begun]
     again = [start(together, *group, host, devices=4) for host in (0, 1)]
-    ended = [process.communicate(timeout=300) for process in (*again, whole)]
-    assert [process.returncode for process in (*begun, *again, whole)] == [143, 143, 0, 0, 0], (stopped, ended)
+    ended = [process.communicate(timeout=300) for process in again]
+    assert [process.returncode for process in (*begun, *again)] == [143, 143, 0, 0], (stopped, ended)
     for rows, before, after in zip(("0 1 2 3", "4 5 6 7"), stopped, ended, strict=False):
         read = [[line for line in out.splitlines() if line.startswith("READ")] for out, _ in (before, after)]
         assert read == [[f"READ {step} {rows}" for step in steps] for steps in ((1, 2), (3, 4))], (before, after)
@@ -186,15 +198,14 @@ def test_a_first_host_that_waits_for_another_in_vain_ends_with_one_line(prepare,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("hosts", "left"), [(2, 1), (4, 2)])
-def test_where_a_host_was_lost_fewer_go_on_with_the_losses_of_one(prepare, tmp_path, hosts, left):
-    keys = KEYS | {"train": KEYS["train"] | {"save_steps": 1}}
-    alone, run = (prepare(tmp_path / name, **keys) for name in ("alone", "run"))
+def test_where_a_host_was_lost_fewer_go_on_with_the_losses_of_one(prepare, tmp_path, alone, hosts, left):
+    run = prepare(tmp_path / "run", **KEYS | {"train": KEYS["train"] | {"save_steps": 1}})
     codes, said = lose(run, "SIGKILL", lost=hosts - 1, hosts=hosts)
     told = f"error: training: host {hosts - 1} of {hosts} is lost: it was"
     assert codes == {1} and len(said) == hosts - 1 and all(line.startswith(told) for line in said), said
     group = group_of(left)
     again = [start(run, *((*group, n) if left > 1 else ()), devices=8 // left) for n in range(left)]
-    for process in (*again, start(alone, devices=8)):
+    for process in again:
         err = process.communicate(timeout=300)[1]
         assert process.returncode == 0, err
     one, two = (read_record(each, TrainRecord) for each in (alone, run))

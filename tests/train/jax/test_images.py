@@ -315,7 +315,7 @@ def start(run, *options, devices=1, gone="", steps=None):
         os.environ
         | {
             "GONE": str(gone),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_NUM_CPU_DEVICES": str(devices),  # by XLA_FLAGS, a process more would ask XLA about them
             "JAX_PLATFORMS": "cpu",
         }
         | ({} if steps is None else {"STEPS": str(steps)})
