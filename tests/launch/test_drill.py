@@ -124,7 +124,7 @@ def test_a_launch_with_images_that_loses_its_machine_trains_on_the_rows_of_here_
     rows = {part: tmp_path / "rows" / f"{name}.jsonl" for part, name in (("train", "train"), ("eval", "held_out"))}
     keys = [*(f"data.{part}={file}" for part, file in rows.items()), "data.format=auto", "data.prompt=null"]
     keys += [
-        "train.max_steps=192",
+        "train.max_steps=96",
         "train.global_batch_size=4",
         "train.save_steps=8",
         f"checkpoint={ROOT / 'recipes' / 'demo_images_base'}",
