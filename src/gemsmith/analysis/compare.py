@@ -12,8 +12,7 @@ from gemsmith.recipe.serving import BURST, GRIDS, Load
 from gemsmith.runs.records import Part
 
 MOST_PADDING = 0.5
-CLOSE = 0.02
-"""Relative: how far rounded numbers may be from what the others make of them."""
+CLOSE = 0.02  # relative: how far rounded numbers may be from what the others make of them
 HOURS = (1.0, 8.0, 24.0)
 NOT_RECORDED = "not recorded"
 
@@ -92,10 +91,8 @@ class ConditionDifference(Part):
     """A condition in which not all sides are known to be alike."""
 
     condition: str
-    values: tuple[str | None, ...]
-    """Of each side; None: not recorded."""
-    confounds: tuple[Kind, ...]
-    """Empty: it bears on no ratio, or is what the comparison is about."""
+    values: tuple[str | None, ...]  # of each side; None: not recorded
+    confounds: tuple[Kind, ...]  # empty: it bears on no ratio, or is what the comparison is about
     why: str
     varying: str | None = None
     """The condition that the comparison is about, and of which this one is a consequence, or itself that one."""
@@ -108,8 +105,7 @@ class Pair(Part):
     other: str
     ratios: tuple[Ratio, ...]
     curves: tuple[Curve, ...]
-    refused: tuple[str, ...]
-    """What is not compared or not shown, and why."""
+    refused: tuple[str, ...]  # what is not compared or not shown, and why
 
 
 class Comparison(Part):
@@ -118,11 +114,9 @@ class Comparison(Part):
     sides: tuple[Side, ...]
     varying: tuple[str, ...]
     differences: tuple[ConditionDifference, ...]
-    alike: int
-    """Conditions that all sides say alike."""
+    alike: int  # conditions that all sides say alike
     pairs: tuple[Pair, ...]
-    warnings: tuple[str, ...]
-    """What is missing, and what a side's own numbers contradict."""
+    warnings: tuple[str, ...]  # what is missing, and what a side's own numbers contradict
 
 
 def compare_sides(

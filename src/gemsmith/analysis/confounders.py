@@ -23,8 +23,7 @@ class Rule:
     why: str
     follows: tuple[str, ...] = ()
     """Patterns of conditions that this one is a consequence of: where that is compared on purpose, so is this."""
-    needed: bool = False
-    """Whether what is not recorded counts as a difference: that it was the same cannot be said."""
+    needed: bool = False  # whether what is not recorded counts as a difference: that it was the same cannot be said
     settled_by: str | None = None
     """A condition that says what this one came to: where that is recorded and alike, this one bears on nothing."""
 

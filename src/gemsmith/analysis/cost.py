@@ -16,10 +16,8 @@ class ActualCost:
     price: Rate
     stages: dict[str, float]
     training: float
-    per_million_trained_tokens: float | None
-    """`training` over all real tokens of its steps."""
-    served: BenchCell | None
-    """The cell with the most output tokens/s, where the server ran on that machine."""
+    per_million_trained_tokens: float | None  # `training` over all real tokens of its steps
+    served: BenchCell | None  # the cell with the most output tokens/s, where the server ran on that machine
 
     @property
     def total(self) -> float:
@@ -64,8 +62,7 @@ class Curve(Part):
     trained_usd: tuple[float, float]
     usd_per_hour: tuple[float, float]
     machines: tuple[str, str]
-    break_even_hours: float | None
-    """Where the two cost the same; None: at no time after the start."""
+    break_even_hours: float | None  # where the two cost the same; None: at no time after the start
 
     def usd(self, hours: float) -> tuple[float, float]:
         (first, other), (rate, rate_other) = self.trained_usd, self.usd_per_hour

@@ -17,8 +17,7 @@ from gemsmith.runs.records import Part
 from gemsmith.system.yaml import parse_yaml
 
 MACHINES = ("train:machine", "bench:machine")
-TTFT_RATE = 4.0
-"""Requests a second of the paper's TTFTs."""
+TTFT_RATE = 4.0  # requests a second of the paper's TTFTs
 _BEST = "the best of"
 PAPER = Path(__file__).with_name("arxiv-2605-25645.yaml")
 
@@ -26,26 +25,17 @@ PAPER = Path(__file__).with_name("arxiv-2605-25645.yaml")
 class Claim(Part):
     """One thing that is said of the figures, and what is asked of them to see whether it holds."""
 
-    of: str
-    """The version that says it; so below."""
+    of: str  # the version that says it; so below
     what: str
-    unit: str | None = None
-    """With `what` it names a ratio of the comparison."""
-    ratio: float | None = None
-    """How many times better the first side is."""
-    values: tuple[float, float] | None = None
-    """Of the two sides; beside `ratio`, what that is of."""
-    hours: float | None = None
-    """Of serving."""
-    within: float | None = None
-    """How far apart two numbers are said to be at most, relative."""
-    most_input: int | None = None
-    """Tokens of the loads that this is said of."""
+    unit: str | None = None  # with `what` it names a ratio of the comparison
+    ratio: float | None = None  # how many times better the first side is
+    values: tuple[float, float] | None = None  # of the two sides; beside `ratio`, what that is of
+    hours: float | None = None  # of serving
+    within: float | None = None  # how far apart two numbers are said to be at most, relative
+    most_input: int | None = None  # tokens of the loads that this is said of
     called: str = ""
-    chance: bool = False
-    """Whether the difference is said to be within chance."""
-    alike: tuple[str, ...] = ()
-    """Patterns of conditions that are said to be the same."""
+    chance: bool = False  # whether the difference is said to be within chance
+    alike: tuple[str, ...] = ()  # patterns of conditions that are said to be the same
     side: str | None = None
     machine: str | None = None
     region: str | None = None
@@ -78,22 +68,17 @@ class SweptLength(Part):
     side: str
     input_tokens: int
     output_tokens: int
-    ttft_ms: float | None
-    """At TTFT_RATE; None, as below: not said."""
-    output_tokens_per_s: float | None
-    """The best of all rates."""
+    ttft_ms: float | None  # at TTFT_RATE; None, as below: not said
+    output_tokens_per_s: float | None  # the best of all rates
 
 
 class Reanalysis(Part):
     title: str
     read: str
-    comparison: Comparison
-    """Of its two sides, and of each of them with every run that was put beside them."""
-    figures: dict[str, tuple[str | None, ...]]
-    """What else it reports -> of each side and of each run."""
+    comparison: Comparison  # of its two sides, and of each of them with every run that was put beside them
+    figures: dict[str, tuple[str | None, ...]]  # what else it reports -> of each side and of each run
     swept: tuple[SweptLength, ...]
-    at_catalog: tuple[Curve, ...]
-    """Its hours at the catalog's prices, on demand and spot."""
+    at_catalog: tuple[Curve, ...]  # its hours at the catalog's prices, on demand and spot
     verdicts: tuple[ClaimVerdict, ...]
 
 

@@ -28,8 +28,7 @@ _FEWEST_HALF = 5
 _PROMPTS_APART = 0.02
 _ROUNDED = 0.005
 _WRITTEN_SHARE = 0.75
-ASKED_SHARE = 0.9
-"""A server that gives this share of the tokens that its requests ask for is limited by them."""
+ASKED_SHARE = 0.9  # a server that gives this share of the tokens that its requests ask for is limited by them
 PaysFor = Literal["training", "serving", "both"]
 
 
@@ -124,16 +123,11 @@ class Ratio(Part):
     is_difference: bool = False
     better: Literal["higher", "lower"]
     interval: Range | None = None
-    interval_of: str
-    """What was resampled, or why there is no interval."""
-    pays_for: PaysFor = "both"
-    """Of a cost."""
-    main: bool = False
-    """Whether it stands for its kind."""
-    notes: tuple[str, ...] = ()
-    """What bounds its meaning beside differences; with one it is no headline."""
-    confounded_by: tuple[str, ...] = ()
-    """Conditions that differ, or are not recorded, and bear on it."""
+    interval_of: str  # what was resampled, or why there is no interval
+    pays_for: PaysFor = "both"  # of a cost
+    main: bool = False  # whether it stands for its kind
+    notes: tuple[str, ...] = ()  # what bounds its meaning beside differences; with one it is no headline
+    confounded_by: tuple[str, ...] = ()  # conditions that differ, or are not recorded, and bear on it
 
     @property
     def is_headline(self) -> bool:

@@ -27,8 +27,7 @@ WAYS: tuple[Way, ...] = ("on demand", "spot")
 STALE = ":stale"
 """Ends the name of the condition that a stage's record was made from other settings or records than those there now."""
 _PRECISION = ("dtype", "quantization", "kv_cache_dtype")  # of a server
-Conditions = Iterator[tuple[str, Any]]
-"""Names and values; a value None is not recorded."""
+Conditions = Iterator[tuple[str, Any]]  # names and values; a value None is not recorded
 
 
 class LoadCell(Part):
@@ -38,24 +37,16 @@ class LoadCell(Part):
 
     input_tokens: int
     output_tokens: int
-    request_rate: float | None = None
-    """Requests a second; None: all at once, or as many as `max_concurrency` lets."""
+    request_rate: float | None = None  # requests a second; None: all at once, or as many as `max_concurrency` lets
     max_concurrency: int | None = None
-    asked: str | None = None
-    """Instead of the rate: what a source says of it that gives none."""
-    real_input_tokens: float | None = None
-    """The mean of what was sent, where that is recorded."""
-    requests: int | None = None
-    """How many the numbers are of; None: not said."""
-    unanswered: int = 0
-    """Requests that failed or were cut."""
-    output_tokens_per_s: float | None = None
-    """None, as below: not said of this load."""
-    ttft_ms: float | None = None
-    """The median for runs; of published numbers what they give."""
+    asked: str | None = None  # instead of the rate: what a source says of it that gives none
+    real_input_tokens: float | None = None  # the mean of what was sent, where that is recorded
+    requests: int | None = None  # how many the numbers are of; None: not said
+    unanswered: int = 0  # requests that failed or were cut
+    output_tokens_per_s: float | None = None  # None, as below: not said of this load
+    ttft_ms: float | None = None  # the median for runs; of published numbers what they give
     tpot_ms: float | None = None
-    each: Requests | None = Field(default=None, exclude=True)
-    """The answered requests one by one; None: not recorded."""
+    each: Requests | None = Field(default=None, exclude=True)  # the answered requests one by one; None: not recorded
 
     @property
     def load(self) -> str:
@@ -73,18 +64,14 @@ class LoadCell(Part):
 class SideScore(Part):
     """One task's score, from 0 to 1."""
 
-    task: str
-    """With all that must be the same for two scores to be compared: questions, samples, sampling, k."""
+    task: str  # with all that must be the same for two scores to be compared: questions, samples, sampling, k
     name: str
     value: float
-    low: float | None = None
-    """95 % interval; None: not said."""
+    low: float | None = None  # 95 % interval; None: not said
     high: float | None = None
     questions: int
-    samples: int | None = None
-    """Answers to each question; None, as below: not said, or `by_question` says it."""
-    all_right: int | None = None
-    """Questions whose answers were all right."""
+    samples: int | None = None  # answers to each question; None, as below: not said, or `by_question` says it
+    all_right: int | None = None  # questions whose answers were all right
     none_right: int | None = None
     by_question: dict[str, float] = Field(default_factory=dict)
     """Question -> share of its answers that are right; empty where the record holds none."""
@@ -113,26 +100,19 @@ class Side(Part):
     conditions: dict[str, str | None]
     unproven: tuple[str, ...] = ()
     """Keys of the recipe that are no conditions, since a record may have been made with other values of them."""
-    missing: tuple[str, ...] = ()
-    """What does not exist or cannot be read, a line each."""
+    missing: tuple[str, ...] = ()  # what does not exist or cannot be read, a line each
     real_tokens_per_s: float | None = None
     timed_steps: tuple[tuple[float, float], ...] = Field(default=(), exclude=True)
     """Real tokens and seconds of every step that the speed is of."""
-    losses: tuple[tuple[int, float], ...] = Field(default=(), exclude=True)
-    """Step and loss."""
+    losses: tuple[tuple[int, float], ...] = Field(default=(), exclude=True)  # step and loss
     steps: int | None = None
-    rows: int | None = None
-    """Documents that were kept for training."""
+    rows: int | None = None  # documents that were kept for training
     global_batch_size: int | None = None
-    row_tokens: int | None = None
-    """Positions of a row, padding counted."""
-    tokens: float | None = None
-    """Real tokens that were trained on; None: its speed and hours say."""
+    row_tokens: int | None = None  # positions of a row, padding counted
+    tokens: float | None = None  # real tokens that were trained on; None: its speed and hours say
     train_hours: float | None = None
-    usd: float | None = None
-    """What the source itself says that training cost."""
-    usd_per_million_tokens: float | None = None
-    """The same of a million real tokens."""
+    usd: float | None = None  # what the source itself says that training cost
+    usd_per_million_tokens: float | None = None  # the same of a million real tokens
     cells: tuple[LoadCell, ...] = ()
     served_on: str | None = None
     prompt_token_s: float | None = None

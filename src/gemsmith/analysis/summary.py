@@ -23,8 +23,7 @@ from gemsmith.train.logging import trained_s
 from gemsmith.train.loss_checks import best_evaluation
 
 _NAMED_STEPS = 5
-_READ = ("data", "train", "export", "bench", "eval")
-"""Stages whose numbers are compared; of the plan prices alone are."""
+_READ = ("data", "train", "export", "bench", "eval")  # stages whose numbers are compared; of the plan prices alone are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +39,9 @@ class RunRecords:
     serve: ServeRecord | None
     bench: BenchRecord | None
     eval: EvalRecord | None
-    lm_eval: LmEvalRecord | None
-    """Of lm-evaluation-harness; no stage, so that none need be there."""
+    lm_eval: LmEvalRecord | None  # of lm-evaluation-harness; no stage, so that none need be there
     problems: dict[str, str]
-    left_out: dict[str, str]
-    """Stages that the recipe does not ask for, and why."""
+    left_out: dict[str, str]  # stages that the recipe does not ask for, and why
     stale: tuple[str, ...]
     """Stages whose record was made from another recipe, or from an earlier record that has been replaced since."""
 

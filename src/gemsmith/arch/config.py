@@ -79,8 +79,7 @@ class VisionTower:
     head_dim: int
     clips: bool = False
     """Whether the inputs and outputs of its linear layers are clipped to bounds that the checkpoint has."""
-    standardizes: bool = False
-    """Whether pooled outputs are shifted and scaled by two vectors that the checkpoint has."""
+    standardizes: bool = False  # whether pooled outputs are shifted and scaled by two vectors that the checkpoint has
     patch: int = 16
     pooling: int = 3
     positions: int = 10_240
@@ -154,8 +153,7 @@ class Variant:
     bidirectional_images: bool = False
     model_type: str = "gemma4"
     hub_ids: tuple[str, ...] = ()
-    vision: Vision | None = None
-    """None where a checkpoint holds the text model alone."""
+    vision: Vision | None = None  # None where a checkpoint holds the text model alone
 
     def is_global(self, layer: int) -> bool:
         """Whether the layer attends to the whole context; the last one always does."""

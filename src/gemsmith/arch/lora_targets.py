@@ -54,8 +54,7 @@ def kinds_of(variant: Variant) -> tuple[str, ...]:
 
 
 KINDS = ("nf4", "int8")
-BLOCK = 64
-"""Inputs of an output that have one scale in nf4; else the largest number that divides both."""
+BLOCK = 64  # inputs of an output that have one scale in nf4; else the largest number that divides both
 LEVELS = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,

@@ -16,8 +16,7 @@ EXPERTS = ("expert_gate_up", "expert_down")
 """Roles of the experts' matrices, each of which holds those of all experts of a layer."""
 _MODULES = {kind: f"{'self_attn' if kind in 'qkvo' else 'mlp'}.{kind}_proj" for kind in LORA_KINDS}
 _NORMS = tuple(f"{place}_layernorm" for place in ("input", "post_attention", "pre_feedforward", "post_feedforward"))
-_Row = tuple[str, tuple[int, ...], str]
-"""A tensor's name behind a stem, its shape and role."""
+_Row = tuple[str, tuple[int, ...], str]  # a tensor's name behind a stem, its shape and role
 
 
 @dataclass(frozen=True, kw_only=True)

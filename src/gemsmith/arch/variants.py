@@ -46,8 +46,7 @@ _ALL = (
 VARIANTS: dict[str, Variant] = {variant.name: variant for variant in _ALL}
 
 
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-"""The form of a Hugging Face hub id, owner/name."""
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # the form of a Hugging Face hub id, owner/name
 
 
 def find_variant(name: str) -> Variant:

@@ -34,8 +34,7 @@ EVAL_ROWS = "eval"
 """The folder beside the arrays that has the same files of the rows of data.eval, where training evaluates."""
 IMAGES = "images.jsonl"
 """The file beside the arrays that has a line with the images of each row; of rows of text alone there is none."""
-MOST_BUCKETS = 3
-"""Programs of a run."""
+MOST_BUCKETS = 3  # programs of a run
 _WORTH = 0.05
 
 
@@ -44,8 +43,7 @@ class Batches:
     """Each epoch has every row once, in its own order; a batch may hold the end of one and the start of the next."""
 
     global_batch_size: int
-    total_rows: int
-    """Rows of all steps; the last batch is filled up with rows of padding."""
+    total_rows: int  # rows of all steps; the last batch is filled up with rows of padding
     rows: Rows
     order: "Sequence[int] | grain.MapDataset[int]"
 

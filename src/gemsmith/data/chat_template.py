@@ -256,8 +256,7 @@ class ControlTokens:
     tokenizer: Tokenizer
     texts: Mapping[int, str]
     pattern: re.Pattern[str]
-    marks: np.ndarray
-    """bool by id; the last is False, and stands for all ids above."""
+    marks: np.ndarray  # bool by id; the last is False, and stands for all ids above
     _known: set[tuple[object, ...]] = field(default_factory=set)
 
     def among(self, ids: np.ndarray) -> np.ndarray:

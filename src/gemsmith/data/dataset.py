@@ -38,8 +38,7 @@ class BadRows:
     """Rows of a source that cannot be used: all of them in one answer, by what is wrong with them."""
 
     first: RowError | None = None
-    places: dict[str, list[str]] = field(default_factory=dict)
-    """What is wrong -> where such rows stand."""
+    places: dict[str, list[str]] = field(default_factory=dict)  # what is wrong -> where such rows stand
 
     def add(self, origin: str, error: RowError) -> None:
         """Counts one, which stands at `origin`."""
@@ -73,12 +72,9 @@ class Dataset:
     documents: list[Document]
     ignored_columns: Mapping[str, int] = field(default_factory=dict)
     """Columns that were not read: name -> rows that have a value there."""
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    """Why -> rows that were left out."""
-    warnings: tuple[str, ...] = ()
-    """What a reader must know of the source."""
-    sources: Mapping[str, int] = field(default_factory=dict)
-    """Of several sources, the rows that are taken of each."""
+    dropped: Mapping[str, int] = field(default_factory=dict)  # why -> rows that were left out
+    warnings: tuple[str, ...] = ()  # what a reader must know of the source
+    sources: Mapping[str, int] = field(default_factory=dict)  # of several sources, the rows that are taken of each
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,8 +118,7 @@ def _as_pairs(digests: Iterable[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
-N = 8
-"""Tokens in an n-gram."""
+N = 8  # tokens in an n-gram
 NEAR = {"specification": 0.5, "module": 0.8}
 """The share of a problem's n-grams from which on a row is near. Modules of one kind resemble each other more."""
 _FEWEST = 8
@@ -136,10 +135,8 @@ class Index:
 
     kind: str
     exact: Mapping[tuple[str, ...], str]
-    grams: Mapping[tuple[str, ...], Sequence[str]]
-    """An n-gram that counts -> the problems that have it."""
-    sizes: Mapping[str, int]
-    """How many n-grams of a problem count, where they are enough."""
+    grams: Mapping[tuple[str, ...], Sequence[str]]  # an n-gram that counts -> the problems that have it
+    sizes: Mapping[str, int]  # how many n-grams of a problem count, where they are enough
 
 
 def build_index(kind: str, texts: Mapping[str, str]) -> Index:

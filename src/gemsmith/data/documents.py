@@ -14,14 +14,10 @@ class Document:
 
     messages: tuple[Message, ...]
     origin: str
-    names: tuple[str, ...] = ()
-    """What the row calls its messages: prompt and response. Without any: messages[0], …."""
-    context: int = 0
-    """How many of the first messages are context alone: no answer among them is trained."""
-    tools: Sequence[Mapping[str, Any]] = ()
-    """The functions that the model is told it may call."""
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    """Other columns of the row, where they were asked for."""
+    names: tuple[str, ...] = ()  # what the row calls its messages: prompt and response. Without any: messages[0], …
+    context: int = 0  # how many of the first messages are context alone: no answer among them is trained
+    tools: Sequence[Mapping[str, Any]] = ()  # the functions that the model is told it may call
+    columns: Mapping[str, Any] = field(default_factory=dict)  # other columns of the row, where they were asked for
     images: tuple[ImageInfo, ...] = ()
     """What was found of its images, in the order of its image parts, once they have been looked at."""
 

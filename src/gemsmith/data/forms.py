@@ -17,10 +17,8 @@ _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
 _BESIDE = {"assistant": ("reasoning", "reasoning_content", "tool_calls"), "tool": ("tool_call_id", "name")}
 _BESIDE["model"] = _BESIDE["assistant"]
-TOOLS = "tools"
-"""The column of the functions that a row declares, beside those of any form but raw text."""
-_ANSWERS = ("assistant", "model")
-"""The role of an answer, and what Gemma's own chat format calls it."""
+TOOLS = "tools"  # the column of the functions that a row declares, beside those of any form but raw text
+_ANSWERS = ("assistant", "model")  # the role of an answer, and what Gemma's own chat format calls it
 SPEAKERS = {"human": "user", "user": "user"} | dict.fromkeys(("gpt", *_ANSWERS), "assistant") | {"system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
 _QUESTION_NAMES = ("prompt", "instruction", "question", "query", "task")
@@ -34,8 +32,7 @@ class Turns(NamedTuple):
 
     turns: Sequence[Any]
     names: tuple[str, ...]
-    context: int = 0
-    """How many of the first are context alone: no answer among them is trained."""
+    context: int = 0  # how many of the first are context alone: no answer among them is trained
 
 
 class Form(NamedTuple):
@@ -50,8 +47,7 @@ class Form(NamedTuple):
     optional: tuple[str, ...] = ()
     answer: str | None = None
     """The column that is missing where a row only asks; None: its turns then end with the question."""
-    asks: bool = True
-    """False of text alone, all of which is trained, with no chat template around it."""
+    asks: bool = True  # False of text alone, all of which is trained, with no chat template around it
 
 
 def message_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:

@@ -118,8 +118,7 @@ def drawn_order(documents: int, seed: int) -> list[int]:
 class _Rooms:
     """Rows by the room that is left in them."""
 
-    sizes: list[int] = field(default_factory=list)
-    """Sorted keys of `rows`."""
+    sizes: list[int] = field(default_factory=list)  # sorted keys of `rows`
     rows: dict[int, list[int]] = field(default_factory=dict)
 
     def find(self, length: int, patch_rooms: Sequence[int], patches: int) -> tuple[int, int] | None:

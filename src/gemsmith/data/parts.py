@@ -13,13 +13,11 @@ from gemsmith.system.characters import is_utf_8
 from gemsmith.system.files import expanduser
 from gemsmith.tasks.messages import ImagePart, Part, TextPart, join_texts
 
-IMAGE_COLUMNS = ("image", "images")
-"""Columns of a row beside its texts: an image, or a list of them."""
+IMAGE_COLUMNS = ("image", "images")  # columns of a row beside its texts: an image, or a list of them
 _bad_image = partial(RowError, "unusable image")
 _PARTS = '{"type": "text", "text": ...} or {"type": "image", "path" or "bytes" or "url": ...}'
 _URLS = "only file:// and data: URLs are read: fetch it first"
-PLACEHOLDER = "<image>"
-"""Stands for the next of the row's own images in a text, as LLaVA and LLaMA-Factory write it."""
+PLACEHOLDER = "<image>"  # stands for the next of the row's own images in a text, as LLaVA and LLaMA-Factory write it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +25,7 @@ class ImageSource:
     """Where images of rows come from and go to: relative paths count from `folder`, `keep` makes a file of bytes."""
 
     folder: Path = field(default_factory=Path)
-    keep: Callable[[bytes], str] | None = None
-    """None: bytes stay in memory."""
+    keep: Callable[[bytes], str] | None = None  # None: bytes stay in memory
 
 
 def read_column(row: Mapping[str, Any], origin: str, source: ImageSource) -> tuple[ImagePart, ...]:

@@ -125,16 +125,12 @@ class _Part:
     """Documents in packed rows: those that are trained on, or those of data.eval, of which some may be left out."""
 
     documents: Sequence[Rendered]
-    rows: Sequence[Sequence[int]]
-    """The documents of each packed row."""
-    patches: Sequence[int]
-    """Of each document."""
+    rows: Sequence[Sequence[int]]  # the documents of each packed row
+    patches: Sequence[int]  # of each document
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
-    lengths: Sequence[int]
-    """Tokens of all documents that could be rendered, those that were then too long counted."""
-    hashes: Mapping[str, bytes]
-    """By origin, of all that could be seen, the hashes of their turns."""
+    lengths: Sequence[int]  # tokens of all documents that could be rendered, those that were then too long counted
+    hashes: Mapping[str, bytes]  # by origin, of all that could be seen, the hashes of their turns
 
     @cached_property
     def images(self) -> list[ImageInfo]:

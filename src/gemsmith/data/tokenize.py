@@ -85,8 +85,7 @@ def place_soft_tokens(ids: np.ndarray, counts: Sequence[int], tokens: ImageToken
 
 
 TURN_END = "<turn|>"
-_RESULT_BEGIN = "<|tool_response>"
-"""What the model ends a turn with that calls tools; it is one of its stop ids."""
+_RESULT_BEGIN = "<|tool_response>"  # what the model ends a turn with that calls tools; it is one of its stop ids
 _THOUGHT_BEGIN = "<|channel>"
 
 
@@ -101,8 +100,7 @@ class SplitText(NamedTuple):
     """One sequence of a document."""
 
     pieces: tuple[Piece, ...]
-    messages: tuple[int, ...]
-    """How many of the messages come before each trained piece, and at last how many are in it."""
+    messages: tuple[int, ...]  # how many of the messages come before each trained piece, and at last how many are in it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,8 +110,7 @@ class Rendered:
     ids: np.ndarray
     trained: np.ndarray
     origin: str
-    images: tuple[ImageInfo, ...] = ()
-    """In the order of their soft tokens."""
+    images: tuple[ImageInfo, ...] = ()  # in the order of their soft tokens
 
     @property
     def soft_tokens(self) -> int:
@@ -130,8 +127,7 @@ class Renderer:
     encoder: WordEncoder
     control: ControlTokens
     limits: ProcessLimits | None = None
-    image_tokens: Callable[[], ImageTokenIds]
-    """Asked only for rows with images: a checkpoint of text alone has none."""
+    image_tokens: Callable[[], ImageTokenIds]  # asked only for rows with images: a checkpoint of text alone has none
 
 
 def open_renderer(

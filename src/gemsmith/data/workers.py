@@ -35,8 +35,7 @@ _CHUNK = 512
 # Fewer characters a process than this are rendered before it has read its tokenizer.
 _FEWEST_CHARACTERS = 8_000_000
 _COMMAND = worker_command("gemsmith.data.workers")
-LIMITS = ProcessLimits()
-"""What a template may use."""
+LIMITS = ProcessLimits()  # what a template may use
 
 
 class Packed(NamedTuple):
@@ -47,8 +46,7 @@ class Packed(NamedTuple):
     lengths: list[int]
     origins: list[str]
     images: list[tuple[ImageInfo, ...]]
-    bad: list[tuple[str, RowError]]
-    """Where rows stand that were left out, and why."""
+    bad: list[tuple[str, RowError]]  # where rows stand that were left out, and why
 
 
 def main() -> None:

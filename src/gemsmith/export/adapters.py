@@ -24,8 +24,7 @@ from gemsmith.runs.run import Run, read_record
 
 MODEL = "model_params"
 """Orbax's folder of what was trained within a step's; the moments of the optimizer lie in another."""
-NO_ADAPTER = Adapter(modules={}, rank=1, alpha=1.0)
-"""What is merged where the weights themselves were trained."""
+NO_ADAPTER = Adapter(modules={}, rank=1, alpha=1.0)  # what is merged where the weights themselves were trained
 
 
 def find_step(run: Run, step: int | None = None) -> int:

@@ -49,8 +49,7 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpa
 _BLAS_THREADS = tuple(f"{name}_{{}}_num_threads{end}" for name in ("scipy_openblas", "openblas") for end in ("64_", ""))
 
 FileStates = Mapping[Path, tuple[int, ...]]
-_Read = Callable[[int, int], np.ndarray]
-"""Where a part of a file begins and its length -> its bytes."""
+_Read = Callable[[int, int], np.ndarray]  # where a part of a file begins and its length -> its bytes
 
 
 def check_mergeable(base: Checkpoint, adapter: Adapter) -> None:

@@ -148,8 +148,7 @@ class _Source:
     adapter: Adapter
     step: int | None = None
     dropout: float = 0.0
-    files: merge.FileStates = field(default_factory=dict)
-    """As they were before the adapter was read."""
+    files: merge.FileStates = field(default_factory=dict)  # as they were before the adapter was read
     packages: tuple[str, ...] = PACKAGES
 
 

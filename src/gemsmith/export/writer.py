@@ -91,8 +91,7 @@ class FileWriter(AbstractContextManager["FileWriter"]):
 class _File:
     path: Path
     checksum: "hashlib._Hash" = field(default_factory=hashlib.sha256)
-    size: int = 0
-    """Of what is written so far."""
+    size: int = 0  # of what is written so far
 
     def __post_init__(self) -> None:
         self._file = self.path.open("xb", buffering=0)

@@ -28,8 +28,7 @@ NamedT = TypeVar("NamedT", "Chip", "Machine")
 # Parsing is most of the time that a catalog costs, and LibYAML is ten times faster; not every PyYAML is built with
 # it. It ends the process where a file nests too deeply, so a user's own is read in Python.
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-OLD_DAYS = 90
-"""A price read longer ago than this is marked wherever it is used."""
+OLD_DAYS = 90  # a price read longer ago than this is marked wherever it is used
 _MAKERS = re.compile(r"^(?:nvidia|google|gcp|aws|azure|cloud-tpu|tpu)-(?=[a-z])|^tpu(?=v\d)")
 _COUNT_FIRST = re.compile(r"(\d+)-?x?-?([a-z].*)")
 _SLICES = re.compile(r"([1-9]\d*)-?x-?([a-z0-9].*)")
@@ -46,13 +45,10 @@ class Chip:
     hbm_bytes: int
     flops_per_s: float
     hbm_bytes_per_s: float
-    clock_hz: float | None = None
-    """What turns a compiler's cycles into seconds; None where no plan reads cycles."""
+    clock_hz: float | None = None  # what turns a compiler's cycles into seconds; None where no plan reads cycles
     link_bytes_per_s: float | None = None
-    dcn_bytes_per_s: float | None = None
-    """None where slices are not joined."""
-    devices: int = 1
-    """What JAX calls devices, in one chip."""
+    dcn_bytes_per_s: float | None = None  # None where slices are not joined
+    devices: int = 1  # what JAX calls devices, in one chip
     efficiency_low: float
     efficiency_high: float
     efficiency_source: str
@@ -94,8 +90,7 @@ class Machine:
 
     name: str
     chip: Chip
-    chips: int
-    """Of all slices; so are hosts."""
+    chips: int  # of all slices; so are hosts
     hosts: int = 1
     interconnect_bytes_per_s: float | None = None
     """What one chip can receive from the others of its slice; None for a single chip."""
@@ -104,20 +99,17 @@ class Machine:
     checked: bool = True
     prices: tuple[Price, ...] = ()
     also: tuple[str, ...] = ()
-    topology: str = ""
-    """What libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it."""
+    topology: str = ""  # what libtpu calls it, such as v5p:2x2x1; empty where steps are not compiled for it
     measured_low: float | None = None
     """Share of the peak that matmuls came to in the slowest training measured on it; None: none was."""
-    measured_high: float | None = None
-    """The same of the fastest."""
+    measured_high: float | None = None  # the same of the fastest
     measured_source: str = ""
     measured_date: str = ""
     served_decode_low: float | None = None
     """Share of the roofline that a decode step came to in the slowest of the load tests on it; None: there was none. On
     a CPU, whose row has no peak of its memory, it may be above 1."""
     served_decode_high: float | None = None
-    served_prefill_low: float | None = None
-    """The same of a prompt's prefill."""
+    served_prefill_low: float | None = None  # the same of a prompt's prefill
     served_prefill_high: float | None = None
     served_source: str = ""
     served_date: str = ""

@@ -26,14 +26,12 @@ THUMBNAIL_SIDE, _THUMBNAIL_QUALITY = 96, 80
 class ImageInfo:
     """A file that holds an image, and what was found when it was looked at."""
 
-    path: str
-    """Empty where the bytes came without a file."""
+    path: str  # empty where the bytes came without a file
     sha256: str
     width: int
     height: int
     soft_tokens: int
-    animated: bool = False
-    """Whether it has further frames, which are not read."""
+    animated: bool = False  # whether it has further frames, which are not read
 
 
 def validate_image(source: str | bytes, patching: PatchConfig) -> ImageInfo:

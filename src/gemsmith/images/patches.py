@@ -13,20 +13,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-BUDGETS = (70, 140, 280, 560, 1120)
-"""Soft tokens of an image at most, that the processor allows."""
+BUDGETS = (70, 140, 280, 560, 1120)  # soft tokens of an image at most, that the processor allows
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig:
     """How a model cuts images up; the defaults are those of every published Gemma 4."""
 
-    budget: int = 280
-    """Soft tokens of an image at most."""
-    patch: int = 16
-    """Pixels of a patch's side."""
-    pooling: int = 3
-    """Patches of a soft token's side."""
+    budget: int = 280  # soft tokens of an image at most
+    patch: int = 16  # pixels of a patch's side
+    pooling: int = 3  # patches of a soft token's side
     merged: bool = False
     """Whether the model takes the patches of a soft token as one (`gemma4_unified`, which has no tower)."""
     positions: int | None = None
@@ -57,8 +53,7 @@ class Patches:
 
     values: np.ndarray
     """float32 of shape (P, patching.dimension), from 0 to 1: row, column and channel of a patch, row by row."""
-    positions: np.ndarray
-    """int32 of shape (P, 2)."""
+    positions: np.ndarray  # int32 of shape (P, 2)
     soft_tokens: int
 
 

@@ -14,8 +14,7 @@ import yaml
 from gemsmith.errors import InputError
 from gemsmith.launch.provider import WORD, ChosenOptions, Command, LaunchRecord, LaunchRequest, PreflightCheck, Resource
 
-_QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")
-"""In the name of the quota that Cloud Run's rendered job draws on."""
+_QUOTA = re.compile(r"RtxPro6000.*NoZonalRedundancy")  # in the name of the quota that Cloud Run's rendered job draws on
 _Values = Mapping[str, Any]
 
 

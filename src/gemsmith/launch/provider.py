@@ -86,8 +86,7 @@ class LaunchRecord(ChosenOptions):
     """A launch: where it went, and all that status, logs, fetch, stop and clean need to find it again."""
 
     schema_version: int = SCHEMA_VERSION
-    state: Literal["submitting", "submitted", "failed", "cleaned"]
-    """`submitting` and `failed`: some of it may be there."""
+    state: Literal["submitting", "submitted", "failed", "cleaned"]  # `submitting` and `failed`: some of it may be there
     target: str
     root: str  # gs://bucket/folder/NAME
     usd_per_hour: float
@@ -155,8 +154,7 @@ class LaunchInputs:
     copies: Mapping[str, str]  # a local file or folder -> where it goes, below the run's folder in the bucket
     rows: str | None = None  # where the machine finds those to answer
     images: tuple[ImageShards, ...] = ()  # those that rows name, which are packed for the way
-    weights_bucket: str | None = None
-    """The bucket of the base, where it is mounted: the machine reads it in place."""
+    weights_bucket: str | None = None  # the bucket of the base, where it is mounted: the machine reads it in place
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,7 @@ _DEPTHS: tuple[Depth, ...] = ("names", "here", "all")
 class Finding(NamedTuple):
     state: Literal["ok", "fails", "skipped"]
     check: str
-    detail: str
-    """What was found; where it fails, the error's own line with its remedy."""
+    detail: str  # what was found; where it fails, the error's own line with its remedy
 
 
 class _SkippedError(Exception):
@@ -57,12 +56,9 @@ class Case:
 
 class Preflight(NamedTuple):
     find: Callable[[Case], str]
-    stages: Collection[str]
-    """Those that it would stop."""
-    depth: Depth
-    """From which depth on it is asked."""
-    resolved: bool = False
-    """Whether it needs the values that are derived from a recipe."""
+    stages: Collection[str]  # those that it would stop
+    depth: Depth  # from which depth on it is asked
+    resolved: bool = False  # whether it needs the values that are derived from a recipe
 
 
 def find_problems(run: Run, stages: Collection[str], depth: Depth = "here") -> dict[str, tuple[str, InputError]]:

@@ -23,13 +23,11 @@ from gemsmith.runs.run import Run, find_run, host_info, read_record
 from gemsmith.system.files import write_text
 from gemsmith.train.logging import timed_steps
 
-LEAST_STEPS = 10
-"""Beside the first, which warms up."""
+LEAST_STEPS = 10  # beside the first, which warms up
 UNSTEADY = 1.5
 """The slowest tenth of steps over the fastest, beyond which they tell what else the machine did; the demo's on a shared
 machine have 1.46 (benchmarks/records/demo/train.json)."""
-DRIFT = 1.25
-"""The same of the medians of a training's halves, which have 1.13 there."""
+DRIFT = 1.25  # the same of the medians of a training's halves, which have 1.13 there
 WHAT = {"matmuls": "measured", "decode": "served_decode", "prefill": "served_prefill"}
 """What reaches a share -> how the catalog's keys of it begin."""
 

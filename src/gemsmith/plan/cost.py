@@ -13,8 +13,7 @@ LOAD_BYTES_PER_S = (1e9, 0.2e9)
 COMPILE_S = {"tunix": (180.0, 480.0), "trl": (5.0, 60.0), "cpu": (8.0, 14.0)}
 """tunix: the first step of the 31B on v5p-8, 3 to 8 minutes (arXiv 2605.25645, read 2026-11-23); XLA takes one core 103
 to 430 s (docs/log/compile-and-xla.md). trl: assumed; cpu: the first step of tiny models (docs/log/cpu.md)."""
-PREEMPTION_HOURS = 6.0
-"""A machine on spot is taken away once in so many hours, at worst; at best never. Assumed."""
+PREEMPTION_HOURS = 6.0  # a machine on spot is taken away once in so many hours, at worst; at best never. Assumed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,18 +16,15 @@ from gemsmith.system.files import expanduser, regular_file
 from gemsmith.system.json import parse_json
 from gemsmith.tasks import find_generator, is_task_file
 
-PRICED_STEPS = 1000
-"""What hours and dollars are for where the number of steps cannot be told."""
+PRICED_STEPS = 1000  # what hours and dollars are for where the number of steps cannot be told
 BYTES_PER_TOKEN = 3.5
 """Of a JSONL file of text and code, its keys and quotes counted; assumed where there is no tokenizer here."""
-FILLED_SHARE = 0.95
-"""Of the positions of packed rows; assumed."""
+FILLED_SHARE = 0.95  # of the positions of packed rows; assumed
 SAMPLE_BYTES, SAMPLE_ROWS = 1 << 22, 300
 """Of a file, that its documents are counted by; and of it or of made rows, that the tokenizer sees."""
 StepCount = tuple[int | None, str]
 _COLUMNS = ("image", "images")
-_TEXT_TOKENS = 40
-"""Of a row of a folder of images, beside its image: the template's, the prompt and the class; assumed."""
+_TEXT_TOKENS = 40  # of a row of a folder of images, beside its image: the template's, the prompt and the class; assumed
 
 
 def count_steps(recipe: Recipe, data: DataRecord | None = None) -> StepCount:
@@ -135,8 +132,7 @@ class ImageCount(NamedTuple):
 
     images: ImageWork | None
     reasons: tuple[str, ...] = ()
-    in_prompt: int = 0
-    """Those of one document, before documents are packed."""
+    in_prompt: int = 0  # those of one document, before documents are packed
 
 
 def count_images(recipe: Recipe, variant: Variant, data: DataRecord | None = None) -> ImageCount:

@@ -18,16 +18,14 @@ from gemsmith.recipe.checks import check_recipe
 from gemsmith.recipe.load import with_values
 from gemsmith.recipe.schema import Recipe
 
-DTYPES = ("float32", "bfloat16", "int8", "nf4")
-"""Of the base, from the largest to the smallest."""
+DTYPES = ("float32", "bfloat16", "int8", "nf4")  # of the base, from the largest to the smallest
 KEYS = ("train.remat", "train.mesh", "train.gradient_accumulation_steps", "train.global_batch_size", "train.dtype")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fix:
     recipe: Recipe
-    changes: dict[str, Any]
-    """Keys of the recipe -> values, as JSON has them."""
+    changes: dict[str, Any]  # keys of the recipe -> values, as JSON has them
     choice: Choice
 
 

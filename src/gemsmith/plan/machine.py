@@ -23,10 +23,8 @@ from gemsmith.runs.plan_records import MachinePlan, PlanFix
 from gemsmith.runs.records import Range
 
 RUNTIME, PROCESS = "runtime", "process"
-SET_MESH = "set train.mesh to"
-"""How the note begins that says that training would not choose this mesh by itself."""
-CHECKPOINT_BYTES = 2
-"""Of a number in a checkpoint, whatever train.dtype makes of it."""
+SET_MESH = "set train.mesh to"  # how the note begins that says that training would not choose this mesh by itself
+CHECKPOINT_BYTES = 2  # of a number in a checkpoint, whatever train.dtype makes of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +32,12 @@ class Asked:
     """What is planned, whatever the machine."""
 
     recipe: Recipe
-    work_in: Callable[[str], StepCost]
-    """One step with the base in a dtype."""
+    work_in: Callable[[str], StepCost]  # one step with the base in a dtype
     steps: int
-    evaluations: tuple[int, int | None]
-    """How many, and the batches of each."""
-    tokens: float | None
-    """Real ones of a step."""
+    evaluations: tuple[int, int | None]  # how many, and the batches of each
+    tokens: float | None  # real ones of a step
     today: date
-    limits: Limits | None
-    """Within which the step is compiled; None: by formula alone."""
+    limits: Limits | None  # within which the step is compiled; None: by formula alone
 
     @property
     def work(self) -> StepCost:

@@ -14,8 +14,7 @@ from gemsmith.hardware.model.step_time import StepTime, step_time
 from gemsmith.recipe.backends import BACKENDS, Remat
 from gemsmith.recipe.schema import Mesh, Recipe
 
-USABLE_SHARE = 0.95
-"""Of a chip's memory: allocators lose some to fragments, and the formula knows nothing finer."""
+USABLE_SHARE = 0.95  # of a chip's memory: allocators lose some to fragments, and the formula knows nothing finer
 GIB = 2**30
 
 

@@ -23,8 +23,7 @@ from gemsmith.serve.vllm_checks import tpu_warnings
 from gemsmith.serve.vllm_issues import CPU_KV_BYTES
 from gemsmith.system.format import rough, span
 
-MOST_REQUESTS = 256
-"""Requests that vLLM takes into a batch at once, unless told otherwise (max_num_seqs)."""
+MOST_REQUESTS = 256  # requests that vLLM takes into a batch at once, unless told otherwise (max_num_seqs)
 DECODE_SHARE = {"tpu": (0.25, 0.6), "gpu": (0.5, 0.97)}
 """Of the roofline, that a decode step reaches: TPOTs of arXiv 2605.25645 for Gemma 4 31B come to 0.26 to 0.59 on v6e-8
 and 0.52 to 0.66 on 2xH100; on an RTX PRO 6000 one stream at 24.1 tokens/s comes to 0.94, and 494 tokens/s of as many
@@ -33,17 +32,14 @@ PREFILL_SHARE = {"gpu": 0.8}
 """Of the peak, that a prompt's matmuls reach at best, where that is more than training's: 6,352 tokens/s of a prompt of
 1,024 on an RTX PRO 6000 are 0.76 (CARD: huggingface.co/LilaRest/gemma-4-31B-it-NVFP4-turbo, its column of the 31B in
 bfloat16, read 2026-11-23). benchmarks/records/plan_accuracy.json has the ranges beside all that was published."""
-STREAMED_MS = 0.1
-"""A TPOT below says that answers came in one piece, so that TTFT is the time of the whole request."""
-ALONE = 2.0
-"""Requests under way, on average, up to which a TTFT is that of a prompt by itself."""
+STREAMED_MS = 0.1  # a TPOT below says that answers came in one piece, so that TTFT is the time of the whole request
+ALONE = 2.0  # requests under way, on average, up to which a TTFT is that of a prompt by itself
 WEIGHT_BYTES_PER_S = {"mount": (LOAD_BYTES_PER_S[0], 52e6), "stream": (6.7e9, 0.8e9)}
 """From a bucket to the chips, at best and at worst, by --load of `gemsmith launch`. These, and the seconds below, are
 published or assumed: docs/how-to/plan.md has each source (read 2026-11-26)."""
 IMAGE_S = {"cloud-run": (6.0, 20.0), "node": (10.0, 120.0)}
 WARM_UP_S = {"tpu": (480.0, 600.0), "gpu": (40.0, 180.0), "cpu": (31.0, 92.0)}
-Shares = dict[str, tuple[float, ...]]
-"""Of the roofline, by decode and prefill: those of one load test's cells."""
+Shares = dict[str, tuple[float, ...]]  # of the roofline, by decode and prefill: those of one load test's cells
 
 
 def plan_serving(recipe: Recipe, variant: Variant, machine: Machine, in_prompt: int = 0) -> list[ServingPlan]:

@@ -33,8 +33,7 @@ from gemsmith.system.files import sha256_file, write_text
 
 ALL = "all"
 Sort = Literal["usd", "hours"]
-MOST_SWEPT = 200
-"""Plans of one sweep: some seconds."""
+MOST_SWEPT = 200  # plans of one sweep: some seconds
 
 
 def assumptions_of(work: StepCost, recipe: Recipe) -> tuple[str, ...]:
@@ -197,8 +196,7 @@ class SweptPlan:
 
     values: tuple[str, ...]
     machine: MachinePlan
-    tokens_per_s: Range
-    """Positions of full rows, low and high."""
+    tokens_per_s: Range  # positions of full rows, low and high
     usd_per_million: Range | None
     """Of those positions, at the price on demand; None where it does not fit or has no price."""
 

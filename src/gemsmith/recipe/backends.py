@@ -26,8 +26,7 @@ OptimizationSwitch = Literal["auto", "off"]
 LANES = 128
 """Numbers that a TPU's vector unit works on at a time: the kernels' heads and blocks of rows are multiples of this."""
 LOGIT_TOKENS = 1024  # tokens whose logits a device holds at once: 1.07 GB in fp32 with a vocabulary of 262,144
-MAX_IMAGE_TOKENS = 1120
-"""Soft tokens of one image at most: Gemma 4's image processor makes 70, 140, 280, 560 or 1120."""
+MAX_IMAGE_TOKENS = 1120  # soft tokens of one image at most: Gemma 4's image processor makes 70, 140, 280, 560 or 1120
 TOKENS_OF_A_BUCKET = 32
 
 # Scores of one block are B x H x Q x M in fp32: 0.03 GB for a row of 4096 in the 31B on CPU, where all of L x L would
@@ -51,8 +50,7 @@ class Backend:
     dtypes: tuple[str, ...]
     mesh_axes: tuple[str, ...]
     chips: tuple[str, ...]  # kinds of the hardware catalog that it runs on
-    lacks: Mapping[str, str]
-    """Keys of train that stay at their defaults, each with the reason as an error gives it."""
+    lacks: Mapping[str, str]  # keys of train that stay at their defaults, each with the reason as an error gives it
     buckets: bool  # whether train.checkpoint_folder may be gs://bucket/folder
     splits_quantized: bool  # whether a quantized base may be split over several devices
     quantises_experts: bool
@@ -97,12 +95,10 @@ class Optimizations:
     Gains are of XLA's cycle estimates for TPUs (docs/log), on no TPU confirmed. They change results by rounding alone.
     """
 
-    fuses_lora: bool = False
-    """A projection and its adapter are one matmul, where the result is wider than the input."""
+    fuses_lora: bool = False  # a projection and its adapter are one matmul, where the result is wider than the input
     heads_kernel: bool = True
     """With splash attention, one Pallas kernel splits heads off and gives them QK-norm and RoPE."""
-    chains: bool = True
-    """A block of layers is recomputed from its first layer's input, where `chains_layers` allows it."""
+    chains: bool = True  # a block of layers is recomputed from its first layer's input, where `chains_layers` allows it
     in_turn: bool = True
     """A layer is recomputed no sooner than its gradient is there: an optimization barrier keeps the order."""
     isolates_matmuls: bool = True

@@ -23,8 +23,7 @@ Steps = Annotated[int, Field(gt=0, le=10_000_000)]
 RowCount = Annotated[int, Field(gt=0, le=100_000_000)]  # rows of a dataset
 TokenCount = Annotated[int, Field(gt=0, le=2**20)]
 """Tokens of one text: four times what the largest Gemma 4 reads; the bound of the model itself is checked later."""
-AtOnce = Annotated[int, Field(gt=0, le=16_384)]
-"""Requests under way at once: each holds a connection, and so a port."""
+AtOnce = Annotated[int, Field(gt=0, le=16_384)]  # requests under way at once: each holds a connection, and so a port
 InputPath = Annotated[T, Says(path=True)]
 OfPlan = Annotated[T, Says("plan bench")]
 AsServed = Annotated[T, Says("plan serve bench eval")]

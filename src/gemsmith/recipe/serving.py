@@ -40,8 +40,7 @@ class Grid:
     fewest: int
     most: int
     arrivals_s: float
-    exact: Mapping[Load, int] = field(default_factory=dict)
-    """Loads of which so many are sent instead, with no warm-up."""
+    exact: Mapping[Load, int] = field(default_factory=dict)  # loads of which so many are sent instead, with no warm-up
 
 
 def _loads(lengths: Iterable[tuple[int, int]], rates: Iterable[float], at_once: int | None = None) -> tuple[Load, ...]:

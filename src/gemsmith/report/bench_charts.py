@@ -17,12 +17,10 @@ from gemsmith.system.format import count, decimal, percent, usd
 
 _MOST_RANGES = 3  # input lengths; with more of them the bars to p90 and p99 hide each other, and the table has them
 _RING = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.4, "linestyle": "none"}
-_Load = tuple[float, float]
-"""Requests/s asked for, and how many at once; infinite: no limit."""
+_Load = tuple[float, float]  # requests/s asked for, and how many at once; infinite: no limit
 _LEAST_HOURS, _MOST_HOURS = 24.0, 24.0 * 30
 _MOST_SMOOTHED = 400
-_COST_POINTS = 24
-"""Of a line that is straight; its ends and the break-even are among them."""
+_COST_POINTS = 24  # of a line that is straight; its ends and the break-even are among them
 
 
 @dataclass(frozen=True, kw_only=True)

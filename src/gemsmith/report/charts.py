@@ -30,8 +30,7 @@ MARKERS = ("o", "s", "D", "^", "v", "P")
 WIDTH, HEIGHT = 440, 236
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 _STYLE = Path(__file__).parent / "templates" / "charts.mplstyle"
-Point = tuple[float, float, str]
-"""x and y in units of the axes, and what is said of it."""
+Point = tuple[float, float, str]  # x and y in units of the axes, and what is said of it
 _MOST_POINTS = 800
 _MOST_MARKS = 200
 _DOTS: Mapping[str, Any] = {"marker": "o", "markersize": 4.5}
@@ -114,12 +113,10 @@ class Chart:
     title: str
     unit: str
     svg: str
-    alt: str
-    """What the chart shows, for those who cannot see it."""
+    alt: str  # what the chart shows, for those who cannot see it
     legend: tuple[tuple[str, str, str], ...] = ()
     """Name of the color's variable, kind of mark (line, thin, dash, dots, range, ring), words."""
-    rows: bool = False
-    """Whether the pointer chooses a point by its height first, as where each row is something else."""
+    rows: bool = False  # whether the pointer chooses a point by its height first, as where each row is something else
     points: str = "[]"
     """JSON of [x, y, words] in units of the SVG, in the order in which the arrow keys go through them."""
 
@@ -150,15 +147,11 @@ class Line:
 
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    """Instead of a line upright bars, each from there to `y`."""
-    color: str
-    """The name of its variable; so below."""
+    low: Sequence[float] | None = None  # instead of a line upright bars, each from there to `y`
+    color: str  # the name of its variable; so below
     style: Mapping[str, Any] = field(default_factory=dict)
-    words: str = ""
-    """In the legend."""
-    mark: str = "line"
-    """The kind of mark there."""
+    words: str = ""  # in the legend
+    mark: str = "line"  # the kind of mark there
 
 
 def line_chart(

@@ -32,11 +32,9 @@ class Tile:
     question: str
     answer: str | None
     lines: tuple[str, ...]
-    before: str | None = None
-    """What it was at first, where the answer is a change."""
+    before: str | None = None  # what it was at first, where the answer is a change
     unit: str = ""
-    mood: str = ""
-    """good, bad or mild, where the answer is one of these."""
+    mood: str = ""  # good, bad or mild, where the answer is one of these
     estimated: bool = False
 
 

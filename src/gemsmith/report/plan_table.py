@@ -12,8 +12,7 @@ from gemsmith.runs.records import Range
 GIB = 2**30
 HEADINGS = ("machine", "mesh", "fits", "memory, GiB/chip", "hours", "USD", "USD/M tok")
 SERVING_HEADINGS = ("machine", "dtype", "tp", "memory", "at once", "prefill ms", "token ms", "out tok/s", "USD/M out")
-BAR = 8
-"""Letters that a chip's memory is wide."""
+BAR = 8  # letters that a chip's memory is wide
 PARTS = {
     "frozen weights": ("W", "weights", "s1"),
     "adapters": ("A", "adapters, moments, gradients", "s2"),
@@ -25,14 +24,12 @@ PARTS = {
     RUNTIME: ("r", "the runtime's", "line-strong"),
 }
 """A part of the memory -> its letter in the bar, what the page shows it as, and the color there."""
-OTHER = ("L", "the layer or loss at hand", "s4")
-"""The same of all other parts."""
+OTHER = ("L", "the layer or loss at hand", "s4")  # the same of all other parts
 LEGEND = (
     "memory: W frozen weights, A what is trained with moments and gradients, S saved activations,\n"
     "L the layer or loss at hand, r the runtime's, . free, > more than there is"
 )
-DETAILED = 3
-"""With more machines than this, notes are left to --json."""
+DETAILED = 3  # with more machines than this, notes are left to --json
 _WORDS = 4  # columns of words stand to the left, those of numbers to the right
 
 

@@ -38,19 +38,13 @@ class RunRow:
     name: str
     path: Path
     state: State
-    stage: str | None
-    """The last that has a record."""
-    loss: float | None = None
-    """Of the last step."""
-    score: float | None = None
-    """The tuned model's."""
-    speed: float | None = None
-    """Real tokens/s."""
-    cost: float | None = None
-    """USD of training, on demand, by the plan's price."""
+    stage: str | None  # the last that has a record
+    loss: float | None = None  # of the last step
+    score: float | None = None  # the tuned model's
+    speed: float | None = None  # real tokens/s
+    cost: float | None = None  # USD of training, on demand, by the plan's price
     started: str | None = None
-    problem: str | None = None
-    """Why it is damaged or failed, in a line."""
+    problem: str | None = None  # why it is damaged or failed, in a line
 
     def as_json(self) -> dict[str, Any]:
         """Its fields, as JSON has them: no NaN."""

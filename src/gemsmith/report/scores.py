@@ -13,8 +13,7 @@ from gemsmith.report.tables import Table
 from gemsmith.runs import eval_records as records
 from gemsmith.system.format import count, counts, decimal, p_value, signed
 
-MOST_CHARACTERS = 2_000
-"""Of one text of an example. A page must stay small enough to send, whatever the rows hold."""
+MOST_CHARACTERS = 2_000  # of one text of an example. A page must stay small enough to send, whatever the rows hold
 MOST_EXAMPLES = 12
 MODELS = ("base", "tuned")
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")

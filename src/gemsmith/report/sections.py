@@ -254,10 +254,8 @@ class StageSpan:
     name: str
     start_s: float
     seconds: float
-    inner: bool = False
-    """Part of the stage above it."""
-    reckoned: bool = False
-    """From what others took, not timed itself."""
+    inner: bool = False  # part of the stage above it
+    reckoned: bool = False  # from what others took, not timed itself
     missing: bool = False
 
 

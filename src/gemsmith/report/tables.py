@@ -25,8 +25,7 @@ from gemsmith.runs.stages import STAGES
 from gemsmith.system.console import open_console
 from gemsmith.system.format import count, counts, decimal, duration, fraction, interval, percent, price, size, span, usd
 
-_Lines = Iterator[tuple[str, ...]]
-"""What, its value, and where it is not plain, the style of that."""
+_Lines = Iterator[tuple[str, ...]]  # what, its value, and where it is not plain, the style of that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +35,8 @@ class Table:
     title: str = ""
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Text]]
-    right: Sequence[str] = ()
-    """Columns of numbers."""
-    whole: Sequence[str] = ()
-    """Columns whose cells stay on one line."""
+    right: Sequence[str] = ()  # columns of numbers
+    whole: Sequence[str] = ()  # columns whose cells stay on one line
 
     def to_rich(self) -> RichTable:
         title = Text(self.title) if self.title else None

@@ -18,8 +18,7 @@ class ServerLoad(Part):
     """What the server's /metrics said of it during a cell, sampled once a second."""
 
     samples: int
-    running_mean: float | None = None
-    """Requests in the batch; None, here and below, where the server does not tell."""
+    running_mean: float | None = None  # requests in the batch; None, here and below, where the server does not tell
     running_max: float | None = None
     waiting_mean: float | None = None  # requests that wait for room in the batch
     waiting_max: float | None = None
@@ -81,8 +80,7 @@ class BenchCell(Part):
     warmup_failures: dict[str, int] = Field(default_factory=dict)
     failures: dict[str, int] = Field(default_factory=dict)
     """Why requests, those that failed and those cut, are not completed: cause, such as `http 429` -> count."""
-    goodput: float | None = None
-    """Share of all measured requests that were completed within the SLO; None without one."""
+    goodput: float | None = None  # share of all measured requests that were completed within the SLO; None without one
     good_requests_per_s: float | None = None
     probe: bool = False  # of the search for the rate of saturation, not of the grid
     server: ServerLoad | None = None  # None where the server has no metrics
@@ -94,8 +92,7 @@ class BenchCell(Part):
 class BenchImages(Part):
     """What the requests of a load test with images hold; numbers are means of a request."""
 
-    rows: int
-    """Of data.eval, which requests go through in turn; in a cell none comes twice before all have come."""
+    rows: int  # of data.eval, which requests go through in turn; in a cell none comes twice before all have come
     distinct: int  # images in them
     images_per_request: float
     soft_tokens: float

@@ -204,8 +204,7 @@ class AnswersRecord(Part):
     simulator: str
     sandbox: bool
     problems: tuple[ProblemScore, ...]
-    left_out: int = 0
-    """Problems with answers that can be judged none of here (`ungraded` says why), which do not count."""
+    left_out: int = 0  # problems with answers that can be judged none of here (`ungraded` says why), which do not count
     unanswered: int  # problems of the dataset without an answer, which do not count
     pass_at: tuple[PassAt, ...]
 
@@ -240,8 +239,7 @@ class PredictRecord(Part):
     sampling: dict[str, Any]
     failed: dict[str, int]  # rows without an answer, by reason
     cut: int  # answers that reached the limit of tokens before they had ended
-    asked: int
-    """Answers that this start asked for: the others were kept by earlier ones, or are those of equal rows."""
+    asked: int  # answers that this start asked for: the others were kept by earlier ones, or are those of equal rows
     asked_s: float  # from the first request to the last answer; of shards that were joined, the sum
     asked_tokens: int | None  # tokens of those answers, where the server says so
     retries: dict[str, int]  # requests that were sent again, by reason

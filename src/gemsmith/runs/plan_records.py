@@ -31,8 +31,7 @@ class CompiledStep(Part):
     step_s: Range | None = None
     """Low: all collectives hidden. High: that of the program as scheduled times what the only published run took
     more, or with none hidden, whichever is longer."""
-    program_s: dict[str, float] = Field(default_factory=dict)
-    """The program's own, by what is taken of its collectives."""
+    program_s: dict[str, float] = Field(default_factory=dict)  # the program's own, by what is taken of its collectives
     unpriced: tuple[str, ...] = ()  # operations that no time is known of
     cpu_s: float = 0.0
     disk_bytes: int = 0  # by the compiler's process at most
@@ -57,8 +56,7 @@ class MachinePlan(Part):
     hbm_limit_bytes_per_chip: int
     parts: dict[str, int] = Field(default_factory=dict)
     """What is held at the peak -> its bytes a chip, and `runtime`, which is set aside beside the peak."""
-    exceeded_by: str | None = None
-    """The part with which the chip's memory was no longer enough; None where it is."""
+    exceeded_by: str | None = None  # the part with which the chip's memory was no longer enough; None where it is
     step_s: Range  # estimated
     measured: str | None = None  # the trainings on this machine that `step_s` rests on; None: on none
     startup_s: dict[str, Range] = Field(default_factory=dict)
@@ -98,8 +96,7 @@ class ServingPlan(Part):
     weights_bytes_per_chip: int | None = None
     kv_room_bytes_per_chip: int | None = None  # what is left for keys and values
     kv_bytes_per_request: int | None = None  # on each chip that holds a part of it, at its full length
-    requests: int | None = None
-    """At once, in all copies: as many as there is room for, and as vLLM takes into a batch."""
+    requests: int | None = None  # at once, in all copies: as many as there is room for, and as vLLM takes into a batch
     prefill_s: Range | None = None  # of a prompt, alone
     decode_step_s: Range | None = None  # a token for each request
     output_tokens_per_s: Range | None = None  # with so many requests always under way

@@ -98,8 +98,7 @@ class DataRecord(Record):
     dropped: dict[str, int]
     """Why -> rows: too_long, too_many_patches, limit, held_out, or `row` or `image` and what is wrong with it."""
     ignored_columns: dict[str, int] = {}  # columns that were not read -> rows that have a value there
-    sources: dict[str, int] = {}
-    """Where data.train names several: source -> rows that were taken of it, by its weight."""
+    sources: dict[str, int] = {}  # where data.train names several: source -> rows that were taken of it, by its weight
     packed_rows: int
     tokens: int
     supervised_tokens: int
@@ -116,8 +115,7 @@ class DataRecord(Record):
     """Rows that data.eval named then whose prompt is also trained on; None where it named none."""
     held_out: HeldOut | None = None
     eval_rows: EvalRows | None = None  # None without train.eval_steps
-    images: int = 0
-    """Places of images in the documents that are trained on; an image in two of them counts twice."""
+    images: int = 0  # places of images in the documents that are trained on; an image in two of them counts twice
     soft_tokens: int = 0  # of these, and part of `tokens`
     most_patches: int = 0  # patches of a packed row at most
     most_images: int = 0  # images of a packed row at most
@@ -244,12 +242,10 @@ class FileSum(Part):
 
 class ExportRecord(Record):
     stage: ClassVar[str] = "export"
-    source: str = "run"
-    """Where the adapter came from: `run`, or the PEFT folder or Tunix checkpoint that was given."""
+    source: str = "run"  # where the adapter came from: `run`, or the PEFT folder or Tunix checkpoint that was given
     step: int | None  # the saved step, where it came from one
     base: str = ""
-    base_sha256: str = ""
-    """The base's fingerprint; that of the one trained on is compared with it where it is known."""
+    base_sha256: str = ""  # the base's fingerprint; that of the one trained on is compared with it where it is known
     adapter: tuple[FileSum, ...]
     merged: tuple[FileSum, ...]
     merged_into: Literal["trained", "original"] = "original"

@@ -20,8 +20,7 @@ from gemsmith.system.files import expanduser
 
 _FIRST_REQUEST = 128
 """What the stage `serve` asks first: a prompt of 40 tokens, a chat template's dozen, and an answer of 64."""
-_PROMPT_ROOM = 64
-"""With less than this left for the prompt, the default of eval.max_tokens is taken to be too much."""
+_PROMPT_ROOM = 64  # with less than this left for the prompt, the default of eval.max_tokens is taken to be too much
 
 
 def derive_lengths(recipe: Recipe, variant: Variant) -> list[ResolvedValue]:

@@ -18,8 +18,7 @@ class Stage:
 
     record: type[Record]
     upstream: tuple[str, ...] = ()  # the earlier stages whose records it reads
-    function: str
-    """MODULE:NAME. Imported one at a time: jax, torch and matplotlib are there only while they are needed."""
+    function: str  # MODULE:NAME. Imported one at a time: jax, torch and matplotlib are there only while they are needed
     needs_server: bool = False
 
 

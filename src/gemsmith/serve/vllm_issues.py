@@ -79,7 +79,6 @@ TRITON_ATTENTION = KnownIssue(link=f"{_VLLM}38887", until=(0, 32))
 takes FlashAttention 4 where the GPU has it, else Triton (vLLM #42175)."""
 NO_STREAMER = KnownIssue(link="https://github.com/vllm-project/vllm/pull/26464", until=(0, 11, 1))
 """Its images lack what streams weights out of a bucket of Google's (--load-format runai_streamer)."""
-TPU_ADAPTER = KnownIssue(link=f"{TPU_ISSUES}2207")
-"""On TPU a Gemma 4 adapter is not applied."""
+TPU_ADAPTER = KnownIssue(link=f"{TPU_ISSUES}2207")  # on TPU a Gemma 4 adapter is not applied
 TPU_CACHE = KnownIssue(link=f"{TPU_ISSUES}606")
 """Programs are compiled at each start despite VLLM_XLA_CACHE_PATH: in a folder, 2025-08, closed; a bucket, 2026-01."""

@@ -13,8 +13,7 @@ from gemsmith.tasks.messages import Message
 if TYPE_CHECKING:  # it loads Pillow, which a recipe does not need
     from gemsmith.images.check import ImageInfo
 
-PLACE = "{question}"
-"""Of what is asked, in the text of a prompt of the user's own."""
+PLACE = "{question}"  # of what is asked, in the text of a prompt of the user's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,7 @@ class Question:
     expected: str
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
-    images: "tuple[ImageInfo, ...]" = ()
-    """What was found of the messages' images, in order."""
+    images: "tuple[ImageInfo, ...]" = ()  # what was found of the messages' images, in order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +32,8 @@ class Verdict:
     """Whether an answer is right, and why not in a few words, where the scorer knows."""
 
     right: bool
-    reason: str | None = None
-    """In a few words, by which verdicts are counted."""
-    detail: str = ""
-    """What more there is to say of this one."""
+    reason: str | None = None  # in a few words, by which verdicts are counted
+    detail: str = ""  # what more there is to say of this one
     others: Mapping[str, bool] = field(default_factory=dict)
     """Whether it is right by other measures of the same scorer, such as `length-normalized`; shown beside the score."""
 
@@ -93,8 +89,7 @@ class Scorer(Protocol):
 class SupportsOptions(Protocol):
     """A scorer that reads further columns where they are given."""
 
-    OPTIONAL_COLUMNS: tuple[str, ...]
-    """As COLUMNS, but a row that has none is no error."""
+    OPTIONAL_COLUMNS: tuple[str, ...]  # as COLUMNS, but a row that has none is no error
 
 
 @runtime_checkable
@@ -132,23 +127,18 @@ class Classifier(Protocol):
 class Judges:
     """What judges answers to a task's own questions, once it has looked at what it needs for that."""
 
-    score: Callable[[Question, Sequence[str]], Sequence[Verdict]]
-    """See Scorer."""
+    score: Callable[[Question, Sequence[str]], Sequence[Verdict]]  # see Scorer
     ungraded: Mapping[str, str]
     """Questions that no answer can be judged for here, by origin, and why: they are not asked."""
-    tool: str
-    """What judges, with its version."""
-    sandboxed: bool
-    """Whether what answers hold runs where it can do no harm."""
+    tool: str  # what judges, with its version
+    sandboxed: bool  # whether what answers hold runs where it can do no harm
 
 
 class Benchmark(Protocol):
     """A task that `eval.tasks` can name with a `dataset`: it brings its own questions."""
 
-    SAMPLING: Sampling
-    """Where the recipe does not say."""
-    PROMPTS: tuple[str, ...]
-    """The ways to ask that `prompt` can name; the first is the default."""
+    SAMPLING: Sampling  # where the recipe does not say
+    PROMPTS: tuple[str, ...]  # the ways to ask that `prompt` can name; the first is the default
 
     def read_questions(self, folder: Path, *, prompt: str) -> QuestionSet:
         """The questions in a folder, asked in one of PROMPTS, or in a text with PLACE in it. Raises DataError."""

@@ -32,8 +32,7 @@ class ImagePart:
         return self.path or self.data
 
 
-Part = TextPart | ImagePart
-"""What a message may hold."""
+Part = TextPart | ImagePart  # what a message may hold
 
 
 @dataclass(frozen=True, kw_only=True)

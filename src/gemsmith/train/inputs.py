@@ -159,8 +159,7 @@ class SamplePrompts:
     """
 
     batches: Batches
-    lengths: tuple[int, ...]
-    """Tokens of each prompt."""
+    lengths: tuple[int, ...]  # tokens of each prompt
     expected: tuple[np.ndarray, ...]
     tokenizer: Tokenizer
     image_token: int

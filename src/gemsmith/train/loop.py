@@ -53,21 +53,15 @@ class StepOutcome:
 
     plan: Plan
     loss: float
-    grad_norm: float
-    """Before clipping."""
+    grad_norm: float  # before clipping
     real_tokens: int
     targets: int
-    correct: int
-    """Targets that have the highest logit."""
+    correct: int  # targets that have the highest logit
     skipped: bool
-    should_stop: bool
-    """Whether any process was told to stop."""
-    images: int = 0
-    """Of the step's rows, over all processes."""
-    soft_tokens: int = 0
-    """Of these."""
-    ended_s: float | None = None
-    """When, by time.monotonic, where that is not when it is told."""
+    should_stop: bool  # whether any process was told to stop
+    images: int = 0  # of the step's rows, over all processes
+    soft_tokens: int = 0  # of these
+    ended_s: float | None = None  # when, by time.monotonic, where that is not when it is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +77,8 @@ class BackendInfo:
     peak_memory_bytes: int
     compile_s: float = 0.0
     compiled_from_cache: bool = False
-    padding_fraction: float = 0.0
-    """Of the patches that the images of all steps took, the share that is padding."""
-    buckets: tuple[ImageBucket, ...] = ()
-    """What images were padded to, where that is one of a few sizes."""
+    padding_fraction: float = 0.0  # of the patches that the images of all steps took, the share that is padding
+    buckets: tuple[ImageBucket, ...] = ()  # what images were padded to, where that is one of a few sizes
 
 
 class SavedSteps(Protocol):
@@ -110,10 +102,8 @@ class TrainBackend(Protocol):
     """What computes the steps, and saves them. Every process that trains calls every method, in the same order."""
 
     name: str
-    packages: tuple[str, ...]
-    """Distributions whose versions the record holds."""
-    writes: bool
-    """Whether this process writes the run directory for all."""
+    packages: tuple[str, ...]  # distributions whose versions the record holds
+    writes: bool  # whether this process writes the run directory for all
 
     @property
     def checkpoints(self) -> SavedSteps: ...

@@ -162,8 +162,7 @@ def stopped(run: Run, number: int, last: int | None) -> BaseException:
 class Stop(threading.Event):
     """Set where an attempt is to end once the step under way is saved."""
 
-    number = signal.SIGTERM
-    """The signal that asked for it."""
+    number = signal.SIGTERM  # the signal that asked for it
 
     def ask(self, number: int) -> None:
         """Sets it, and says on stderr what becomes of Ctrl-C."""

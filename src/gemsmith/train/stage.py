@@ -102,8 +102,7 @@ def train(run: Run, *, restart: bool = False) -> TrainRecord:
         return train_with_tunix(run, restart=restart)
 
 
-XLA_S = 60
-"""The longest that XLA may take to say whether it takes its flags; a TPU is there after about 10."""
+XLA_S = 60  # the longest that XLA may take to say whether it takes its flags; a TPU is there after about 10
 
 
 def ask_xla(train: Train) -> None:

@@ -17,12 +17,9 @@ class SharedRow(Part):
 
     row: str
     problem: str
-    kind: str
-    """specification or module."""
-    exact: bool
-    """The same normalized tokens."""
-    share: float
-    """Of the problem's n-grams that the row has; 1 where it is exact."""
+    kind: str  # specification or module
+    exact: bool  # the same normalized tokens
+    share: float  # of the problem's n-grams that the row has; 1 where it is exact
 
 
 class PreparedRecord(Part):
@@ -37,18 +34,15 @@ class PreparedRecord(Part):
     rows_written: int
     dropped: dict[str, int] = Field(default_factory=dict)
     ignored_columns: dict[str, int] = Field(default_factory=dict)
-    problems: int = 0
-    """Of the benchmark that the rows were compared with; 0: with none."""
+    problems: int = 0  # of the benchmark that the rows were compared with; 0: with none
     problems_sha256: str | None = None
     ngram_tokens: int | None = None
     near: dict[str, float] = Field(default_factory=dict)
     """specification or module -> the share of a problem's n-grams from which on a row is near."""
-    contaminated: int | None = None
-    """Rows that share with a problem; None where they were compared with none."""
+    contaminated: int | None = None  # rows that share with a problem; None where they were compared with none
     contaminated_by: dict[str, int] = Field(default_factory=dict)
     """`same specification`, `near module` and so on -> rows."""
-    shared: tuple[SharedRow, ...] = ()
-    """The first thousand; all are counted."""
+    shared: tuple[SharedRow, ...] = ()  # the first thousand; all are counted
 
 
 def make_folder(out: Path, hub_id: str | None = None) -> None:

@@ -22,8 +22,7 @@ from gemsmith.system.files import atomic_replace_dir, regular_file, sha256_file
 
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot")
 """The folders' names, by the published number of each class."""
-PARTS = {"train": "train", "held_out": "t10k"}
-"""A folder, and how the files are called whose images it gets."""
+PARTS = {"train": "train", "held_out": "t10k"}  # a folder, and how the files are called whose images it gets
 _MOST_BYTES = 2**28
 _MAGIC = {1: 0x801, 3: 0x803}
 _WHERE = "give the folder with the four files of Fashion-MNIST, such as /usr/share/datasets/fashion-mnist, where "

@@ -22,8 +22,7 @@ from gemsmith.errors import DataError, some
 from gemsmith.system.files import atomic_replace_dir, regular_file
 
 HUB_ID = "timm/oxford-iiit-pet"
-SPLITS = {"trainval": "train", "test": "test"}
-"""What each is called in the data set, and on the hub."""
+SPLITS = {"trainval": "train", "test": "test"}  # what each is called in the data set, and on the hub
 UNKNOWN = "Unknown"
 PROMPT = (
     f"Choose one breed of this list: {{labels}}. Answer with its name and nothing else; if none fits, answer {UNKNOWN}."

@@ -11,10 +11,8 @@ from gemsmith.hardware.model.work import StepCost, most_keys
 from gemsmith.recipe.backends import ATTENDED, LOGIT_TOKENS, Remat, splits_vocabulary
 from gemsmith.recipe.schema import Mesh
 
-ADAPTER_BYTES = 4
-"""Adapters, their gradients and both moments are float32."""
-SCORE_BUFFERS = 3
-"""Of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them."""
+ADAPTER_BYTES = 4  # adapters, their gradients and both moments are float32
+SCORE_BUFFERS = 3  # of blocked or dense attention, in float32: scores, probabilities, and the gradient of one of them
 
 LAYERS_IN_FLIGHT = 3
 """Of those that XLA's scheduler works on at once where their weights come from other devices: it gathers the next ones'
@@ -22,8 +20,7 @@ before it needs them, and where nothing keeps the order, computes these layers a
 WAITING_OF_TP = 6
 """Results as wide as the model that wait in each layer of a block for its adapters' gradients, which XLA's scheduler
 leaves to the block's end: the outputs of o and down, and four gradients, each summed over tp's devices."""
-BATCH_BYTES = 16
-"""Of a position of a batch: its token, its place, its segment and whether it is trained on."""
+BATCH_BYTES = 16  # of a position of a batch: its token, its place, its segment and whether it is trained on
 
 CPU_HELD = {"tunix": (1.1, 2.0), "trl": (0.7, 1.6)}
 """On a CPU, by backend: GiB of Python, libraries and compilation, and how often a process holds what a step is reckoned
@@ -31,8 +28,7 @@ to (benchmarks/records/cpu_memory.json): a file's pages beside the weights read 
 # A projection recomputed costs as many FLOPs a byte of its result as it has inputs: of down the hidden units, of o
 # the heads' numbers, of the others the model's width. What A gives is R wide, so it costs next to nothing to save.
 ORDER = ("lora", "down", "o", "attended", "v", "k", "q", "gate", "up")
-ROOM = 0.8
-"""Of the chip's memory: the formula knows of no fragments."""
+ROOM = 0.8  # of the chip's memory: the formula knows of no fragments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +38,11 @@ class Memory:
     base: float
     adapters: float
     """Or the weights themselves where these are trained: with gradients, moments, and a copy in the base's dtype."""
-    saved: float
-    """Activations saved from the forward to the backward pass."""
-    layer: "Workspace"
-    """While one layer is walked back."""
-    head: "Workspace"
-    """While the loss is computed; the two do not exist at once."""
-    data: float
-    """Of a micro-batch; images of all of a step."""
-    tower: "Workspace"
-    """While images are embedded, before all else."""
+    saved: float  # activations saved from the forward to the backward pass
+    layer: "Workspace"  # while one layer is walked back
+    head: "Workspace"  # while the loss is computed; the two do not exist at once
+    data: float  # of a micro-batch; images of all of a step
+    tower: "Workspace"  # while images are embedded, before all else
 
     @property
     def workspace(self) -> "Workspace":
@@ -68,11 +59,9 @@ class Workspace:
     """Bytes on one device that are there for a part of the step."""
 
     activations: float = 0.0
-    attention: float = 0.0
-    """Scores of one block of queries."""
+    attention: float = 0.0  # scores of one block of queries
     logits: float = 0.0
-    gathered: float = 0.0
-    """Weights of other devices."""
+    gathered: float = 0.0  # weights of other devices
     dequantized: float = 0.0
 
     @property

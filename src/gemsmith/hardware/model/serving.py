@@ -18,12 +18,9 @@ from gemsmith.hardware.model.work import ImageWork, forward_attention_flops
 
 LOGIT_ROWS = 1024
 """Sequences that vLLM samples for at once at most (vllm/engine/arg_utils.py, get_batch_defaults, 0.32.0)."""
-ENCODER_BYTES = 1.2e9
-"""Of the largest vision encoder, 27 layers of 1152, in bfloat16; every device may hold all of it."""
-SUMS_PER_LAYER = 2
-"""All-reduces of tensor parallel: after attention and after the FFN."""
-_LOOKED_UP = "per_layer_embed"
-"""Of which a token reads a row; the embedding matrix is read whole, as the head."""
+ENCODER_BYTES = 1.2e9  # of the largest vision encoder, 27 layers of 1152, in bfloat16; every device may hold all of it
+SUMS_PER_LAYER = 2  # all-reduces of tensor parallel: after attention and after the FFN
+_LOOKED_UP = "per_layer_embed"  # of which a token reads a row; the embedding matrix is read whole, as the head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +28,7 @@ class ServingMemory:
     """Bytes on one device, by what they are for."""
 
     weights: float
-    kv_cache: float
-    """Of one sequence of the full length: with less, vLLM does not start."""
+    kv_cache: float  # of one sequence of the full length: with less, vLLM does not start
     workspace: float
 
     @property

@@ -33,16 +33,13 @@ class StepTime:
     on which trainings were measured: MEASURED_WITHIN around what matmuls reached in them.
     """
 
-    flops: float
-    """Of the whole step, over all devices, recomputation counted."""
+    flops: float  # of the whole step, over all devices, recomputation counted
     low_s: float
     high_s: float
-    ideal_s: float
-    """Of the FLOPs at the chips' whole peak."""
+    ideal_s: float  # of the FLOPs at the chips' whole peak
     hbm_s: float
     interconnect_s: float
-    dcn_s: float = 0.0
-    """The gradients of the adapters over the data center network; none where there is one slice."""
+    dcn_s: float = 0.0  # the gradients of the adapters over the data center network; none where there is one slice
 
     @property
     def beside_s(self) -> float:

@@ -31,12 +31,9 @@ class ImageWork:
     images: int
     soft_tokens: int
     embed_dim: int
-    parameters: int
-    """Of all that embeds images."""
-    whole_parameters: int
-    """Of these, what every device holds: embeddings of positions."""
-    adapters: int
-    """Trained parameters there; without any nothing is walked back."""
+    parameters: int  # of all that embeds images
+    whole_parameters: int  # of these, what every device holds: embeddings of positions
+    adapters: int  # trained parameters there; without any nothing is walked back
 
     @property
     def patches(self) -> int:
@@ -114,8 +111,7 @@ def images_of(recipe: Recipe, variant: Variant, *, images: int, soft_tokens: int
 class Widths:
     """Numbers that one token leaves in one layer for its backward pass."""
 
-    split: int = 0
-    """Those that tp splits."""
+    split: int = 0  # those that tp splits
     whole: int = 0
 
     def __add__(self, other: "Widths") -> "Widths":
@@ -130,40 +126,29 @@ class StepCost:
     rows: int
     length: int
     micro_batches: int
-    one_by_one: bool
-    """Whether each device goes through its rows one after the other, whatever `micro_batches` says."""
+    one_by_one: bool  # whether each device goes through its rows one after the other, whatever `micro_batches` says
     optimizations: Optimizations
     remat: Remat
     offload: tuple[str, ...]
     attention: Attention
     query_block: int
-    dtype_bytes: int
-    """Of activations, and of weights while they are used."""
+    dtype_bytes: int  # of activations, and of weights while they are used
     parameters: int
     base_bytes: float
     """Of the frozen weights as they are held: less than they are computed with where train.dtype is nf4 or int8."""
-    adapters_along_fsdp: int
-    """Adapter parameters on the matrices' sides of the model's width E, which fsdp splits."""
-    adapters_along_tp: int
-    """Those on the sides of heads and hidden units, which tp splits, and fsdp splits further."""
+    adapters_along_fsdp: int  # adapter parameters on the matrices' sides of the model's width E, which fsdp splits
+    adapters_along_tp: int  # those on the sides of heads and hidden units, which tp splits, and fsdp splits further
     layer_parameters: Mapping[str, int]
     """Weights of the layers that each token is multiplied with, by role: of the experts, only those it is sent to."""
-    projection_parameters: int
-    """The same, of per-layer inputs, before the layers."""
+    projection_parameters: int  # the same, of per-layer inputs, before the layers
     head_parameters: int
     largest_layer_parameters: int
-    layer_bytes: tuple[float, ...]
-    """Of each layer, as it is held."""
-    walked_widths: tuple[Widths, ...]
-    """Of each layer, what is there while it is walked back."""
-    all_widths: Widths
-    """What the backward passes of all layers read, which without remat is saved."""
-    named_widths: Mapping[str, Widths]
-    """The results that train.remat can name, each summed over all layers."""
-    images: ImageWork | None = None
-    """None where rows are text alone."""
-    trained_weights: int = 0
-    """The text model's that are trained, float32, instead of adapters."""
+    layer_bytes: tuple[float, ...]  # of each layer, as it is held
+    walked_widths: tuple[Widths, ...]  # of each layer, what is there while it is walked back
+    all_widths: Widths  # what the backward passes of all layers read, which without remat is saved
+    named_widths: Mapping[str, Widths]  # the results that train.remat can name, each summed over all layers
+    images: ImageWork | None = None  # None where rows are text alone
+    trained_weights: int = 0  # the text model's that are trained, float32, instead of adapters
 
     @property
     def dequantizes(self) -> bool:

@@ -91,10 +91,8 @@ class Transfer:
 
     engine: str
     left: float
-    place: int
-    """Among the operations."""
-    steps: int = 0
-    """Of a ring that the core passes on; 0 where nothing waits for the core."""
+    place: int  # among the operations
+    steps: int = 0  # of a ring that the core passes on; 0 where nothing waits for the core
 
     def __post_init__(self) -> None:
         self._step = self._arriving = self.left / (self.steps or 1)
@@ -118,8 +116,7 @@ class EngineClock:
     now: float = 0.0
     pending: dict[str, Transfer] = field(default_factory=dict)
     """By engine and name or channel, in the order of their starts."""
-    outside: frozenset[str] = frozenset()
-    """What the caller has under way."""
+    outside: frozenset[str] = frozenset()  # what the caller has under way
 
     def spend(self, seconds: float, *, memory_s: float = 0.0, passes_on: Container[str] = (), taken: str = "") -> None:
         """The core works or waits; copies lose the bandwidth it takes, transfers the engine that it has `taken`."""

@@ -68,12 +68,10 @@ class Instruction:
     opcode: str
     arrays: tuple[Array, ...]
     operands: tuple[str, ...]
-    argument: str
-    """The text between the parentheses: a constant's value, a parameter's number."""
+    argument: str  # the text between the parentheses: a constant's value, a parameter's number
     attributes: str
     root: bool
-    peers: Mapping[str, "Instruction"] = field(repr=False, compare=False)
-    """Its computation's, by name."""
+    peers: Mapping[str, "Instruction"] = field(repr=False, compare=False)  # its computation's, by name
 
     @cached_property
     def inputs(self) -> tuple["Instruction", ...]:

@@ -45,14 +45,11 @@ class Operation:
 
     name: str
     kind: str
-    op_name: str
-    """Where it comes from in the program."""
+    op_name: str  # where it comes from in the program
     result: str
     count: int
-    busy_s: float
-    """What it takes on its engine."""
-    exposed_s: float
-    """What it adds to the step: less than busy_s only where it runs beside others."""
+    busy_s: float  # what it takes on its engine
+    exposed_s: float  # what it adds to the step: less than busy_s only where it runs beside others
     cycles_s: float = 0.0
     """XLA's own estimate, which is not bandwidth-true for vector operations; 0 where it gives none."""
     flops: float = 0.0

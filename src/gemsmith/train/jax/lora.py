@@ -28,8 +28,7 @@ from gemsmith.recipe.schema import Lora
 from gemsmith.train.inputs import first_pair
 from gemsmith.train.jax.upstream import LoraProviderWithDropout
 
-Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]
-"""Arguments with which a module can be traced."""
+Probe = Callable[[Any], tuple[tuple[Any, ...], dict[str, Any]]]  # arguments with which a module can be traced
 First = Callable[[Tensor], LoraPair]
 ModulePath = tuple[Any, ...]
 Targets = dict[ModulePath, list[Tensor]]

@@ -36,8 +36,7 @@ class AttentionBlock:
     mask: torch.Tensor | None
 
 
-Blocks = list[list[AttentionBlock]]
-"""The blocks of each row, in order; positions after the last one are padding."""
+Blocks = list[list[AttentionBlock]]  # the blocks of each row, in order; positions after the last one are padding
 
 
 def attention_inputs(

@@ -13,8 +13,7 @@ from gemsmith.data.packing import Rows
 from gemsmith.errors import DataError
 from gemsmith.images.patches import Patches
 
-Images = list[list[Patches]]
-"""Those of each row, in the order of their soft tokens."""
+Images = list[list[Patches]]  # those of each row, in the order of their soft tokens
 
 
 def number_images(tokens: np.ndarray, rows: Sequence[Sequence[Patches]], image_token: int) -> np.ndarray:

@@ -54,10 +54,8 @@ class TrlTrainer(SFTTrainer):
         self.recipe, self.batches, self.group, self.done = session.run.recipe, batches, group, session.done
         self._attention, self._variant = attention, checkpoint.variant
         self._image_token: int = checkpoint.config.get("image_token_id", -1)
-        self.feed: ImageFeed | None = None
-        """The images of this process's rows; None where rows are text alone."""
-        self.patches = np.zeros(2, np.int64)
-        """See images.count_patches: of this attempt's steps."""
+        self.feed: ImageFeed | None = None  # the images of this process's rows; None where rows are text alone
+        self.patches = np.zeros(2, np.int64)  # see images.count_patches: of this attempt's steps
         self.sums, self.counts = torch.zeros(2, device=group.device), dict[str, int]()
         """Of the step under way, this process's part of loss and correct tokens, and what the whole of it holds."""
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
