@@ -70,7 +70,7 @@ test: env
 	$(BIN)/python -m pytest -m "not (vllm or slow or install)" -n 3 --dist worksteal
 
 test-slow: env
-	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
+	$(BIN)/python -m pytest -m slow -n 3 --dist worksteal
 
 FAULTS_RECORD ?= benchmarks/records/faults.json
 
