@@ -15,18 +15,23 @@ from gemsmith.train.stage import train
 from support.fault_points import commands, state, wait_until
 
 pytestmark = pytest.mark.slow
-LOOP, TUNIX, TRL = "gemsmith.train.loop", "gemsmith.train.jax", "gemsmith.train.torch"
+STEPS, LOOP, TUNIX, TRL = (
+    "gemsmith.checkpoints.steps",
+    "gemsmith.train.loop",
+    "gemsmith.train.jax",
+    "gemsmith.train.torch",
+)
 PLACES = {
     "tunix": (
         f"1 {TUNIX}.backend:compile_program",
-        f"1 {TUNIX}.checkpoints:add_checksum",
-        f"3 {TUNIX}.checkpoints:add_checksum",  # Orbax writes in the background: a step is surely there at the third
+        f"1 {STEPS}:add_checksum",
+        f"3 {STEPS}:add_checksum",  # Orbax writes in the background: a step is surely there at the third
         f"1 {TUNIX}.checkpoints:_restore",
         f"2 {LOOP}:TrainSession.finish",
         f"1 {LOOP}:write_record",  # all steps are saved
     ),
     "trl": (
-        f"1 {TRL}.backend:adapted_model",
+        f"1 {TRL}.model:adapted_model",
         f"2 {TRL}.checkpoints:PeftCheckpoints.save",
         f"5 {TRL}.checkpoints:fsync_path",  # all files of another step are written, and it has no name yet
         f"1 {TRL}.checkpoints:PeftCheckpoints.read",
@@ -35,7 +40,7 @@ PLACES = {
     ),
 }
 WRITES = {
-    "tunix": (f"1 {TUNIX}.checkpoints:add_checksum", f"2 {TUNIX}.checkpoints:add_checksum"),
+    "tunix": (f"1 {STEPS}:add_checksum", f"2 {STEPS}:add_checksum"),
     "trl": (
         f"2 {TRL}.checkpoints:write_tensors",
         f"1 {TRL}.checkpoints:write_peft_adapter",

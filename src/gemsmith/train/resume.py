@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,7 +189,8 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
             return
         again.set()
         atexit.register(leave, 130)  # the interpreter's end would wait for the step
-        os.kill(os.getpid(), number)  # the handler below may have been called before `again` was set
+        # The handler below may have been called before `again` was set. os.kill may interrupt any thread.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
         if not ended.wait(_UNHEARD_S):
             console = open_console()
             console.show_cursor()

@@ -27,11 +27,11 @@ from gemsmith.data.batches import Batches
 from gemsmith.train.jax import backend, distributed
 batch, stop_at, event = Batches.batch, int(sys.argv.pop()), os.environ["EVENT"]
 if event in ("sleep", "PyDLL"):
-    backend.LONGEST_STEP_S, distributed._LOOK_S = 8, 0.5
+    distributed.LONGEST_STEP_S, distributed._LOOK_S = 8, 0.5
 if event == "alone":
     distributed._PATIENCE_S = 3
 if event == "late":
-    backend.LONGEST_STEP_S, distributed._LOOK_S, compile_program = 20, 0.5, backend.compile_program
+    distributed.LONGEST_STEP_S, distributed._LOOK_S, compile_program = 20, 0.5, backend.compile_program
     def late(*given):
         time.sleep(30 if stop_at else 0)
         return compile_program(*given)
