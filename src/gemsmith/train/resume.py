@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from gemsmith.train.loss_checks import reason_to_stop
 from gemsmith.train.schedule import learning_rate
 
 # Python hears Ctrl-C between two of its own steps, so at once unless it waits for a device.
-_UNHEARD_S = 2.0
+_UNHEARD_S, _TRIES = 2.0, 8
 
 
 def check_consistency(
@@ -189,13 +190,17 @@ def stop_on_signals(stop: Stop) -> Iterator[None]:
             return
         again.set()
         atexit.register(leave, 130)  # the interpreter's end would wait for the step
-        # The handler below may have been called before `again` was set. os.kill may interrupt any thread.
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
-        if not ended.wait(_UNHEARD_S):
-            console = open_console()
-            console.show_cursor()
-            console.print("note: stopped by Ctrl-C; the same command resumes from the last saved step")
-            leave(130)
+        for _ in range(_TRIES):
+            # The handler below may have been called before `again` was set; one that comes just before the main thread
+            # sleeps does not wake it.
+            if not heard.is_set():
+                os.kill(os.getpid(), number)
+            if ended.wait(_UNHEARD_S / _TRIES):
+                return
+        console = open_console()
+        console.show_cursor()
+        console.print("note: stopped by Ctrl-C; the same command resumes from the last saved step")
+        leave(130)
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         if again.is_set() and not heard.is_set():
