@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = {
     *("jax", "flax", "qwix", "tunix", "optax", "orbax", "grain", "PIL", "torch", "transformers", "peft", "accelerate"),
@@ -24,6 +25,14 @@ def test_planning_loads_nothing_heavy():
     assert not loaded_by("import gemsmith.plan.stage, gemsmith.runs.resolve, gemsmith.runs.run") & (
         HEAVY | {"numpy", "rich"}
     )
+
+
+def test_what_a_plan_warns_of_is_found_without_numpy():
+    recipe = str(Path(__file__).parents[1] / "recipes" / "verilog_31b.yaml")
+    asked = f"plan_warnings(Run(path=Path(), recipe=load_recipe({recipe!r})))"
+    names = "from gemsmith.pipeline.preflight import plan_warnings; from gemsmith.recipe.load import load_recipe"
+    run = "from gemsmith.runs.run import Run; from pathlib import Path"
+    assert "numpy" not in loaded_by(f"{names}; {run}; {asked}")
 
 
 def test_a_training_session_loads_no_backend():

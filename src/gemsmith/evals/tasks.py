@@ -22,14 +22,13 @@ from gemsmith.runs.eval_records import AskedTask
 from gemsmith.runs.run import Run
 from gemsmith.system.console import open_console
 from gemsmith.system.files import regular_file
-from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file
+from gemsmith.tasks import SOURCES, find_scorer, find_source, is_prompt_file, source_questions
 from gemsmith.tasks.base import (
     GREEDY,
     PLACE,
     Judges,
     MultipleChoiceScorer,
     Question,
-    QuestionSet,
     Scorer,
     SupportsValidation,
 )
@@ -133,14 +132,14 @@ def check_tasks(run: Run) -> None:
         _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval), entries)
     for entry in entries:
         if entry.task in SOURCES:
-            source_questions(entry, prompt_of(entry))
+            source_questions(entry.task, str(entry.dataset), prompt_of(entry))
             find_source(entry.task).open_judges((), unsafe=entry.unsafe)
 
 
 def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
     source, recipe = find_source(entry.task), run.recipe
     prompt = prompt_of(entry)
-    found = source_questions(entry, prompt)
+    found = source_questions(entry.task, str(entry.dataset), prompt)
     questions = _draw(found.questions, recipe.eval)
     judges = source.open_judges(questions, unsafe=entry.unsafe)
     asked = tuple(question for question in questions if question.origin not in judges.ungraded)
@@ -168,11 +167,6 @@ def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
         sandbox=judges.sandboxed,
     )
     return OpenTask(name=name, asked=how, questions=asked, scorer=judges)
-
-
-def source_questions(entry: EvalTask, prompt: str) -> QuestionSet:
-    """Those of a task that brings its own. Raises DataError."""
-    return find_source(entry.task).read_questions(Path(str(entry.dataset)), prompt=prompt)
 
 
 def prompt_of(entry: EvalTask) -> str:

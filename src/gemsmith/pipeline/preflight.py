@@ -191,7 +191,7 @@ def _files(case: Case) -> str:
         if is_prompt_file(entry.prompt):
             ask(str(entry.prompt), "evals.tasks.prompt_of", entry, always=True)
         if entry.dataset:
-            ask(entry.dataset, "evals.tasks.source_questions", entry, "")
+            ask(entry.dataset, "tasks.source_questions", entry.task, entry.dataset, "")
     if reads and stages & {"data", "train", "export", "verify", "eval"}:
         ask(recipe.checkpoint, "checkpoints.folder.check_source", recipe.checkpoint, always=True)
     if "train" in stages:

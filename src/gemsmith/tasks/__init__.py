@@ -5,9 +5,10 @@ Only the task that is used is imported: recipes load fast.
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from gemsmith.tasks.base import Benchmark, DataGenerator, Scorer
+from gemsmith.tasks.base import Benchmark, DataGenerator, QuestionSet, Scorer
 from gemsmith.tasks.base import Verdict as Verdict  # what scorers of users make
 
 
@@ -71,6 +72,11 @@ def find_scorer(name: str) -> Scorer:
 def find_source(name: str) -> Benchmark:
     """The task that brings its own questions under this name, one of SOURCES."""
     return _load(SOURCES[name])
+
+
+def source_questions(task: str, dataset: str, prompt: str) -> QuestionSet:
+    """Those that a task of SOURCES brings. Raises DataError."""
+    return find_source(task).read_questions(Path(dataset), prompt=prompt)
 
 
 def describe_tasks(tasks: Mapping[str, Listing]) -> str:
