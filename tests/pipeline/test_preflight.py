@@ -1,5 +1,7 @@
 """One list of what would stop a run: plan warns of it, run and launch refuse all of it at once."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +147,13 @@ def test_a_setting_that_cannot_be_is_one_line_before_rows_are_made(
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert code == 2 and said in line and "Traceback" not in err, err
     assert not {"data.json", "train.json", "data", "checkpoints"} & {path.name for path in Path("runs").rglob("*")}
+
+
+def test_a_library_that_a_check_of_files_lacks_is_told_by_its_extra(tmp_path: Path) -> None:
+    recipe = tmp_path / "my.yaml"
+    asked = "eval: {tasks: [{task: verilog, dataset: problems, prompt: ./prompt.txt}]}"
+    recipe.write_text(f"model: tiny-31b\ncheckpoint: base\ndata: {{train: rows.jsonl}}\n{asked}\n")
+    code = "import sys; sys.modules['numpy'] = None; from gemsmith.cli import main; main(['plan', sys.argv[1]])"
+    done = subprocess.run([sys.executable, "-c", code, recipe], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "error: numpy is not installed, which this needs; run: pip install 'gemsmith[serve]'" in done.stderr

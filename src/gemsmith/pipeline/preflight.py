@@ -170,30 +170,31 @@ def _files(case: Case) -> str:
     def ask(place: str, function: str, *arguments: object, always: bool = False) -> None:
         elsewhere = "://" in place or place.startswith("hub:")
         if always or not (elsewhere or os.path.exists(expanduser(place))):
+            # Named with a colon: without one a library that the module lacks passes for a name that is not there.
             checks.append(partial(resolve_name(f"gemsmith.{function}"), *arguments))
 
     light = not reads and data.format != "image-folder"  # where it is the same, and imported in 5 ms, not in 160
-    find, form = ("data.reader.find_files", []) if light else ("data.dataset.find_source_files", [data.format])
+    find, form = ("data.reader:find_files", []) if light else ("data.dataset:find_source_files", [data.format])
     for source in data.sources if "data" in stages else ():
         ask(source, find, source, *form, always=reads)
     if ("eval" in stages or (train.eval_steps and "data" in stages)) and eval_share(data) is None:
         for source in sources_of(data.eval):
             ask(source, find, source, *form)
     if data.template and stages & {"data", *SERVED}:
-        ask(data.template, "data.chat_template.check_template", data.template, always=reads)
+        ask(data.template, "data.chat_template:check_template", data.template, always=reads)
     if train.init_adapter and "train" in stages:
         config, variant = f"{train.init_adapter}/adapter_config.json", recipe_variant(recipe)
-        ask(config, "train.inputs.load_init_adapter", recipe, variant)
+        ask(config, "train.inputs:load_init_adapter", recipe, variant)
     for key, file in task_files(plain_values(recipe)).items():
         if is_task_file(file) and ("data" if key == "data.train.task" else "eval") in stages:
-            ask(file, f"tasks.find_{'generator' if key.startswith('data.') else 'scorer'}", file)
+            ask(file, f"tasks:find_{'generator' if key.startswith('data.') else 'scorer'}", file)
     for entry in recipe.eval.tasks if "eval" in stages else ():
         if is_prompt_file(entry.prompt):
-            ask(str(entry.prompt), "evals.tasks.prompt_of", entry, always=True)
+            ask(str(entry.prompt), "evals.tasks:prompt_of", entry, always=True)
         if entry.dataset:
-            ask(entry.dataset, "tasks.source_questions", entry.task, entry.dataset, "")
+            ask(entry.dataset, "tasks:source_questions", entry.task, entry.dataset, "")
     if reads and stages & {"data", "train", "export", "verify", "eval"}:
-        ask(recipe.checkpoint, "checkpoints.folder.check_source", recipe.checkpoint, always=True)
+        ask(recipe.checkpoint, "checkpoints.folder:check_source", recipe.checkpoint, always=True)
     if "train" in stages:
         checks.append(partial(_checkpoint_folder, train))
     raise_all(checks)
