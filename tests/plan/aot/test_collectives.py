@@ -7,6 +7,7 @@ def test_groups_are_read_in_every_form():
     assert read_group("replica_groups={{0,2},{1,3}}, x", 4) == (0, 2)
     assert read_group("replica_groups=[2,4]<=[8], x", 8) == (0, 1, 2, 3)
     assert read_group("replica_groups=[4,2]<=[2,4]T(1,0), x", 8) == (0, 4)
+    assert read_group("replica_groups=[4,2]<=[2,4], x", 8) == (0, 1)
     assert read_group("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}, x", 8) == (0, 4)
     assert read_group("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1'}, x", 8) == tuple(range(8))
     assert read_group("x", 4) == (0, 1, 2, 3)

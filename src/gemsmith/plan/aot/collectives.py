@@ -38,7 +38,7 @@ def read_group(attributes: str, partitions: int) -> tuple[int, ...]:
 
 def _transposed(sizes: str, order: str | None) -> list[int]:
     shape = [int(each) for each in sizes.split(",")]
-    axes = [int(each) for each in order.split(",")] if order else None
+    axes = [int(each) for each in order.split(",")] if order else range(len(shape))
     numbers: list[int] = np.arange(prod(shape)).reshape(shape).transpose(axes).ravel().tolist()
     return numbers
 
