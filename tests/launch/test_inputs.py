@@ -39,6 +39,16 @@ def test_a_file_that_is_not_there_is_named_with_its_key():
         find_inputs(recipe_with(train=str(Path("/gone/x"))), "gs://b/n", mount=None)
 
 
+def test_to_answer_rows_those_of_training_are_not_copied(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "p"}\n')
+    recipe = recipe_with(train=str(tmp_path / "gone.jsonl"), eval=str(rows))
+    found = find_inputs(recipe, "gs://b/n", mount=None, rows=str(rows), trains=False)
+    assert found.copies == {str(rows): f"gs://b/n/launched/{found.rows}"}
+    placed = {item.key: item.value for item in found.placed}
+    assert placed == {"data.train": "inputs/data-train/gone.jsonl", "data.eval": found.rows}, "the trained run's places"
+
+
 @pytest.fixture
 def images(tmp_path):
     for name in ("sphynx/1.png", "sphynx/2.png", "pug/1.png", "pug/2.png"):

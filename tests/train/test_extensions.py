@@ -127,7 +127,7 @@ def test_a_run_that_is_given_more_steps_again_and_again_warms_up_once(prepared_r
         code, _, error = gemsmith("train", run.path, "--steps", asked)
         assert code == 0, error
     code, _, error = gemsmith("run", run.path, "--set", "train.max_steps=null")
-    assert code == 2 and f"go on with it as it is: gemsmith run {run.path}; or do that again with: gemsmith d" in error
+    assert code == 2 and f"resume it as it is: gemsmith run {run.path}; or do that again with: gemsmith d" in error
     record = read_record(run, TrainRecord)
     assert record.extensions == (
         Extension(after=4, planned_steps=4, steps=5),

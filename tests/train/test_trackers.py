@@ -143,9 +143,12 @@ def test_one_that_does_not_start_is_one_line_before_the_first_step(prepared_run,
     assert not (run.logs / "train_steps.jsonl").exists() and not (run.logs / "wandb.txt").exists()
 
 
-def test_one_that_is_not_installed_is_told_with_its_extra_and_may_be_left_out_later(prepared_run, gemsmith):
-    run = prepared_run(model="custom", train={"backend": "trl", "max_steps": 2, "report_to": ["trackio"]})
-    expected = "train.report_to: trackio needs trackio, which is not installed; run: pip install 'gemsmith[trackio]'"
+def test_those_that_are_not_installed_are_told_with_their_extras_and_may_be_left_out_later(prepared_run, gemsmith):
+    run = prepared_run(model="custom", train={"backend": "trl", "max_steps": 2, "report_to": ["trackio", "mlflow"]})
+    expected = (
+        "train.report_to: trackio needs trackio, train.report_to: mlflow needs mlflow, which are not installed; "
+        "run: pip install 'gemsmith[trackio,mlflow]'"
+    )
     with pytest.raises(MachineError) as error:
         check_training(run)
     assert str(error.value) == expected

@@ -55,13 +55,16 @@ _BUCKET = re.compile(r"gs://[a-z0-9][-a-z0-9_.]{1,61}[a-z0-9](/[\w./=-]+)?")
 _WORDS = ("project", "region", "zone", "image", "service_account", "secret", "network", "subnet", "cluster", "queue")
 
 
-def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | None = None) -> LaunchInputs:
+def find_inputs(
+    recipe: Recipe, root: str, *, mount: str | None, rows: str | None = None, trains: bool = True
+) -> LaunchInputs:
     """What the recipe, and predict of its `rows`, read of this machine, with the places that it gets below `root`.
 
     Raises RecipeError for a missing file, DataError as find_images. `mount`: where the machine sees a base's bucket.
+    Without `trains` the rows of data.train and data.eval are neither looked for nor copied.
     """
-    placed, copies, weights, images = [], {}, None, []
-    places: dict[str, str] = {}
+    placed, copies, weights, images, there = [], {}, None, [], rows
+    arrived, homes = set[str](), dict[str, str]()  # files; file -> the key that its place is called by
     for key, value in [*((key, value_at(recipe, key)) for key in PATHS), (ROWS, rows)]:
         if isinstance(value, tuple) and any("://" not in one.path and one.path[:4] != "hub:" for one in value):
             raise RecipeError(f"{key}: several sources, some here, of which a launch copies one; join them in a folder")
@@ -75,22 +78,26 @@ def find_inputs(recipe: Recipe, root: str, *, mount: str | None, rows: str | Non
         path = Path(value)
         if not path.is_absolute() and key == "checkpoint":
             continue  # of the Hugging Face hub
-        if not path.is_absolute() or (value not in places and not path.exists()):
+        wanted = (trains or key not in _ROWS) and value not in arrived
+        if not path.is_absolute() or (wanted and not path.exists()):
             other = "; give a file, a folder or rows to make" if key in _ROWS and not path.is_absolute() else ""
             raise RecipeError(f"{key}: {value} does not exist{other}")
-        if value not in places:
-            places[value] = f"{FOLDER}/{key.replace('.', '-')}/{path.name}"
-            found = find_images(None if key == ROWS else recipe.data, key, path) if key in (*_ROWS, ROWS) else None
+        home = homes.setdefault(value, key)
+        place = f"{FOLDER}/{home.replace('.', '-')}/{path.name}"
+        if wanted:
+            arrived.add(value)
+            found = find_images(None if key == ROWS else recipe.data, home, path) if key in (*_ROWS, ROWS) else None
             images += [found] if found else []
             if not (found and path.is_dir()):  # of a folder of images there is nothing else to copy
-                copies[value] = f"{root}/launched/{places[value]}"
-        if key != ROWS:
-            placed.append(ResolvedValue(key, places[value], f"{value} of the machine that launched it"))
+                copies[value] = f"{root}/launched/{place}"
+        if key == ROWS:
+            there = place
+        else:
+            placed.append(ResolvedValue(key, place, f"{value} of the machine that launched it"))
     saves = recipe.train.checkpoint_folder
     if saves is not None and "://" not in saves:
         remedy = "set it to null, saved steps then go to the launch's bucket"
         raise RecipeError(f"train.checkpoint_folder: {saves} is a folder of this machine; {remedy}")
-    there = places.get(rows or "", rows)
     return LaunchInputs(placed=tuple(placed), copies=copies, rows=there, images=tuple(images), weights_bucket=weights)
 
 
@@ -111,7 +118,8 @@ def make_request(source: Path, target: Target, provider: str, options: LaunchOpt
     rows = _find_rows(target, options)
     catalog = load_catalog(recipe.hardware.catalog)
     root = f"{options.bucket.rstrip('/')}/{name}"
-    inputs = find_inputs(recipe, root, mount=MOUNT if "mounts weights" in target.FEATURES else None, rows=rows)
+    mount = MOUNT if "mounts weights" in target.FEATURES else None
+    inputs = find_inputs(recipe, root, mount=mount, rows=rows, trains=options.stages != (PREDICT,))
     if options.secret is not None and not is_hub_id(recipe.checkpoint):
         what = f"{recipe.checkpoint} is not downloaded from the Hugging Face hub"
         raise InputError(f"--secret {options.secret}: {what}; leave it out")

@@ -143,7 +143,7 @@ def _largest_parts(parts: Mapping[str, int], machine: Machine) -> tuple[str, str
     too_much = (name for name, total in zip(held, accumulate(held.values()), strict=True) if total > limit)
     exceeded_by = next(too_much, None)
     largest = ", ".join(f"{name} {held[name] / GIB:.1f}" for name in nlargest(3, held, key=held.__getitem__))
-    also = f"; {exceeded_by} exceed it" if exceeded_by else ""
+    also = f"; memory is full at {exceeded_by}" if exceeded_by else ""
     return f"the largest parts, in GiB a chip: {largest}{also}", exceeded_by
 
 

@@ -39,7 +39,7 @@ from gemsmith.system.version import __version__
 
 _WARMUP = "optimizer.warmup_steps"
 _STOPS = ("train.on_nonfinite", "train.on_spike")
-_LENGTH = ("train.max_steps", "train.epochs")
+_LENGTH = {"train.max_steps": "--steps", "train.epochs": "--epochs"}
 # Linux's list of cores, and enough of it for the first one.
 _CPUINFO, _FIRST_CORE_BYTES = Path("/proc/cpuinfo"), 2**14
 
@@ -393,9 +393,9 @@ def _refuse_another_recipe(run: Run, there: Recipe, force: tuple[str, ...]) -> N
     remedy = f"do that again with: gemsmith {stage} {run.path} {values} --force"
     if key in _LENGTH and len(used) == 1:
         if new is None or (old is not None and new < old):
-            remedy = f"go on with it as it is: gemsmith run {run.path}; or {remedy}"
+            remedy = f"resume it as it is: gemsmith run {run.path}; or {remedy}"
         else:
-            remedy = f"once it is trained, train on with: gemsmith train {run.path} --{key[6:].lstrip('max_')} {new}"
+            remedy = f"once it is trained, train on with: gemsmith train {run.path} {_LENGTH[key]} {new}"
     why = f"{key} is {json.dumps(old)} there and {json.dumps(new)} here, and {used[key]} has used it"
     remedy += "; or name another directory with --run"
     raise RunError(f"run directory {run.path}: belongs to another recipe: {why}; {remedy}")

@@ -141,12 +141,15 @@ def check_training(run: Run) -> None:
     from gemsmith.train.inputs import load_init_adapter
 
     recipe, backend = run.recipe, run.recipe.train.backend
+    needs, extras = list[str](), list[str]()
     for key, name in (("backend", backend), *(("report_to", name) for name in recipe.train.report_to)):
         extra, packages = _PACKAGES.get(name, (name, (name,)))
         if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
-            raise MachineError(
-                f"train.{key}: {name} needs {missing[0]}, which is not installed; run: pip install 'gemsmith[{extra}]'"
-            )
+            needs.append(f"train.{key}: {name} needs {missing[0]}")
+            extras.append(extra)
+    if needs:
+        what = f"{', '.join(needs)}, which {'is' if len(needs) == 1 else 'are'} not installed"
+        raise MachineError(f"{what}; run: pip install 'gemsmith[{','.join(dict.fromkeys(extras))}]'")
     if run.callbacks and backend == "trl":
         from gemsmith.train.torch.distributed import count_gpus, started_by_torchrun, wanted_processes
 

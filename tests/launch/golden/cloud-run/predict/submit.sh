@@ -5,18 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# What the recipe reads of this machine: HERE/pets/trainval.jsonl
-gcloud storage cp --recursive HERE/pets/trainval.jsonl gs://runs/team/pets-31b/launched/inputs/data-train/
-
 # What the recipe reads of this machine: HERE/pets/test.jsonl
 gcloud storage cp --recursive HERE/pets/test.jsonl gs://runs/team/pets-31b/launched/inputs/data-eval/
-
-# 1 image (20.0 B) that data.train names, of HERE/pets, as a few files; each must still be what the list says.
-gemsmith launch pack data-train.sha256 HERE/pets images/data-train
-
-# Sends those that do not exist yet; then they are no longer needed here.
-gcloud storage rsync --recursive --checksums-only --delete-unmatched-destination-objects images/data-train gs://runs/team/pets-31b/launched/images/data-train
-rm -r images/data-train
 
 # 1 image (21.0 B) that data.eval names, of HERE/pets, as a few files; each must still be what the list says.
 gemsmith launch pack data-eval.sha256 HERE/pets images/data-eval
