@@ -54,12 +54,13 @@ def test_every_form_comes_to_the_same_messages_by_its_columns_or_by_name(form, c
     assert found.ignored_columns == {"id": 1}
 
 
-@pytest.mark.parametrize("form", ["alpaca", "sharegpt"])
+@each("form", [*ROWS])
 def test_a_table_gives_what_lines_give(form, tmp_path):
     row = ROWS[form] | {"system": "be brief", "text": "### add"}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row, row | {"system": None}]), tmp_path / "rows.parquet")
     found = read_dataset(str(tmp_path / "rows.parquet"))
     assert [document.messages for document in found.documents] == [(SYSTEM, ADD, WIRE), (ADD, WIRE)]
+    assert [document.context for document in found.documents] == ([2, 1] if form == "prompt-completion" else [0, 0])
     assert found.ignored_columns == {"text": 2}
 
 
@@ -79,12 +80,14 @@ def test_sharegpts_speakers_are_roles_and_turns_with_roles_stay(write_rows):
     ]
 
 
-def test_the_role_model_is_that_of_an_answer(write_rows):
+def test_the_role_model_is_that_of_an_answer_and_developer_that_of_the_system(write_rows):
     said = [{"role": "user", "content": "add"}, {"role": "model", "content": "wire", "reasoning": "why"}]
     rows = [{"messages": said}, {"prompt": said[:1], "completion": said[1:]}, {"conversations": said}]
     for document in (read_dataset(str(write_rows(row))).documents[0] for row in rows):
         assert [turn.role for turn in document.messages] == ["user", "assistant"]
         assert document.messages[1].beside == {"reasoning": "why"}
+    told = {"role": "developer", "content": "be brief"}
+    assert read_dataset(str(write_rows({"messages": [told, *said]}))).documents[0].messages[0] == SYSTEM
 
 
 def test_of_lists_of_messages_the_completion_alone_is_trained(write_rows, tokenizer_folder):
@@ -144,6 +147,8 @@ def test_other_names_of_columns_are_those_that_the_recipe_gives(write_rows):
         (["instruction", "context", "response", "category"], {"input": "context", "output": "response"}),
         (["input", "label"], {"prompt": "input", "response": "label"}),
         (["conversation", "id"], {"conversations": "conversation"}),
+        (["id", "system_prompt", "question", "response"], {"prompt": "question", "system": "system_prompt"}),
+        (["messages", "System"], {"system": "System"}),
         (["question", "answer", "context"], {}),  # a form's
         (["prompt", "chosen", "rejected"], {}),
         (["question", "answer_1", "answer_2"], {}),
@@ -181,7 +186,11 @@ def test_other_names_of_columns_are_read_from_tables(tmp_path):
             "data.format to prompt-response or alpaca",
         ),
         (ROWS["alpaca"] | {"history": [["a", "b"]]}, "a value in the column history, which changes what a row says"),
-        (ROWS["question-answer"] | {"system": "be brief"}, "has a value in the column system, which changes"),
+        ({"text": "add", "system": "be brief"}, "has a value in the column system, which changes"),
+        (
+            ROWS["question-answer"] | {"system_prompt": "be brief"},
+            "does not read; name it system, here or in data.columns",
+        ),
         (
             {"instruction": "a", "input": 3, "output": "b"},
             "instruction is text, input a number; both must be text",

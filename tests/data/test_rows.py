@@ -135,7 +135,7 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
             {"id": 1, "prompt": "a", "respnse": "b"},
             "has the columns id, prompt, respnse (did you mean response?); allowed: messages",
         ),
-        (PAIR | {"system": "be brief"}, "has a value in the column system, which changes what a row says"),
+        (PAIR | {"System": "be brief"}, "has a value in the column System, which changes what a row says"),
         ({"text": "x", "tools": [{"name": "f"}]}, "has a value in the column tools"),
         (CHAT | {"functions": [{"name": "f"}]}, "has a value in the column functions"),
         (CHAT | {"Images": ["a.png"]}, "has a value in the column Images"),

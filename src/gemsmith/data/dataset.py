@@ -12,7 +12,17 @@ from typing import Any, Literal
 
 from gemsmith.data.chat_template import settle_document
 from gemsmith.data.documents import Document
-from gemsmith.data.forms import COLUMNS, FORMS, SPEAKERS, TOOLS, are_messages, guess_columns, read_document
+from gemsmith.data.forms import (
+    BESIDE,
+    COLUMNS,
+    FORMS,
+    SPEAKERS,
+    SYSTEM_NAMES,
+    TOOLS,
+    are_messages,
+    guess_columns,
+    read_document,
+)
 from gemsmith.data.image_folder import FORMAT, folder_files, folder_labels, folder_notices, folder_rows
 from gemsmith.data.parts import IMAGE_COLUMNS, ImageSource, kind
 from gemsmith.data.reader import find_files, stored_rows
@@ -25,7 +35,7 @@ from gemsmith.tasks.base import SupportsOptions
 _NAMED = 8
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
 _MEANINGFUL = {
-    "system": "write it into messages, as a turn of the role system",
+    **dict.fromkeys(SYSTEM_NAMES, "name it system, here or in data.columns, beside a question and its answer"),
     "history": "write its turns into messages",
     **dict.fromkeys((TOOLS, "functions", "documents", "chat_template_kwargs", "weight"), "take such rows out"),
     **dict.fromkeys(IMAGE_COLUMNS, "name it image or images in small letters"),
@@ -304,7 +314,7 @@ def _renamed(row: Any, names: Mapping[str, str]) -> Any:
 
 def _is_held_out(row: Mapping[str, Any], form: str, share: float) -> bool:
     """Whether a row is of the share, by a hash of what is read of it: a copy is on its side, wherever it stands."""
-    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *([TOOLS] if row.get(TOOLS) else []))
+    names = (*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *(name for name in BESIDE if row.get(name)))
     content = {name: row[name] for name in names if row.get(name) not in (None, "")}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
@@ -396,7 +406,7 @@ def _other_columns(row: Mapping[str, Any], origin: str, form: str, columns: Colu
 
 @lru_cache(1024)
 def _unread(names: tuple[str, ...], form: str) -> tuple[str, ...]:
-    known = {*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *([TOOLS] if FORMS[form].asks else [])}
+    known = {*FORMS[form].needed, *FORMS[form].optional, *IMAGE_COLUMNS, *(BESIDE if FORMS[form].asks else ())}
     return tuple(name for name in names if name not in known)
 
 

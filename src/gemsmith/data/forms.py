@@ -17,13 +17,16 @@ _FIELDS = ("role", "content")
 _FIELD_SET = {*_FIELDS}
 _BESIDE = {"assistant": ("reasoning", "reasoning_content", "tool_calls"), "tool": ("tool_call_id", "name")}
 _BESIDE["model"] = _BESIDE["assistant"]
-TOOLS = "tools"  # the column of the functions that a row declares, beside those of any form but raw text
+TOOLS, SYSTEM = "tools", "system"
+BESIDE = (TOOLS, SYSTEM)  # functions that a row declares, and its system turn: columns of any form but raw text
 _ANSWERS = ("assistant", "model")  # the role of an answer, and what Gemma's own chat format calls it
+_ROLES = {"model": "assistant", "developer": "system"}  # what else chat formats call a role
 SPEAKERS = {"human": "user", "user": "user"} | dict.fromkeys(("gpt", *_ANSWERS), "assistant") | {"system": "system"}
 """Who speaks in ShareGPT's `from` -> the role."""
 _QUESTION_NAMES = ("prompt", "instruction", "question", "query", "task")
 _CONTEXT_NAMES = ("input", "context")
 _ANSWER_NAMES = ("response", "output", "answer", "completion", "target", "solution", "label")
+SYSTEM_NAMES = ("system", "system_prompt", "system_message")
 _TURN_NAMES = ("conversation", "dialog", "dialogue", "chat", "turns")
 
 
@@ -57,11 +60,10 @@ def message_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
 
 
 def sharegpt_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
-    """A list of turns with from and value, or with role and content, and maybe a system turn beside it."""
+    """A list of turns with from and value, or with role and content."""
     given = _list_of(row["conversations"], f"{origin}: conversations", "{from, value}")
     names = _numbered("conversations", len(given))
-    turns = [_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)]
-    return _after_system(row, turns, names)
+    return Turns([_spoken(turn, f"{origin}: {name}") for turn, name in zip(given, names, strict=True)], names)
 
 
 def completion_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
@@ -74,7 +76,7 @@ def completion_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
 
 
 def alpaca_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
-    """An instruction, maybe its input and a system turn, and the output."""
+    """An instruction, maybe its input, and the output."""
     prompt, given = row["instruction"], row.get("input")
     if given not in (None, ""):
         if not isinstance(prompt, str) or not isinstance(given, str):
@@ -82,7 +84,7 @@ def alpaca_turns(row: Mapping[str, Any], origin: str, images: int) -> Turns:
             raise RowError("not text", f"{origin}: {what}; both must be text")
         prompt = f"{prompt}\n{given}"
     answer = {"role": "assistant", "content": row["output"]}
-    return _after_system(row, [_asked(prompt, images), answer], ("instruction", "output"))
+    return Turns([_asked(prompt, images), answer], ("instruction", "output"))
 
 
 def raw_text_turns(row: Mapping[str, Any], origin: str, _images: int) -> Turns:
@@ -108,33 +110,33 @@ FORMS = {
     "messages": Form(message_turns, ("messages",)),
     "prompt-response": pair_form("prompt", "response"),
     "prompt-completion": Form(completion_turns, ("prompt", "completion"), answer="completion"),
-    "alpaca": Form(alpaca_turns, ("instruction", "output"), ("input", "system"), answer="output"),
-    "sharegpt": Form(sharegpt_turns, ("conversations",), ("system",)),
+    "alpaca": Form(alpaca_turns, ("instruction", "output"), ("input",), answer="output"),
+    "sharegpt": Form(sharegpt_turns, ("conversations",)),
     "question-answer": pair_form("question", "answer"),
     "text": Form(raw_text_turns, ("text",), answer="text", asks=False),
 }
-COLUMNS = frozenset([TOOLS, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
+COLUMNS = frozenset([*BESIDE, *(column for form in FORMS.values() for column in (*form.needed, *form.optional))])
 
 
 def guess_columns(names: Iterable[str]) -> dict[str, str]:
-    """What data.columns could say of rows with these columns; empty where they have a form, or that is not plain.
+    """What data.columns could say of rows with these columns; empty where it need not, or that is not plain.
 
     >>> guess_columns(["Question", "Answer", "id"]), guess_columns(["instruction", "context", "response"])
     ({'prompt': 'Question', 'response': 'Answer'}, {'input': 'context', 'output': 'response'})
     """
     columns = {*names}
-    if any({*form.needed} <= columns for form in FORMS.values()):
-        return {}
     theirs = {name.strip().lower(): name for name in columns}
     if len(theirs) < len(columns):
         return {}
-    questions, contexts, answers, turns = (
+    systems, questions, contexts, answers, turns = (
         [theirs[name] for name in known if name in theirs]
-        for known in (_QUESTION_NAMES, _CONTEXT_NAMES, _ANSWER_NAMES, _TURN_NAMES)
+        for known in (SYSTEM_NAMES, _QUESTION_NAMES, _CONTEXT_NAMES, _ANSWER_NAMES, _TURN_NAMES)
     )
     if not questions:
         questions, contexts = contexts, []
     match len(turns), len(questions), len(contexts), len(answers):
+        case _ if any({*form.needed} <= columns for form in FORMS.values()):
+            found = {}
         case 1, 0, 0, 0:
             found = {"conversations": turns[0]}
         case 0, 1, 0, 1:
@@ -142,7 +144,9 @@ def guess_columns(names: Iterable[str]) -> dict[str, str]:
         case 0, 1, 1, 1:
             found = {"instruction": questions[0], "input": contexts[0], "output": answers[0]}
         case _:
-            found = {}
+            return {}
+    if len(systems) == 1:
+        found[SYSTEM] = systems[0]
     return {ours: column for ours, column in found.items() if ours != column}
 
 
@@ -152,6 +156,9 @@ def read_document(
     """The row's messages, and the columns beside them. Raises RowError naming what in the row cannot be used."""
     column = read_column(row, origin, source)
     turns, names, context = form.turns(row, origin, len(column))
+    if form.asks and row.get(SYSTEM) not in (None, ""):
+        turns, names = [{"role": "system", "content": row[SYSTEM]}, *turns], (SYSTEM, *names)
+        context = context and context + 1
     left = iter(column) if column else None
     named = zip(turns, names, strict=True)
     messages = tuple([_read_message(turn, f"{origin}: {name}", left, source) for turn, name in named])
@@ -206,7 +213,7 @@ def _read_message(turn: Any, where: str, column: Iterator[ImagePart] | None, sou
     beside = None
     if turn.keys() != _FIELD_SET:
         turn, beside = _read_beside(turn, where)
-    role = "assistant" if turn["role"] == "model" else turn["role"]
+    role = _ROLES.get(turn["role"], turn["role"]) if isinstance(turn["role"], str) else turn["role"]
     if role not in ROLES:
         near = suggest(str(role), ROLES)
         raise RowError("unknown role", f"{where} has the role {role!r}{near}; allowed: {', '.join(ROLES)}")
@@ -289,12 +296,6 @@ def _asked(prompt: Any, images: int) -> dict[str, Any]:
     if images and isinstance(prompt, str) and PLACEHOLDER not in prompt:
         prompt = [*({"type": "image"} for _ in range(images)), {"type": "text", "text": prompt}]
     return {"role": "user", "content": prompt}
-
-
-def _after_system(row: Mapping[str, Any], turns: list[Any], names: tuple[str, ...]) -> Turns:
-    if (system := row.get("system")) in (None, ""):
-        return Turns(turns, names)
-    return Turns([{"role": "system", "content": system}, *turns], ("system", *names))
 
 
 def are_messages(value: Any) -> bool:
