@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUN ?= runs/demo
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
-.PHONY: help env serve-env build/wheel demo demo-size demo-images demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom audit bench check docs clean
+.PHONY: help env serve-env build/wheel demo demo-size demo-images demos demo-launch test test-slow test-faults test-faults-long test-install test-vllm fuzz sbom audit bench check docs clean
 
 help:
 	@echo "make demo       the whole pipeline on a tiny Gemma 4, into $(RUN)"
@@ -56,6 +56,12 @@ build/fashion_mnist: | .venv/.gemsmith $(FASHION_MNIST)
 demo-images: RUN = runs/demo_images
 demo-images: env serve-env build/fashion_mnist
 	$(BIN)/gemsmith run recipes/demo_images.yaml --run $(RUN)
+
+# Side by side, as .ci/run makes them: for half of its time each waits, for requests to come or for a core.
+demos: env serve-env build/fashion_mnist
+	@rm -rf runs/ci runs/ci-images
+	@$(MAKE) -s demo RUN=runs/ci > build/demo.log 2>&1 & \
+	$(MAKE) -s demo-images RUN=runs/ci-images; images=$$?; wait $$!; text=$$?; cat build/demo.log; exit $$((text + images))
 
 build/wheel: env
 	@rm -rf $@ build/lib && mkdir -p $@
