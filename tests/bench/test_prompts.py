@@ -29,6 +29,7 @@ def test_no_prompt_can_spell_a_special_token(tiny_checkpoint: Callable[..., Path
     assert "<" in tokenizer.get_vocab()
     pool = plain_tokens(tokenizer, random.Random(0))
     assert 100 < len(pool) <= POOL and not any("<" in text for text in pool)
+    assert all(text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text for text in pool)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

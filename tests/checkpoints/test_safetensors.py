@@ -80,6 +80,7 @@ def test_one_flipped_bit_of_a_tensor_is_found(written):
         ([("F32", ["x", 10**12], [0, 4])], "its entry for t0 is damaged"),
         ([("F32", [10**200] * 40, [0, 4])], "its entry for t0 is damaged"),
         ([("F32", [1] * 9, [0, 4])], "its entry for t0 is damaged"),
+        ([("F32", [1] * 8, [0, 8])], "t0 has 8 bytes"),
         ([("F32", [3], [0, 12])], "bytes, its header says"),
     ],
 )

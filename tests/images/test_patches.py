@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gemsmith.images.patches import (
     make_patches,
     read_patching,
 )
+from gemsmith.recipe.schema import Data
 from support.images import image_values
 
 GOLDEN = Path(__file__).parent / "golden" / "unified.json"
@@ -40,6 +42,12 @@ def test_sizes_are_those_of_the_processor(budget):
         patching = PatchConfig(budget=budget)
         assert fitted_size(width, height, patching) == (wide, tall), (width, height)
         assert count_soft_tokens(width, height, patching) == wide * tall // 48**2 <= budget
+
+
+def test_recipes_allow_the_budgets_of_the_processor():
+    from transformers.models.gemma4.image_processing_pil_gemma4 import _SUPPORTED_SOFT_TOKENS
+
+    assert get_args(Data.model_fields["image_tokens"].annotation) == BUDGETS == _SUPPORTED_SOFT_TOKENS
 
 
 @pytest.mark.parametrize("budget", [70, 280])
