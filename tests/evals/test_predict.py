@@ -113,7 +113,9 @@ def test_the_server_has_room_for_the_longest_prompt_and_answer(
         predict_run(run, rows, tmp_path / "b.jsonl", sampling=SamplingParams(max_tokens=4000))
 
 
-def test_failed_rows_are_counted_and_asked_for_again(hostile: Hostile, tmp_path: Path) -> None:
+def test_failed_rows_are_counted_and_asked_for_again(
+    hostile: Hostile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows, out = write_rows(tmp_path / "r.jsonl", [{"prompt": str(number)} for number in range(5)]), tmp_path / "o.jsonl"
     hostile.deed = lambda asked: (400, b"too long") if asked["messages"][0]["content"] == "3" else echo(asked)
     record = predict_url(hostile.url, rows, out, sampling=GREEDY)
@@ -121,8 +123,10 @@ def test_failed_rows_are_counted_and_asked_for_again(hostile: Hostile, tmp_path:
     assert answers(out)[3] == {"row": "r.jsonl line 4", "answer": None, "error": "http 400: too long"}
     hostile.deed = echo
     hostile.asked.clear()
+    assert "earlier start" not in capsys.readouterr().err
     record = predict_url(hostile.url, rows, out, sampling=GREEDY)
     assert asked_texts(hostile) == ["3"]
+    assert "predict: 4 of 5 answers are there from an earlier start" in capsys.readouterr().err
     assert [row["answer"] for row in answers(out)] == [f"<{number}>" for number in range(5)]
     assert not (tmp_path / "o.jsonl.partial").exists()
     with pytest.raises(InputError, match="is there already; --force"):

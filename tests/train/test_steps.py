@@ -3,8 +3,9 @@ import pytest
 from gemsmith.errors import RecipeError
 from gemsmith.recipe.load import build_recipe
 from gemsmith.recipe.schema import Optimizer
+from gemsmith.runs.records import Extension
 from gemsmith.runs.run import Run
-from gemsmith.train.schedule import check_export_step, say_schedule, schedule_notices
+from gemsmith.train.schedule import check_export_step, describe_extension, say_schedule, schedule_notices
 
 
 def run_of(folder, *overrides: str) -> Run:
@@ -28,6 +29,12 @@ def test_a_rate_that_is_never_reached_is_told_before_the_first_step_and_in_the_r
 )
 def test_one_step_at_the_full_rate_is_enough(warmup, steps, told):
     assert bool(schedule_notices(Optimizer(warmup_steps=warmup), steps)) == told
+
+
+def test_the_rates_of_further_steps_are_told():
+    optimizer = Optimizer(learning_rate=0.1, schedule="linear", warmup_steps=0)
+    said = describe_extension(optimizer, Extension(after=4, planned_steps=4, steps=10))
+    assert said.endswith("from step 5 on they are those of a linear schedule over 10 steps, 0.06 to 0.01")
 
 
 def test_open_warmup_is_said_with_its_reason(capsys):
