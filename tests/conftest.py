@@ -331,13 +331,14 @@ def prompts_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of evaluations and benchmarks are rendered here: a process for it takes a second to start."""
 
     from gemsmith.data.chat_template import find_template
-    from gemsmith.data.tokenize import check_prompts, open_renderer
+    from gemsmith.data.tokenize import check_prompts, open_renderer, written_answers
 
-    def check(folder, data, rows):
-        return check_prompts(open_renderer(folder, find_template(folder, data)), rows)
+    def here(does):
+        return lambda folder, data, rows: does(open_renderer(folder, find_template(folder, data)), rows)
 
     for user in ("evals.tasks", "bench.requests"):
-        monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", check)
+        monkeypatch.setattr(f"gemsmith.{user}.check_prompts_in_process", here(check_prompts))
+    monkeypatch.setattr("gemsmith.evals.tasks.written_answers_in_process", here(written_answers))
 
 
 @pytest.fixture

@@ -243,6 +243,6 @@ def test_rows_that_differ_in_their_calls_or_tools_alone_do_not_count_as_the_same
 
 def test_questions_are_not_asked_of_rows_with_tools(write_rows):
     for messages in ([ASK, calls(ULM), result("a", "wet")], [ASK, calls(ULM), result("a", "wet"), answer("yes")]):
-        with pytest.raises(DataError, match=r"rows.jsonl line 1: has tools, which questions are asked without; ask"):
+        with pytest.raises(DataError, match=r"rows.jsonl line 1: has tools, which predict asks without; ask"):
             read_prompts(str(write_rows({"messages": messages})))
     assert read_prompts(str(write_rows({"messages": [ASK, answer("yes", reasoning="clouds")]}))).documents

@@ -69,6 +69,7 @@ def test_questions_differ_in_roles_and_in_turns() -> None:
     user, system = text_message("user", "a"), text_message("system", "a")
     assert len({digest_question("m", messages) for messages in ([user], [system], [user, user], [system, user])}) == 4
     assert digest_question("m", [user]) != digest_question("n", [user])
+    assert digest_question("m", [user]) != digest_question("m", [user], tools=[{"function": {"name": "f"}}])
 
 
 def test_an_answer_is_kept_under_the_json_that_the_server_is_asked_with() -> None:

@@ -1,6 +1,8 @@
 """Which questions a run asks, and what is refused before a server starts."""
 
+import importlib.util
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -10,6 +12,8 @@ from typing import cast
 
 import pytest
 
+from gemsmith.data.chat_template import find_template
+from gemsmith.data.tokenize import Renderer, open_renderer, open_tokenizer, render_documents
 from gemsmith.errors import DataError, RecipeError
 from gemsmith.evals.generate import make_request
 from gemsmith.evals.stage import evaluate
@@ -103,3 +107,62 @@ def test_control_tokens_that_are_text_are_asked_by_the_ids_of_training(
     ):
         make_request(server, replace(tasks[0], prompts=()), 0)
     assert read_chat({"choices": [{"text": "b", "finish_reason": "stop"}]}) == Reply(text="b", cut=False)
+
+
+ASK = {"role": "user", "content": "rain in Ulm?"}
+CALL = {"type": "function", "id": "a", "function": {"name": "weather", "arguments": {"city": "Ulm", "days": 2}}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning": "look it up"}
+RESULT = {"role": "tool", "tool_call_id": "a", "content": "wet"}
+TOOLS = [{"name": "weather", "description": "Of a day.", "parameters": {"type": "object", "properties": {}}}]
+
+
+@pytest.fixture
+def with_tools(exported_run: Callable[..., Run], tmp_path: Path) -> Callable[..., Run]:
+    """Returns a run whose held-out rows have these messages, and tools, with Google's template."""
+    trl = importlib.util.find_spec("trl")
+    if not trl or not trl.origin:
+        pytest.skip("trl is not installed, which has the template")
+    file, template = tmp_path / "held.jsonl", Path(trl.origin).parent / "chat_templates" / "gemma4_v5.jinja"
+
+    def make(*rows: list[dict[str, object]], **data: object) -> Run:
+        file.write_text("".join(json.dumps({"messages": row, "tools": TOOLS}) + "\n" for row in rows))
+        return exported_run({"data": {"eval": str(file), "template": str(template), **data}, "eval": {"max_tokens": 9}})
+
+    return make
+
+
+def renderer_of(run: Run) -> Renderer:
+    folder = Path(run.recipe.checkpoint)
+    return open_renderer(folder, find_template(folder, run.recipe.data))
+
+
+def test_rows_with_tools_are_asked_by_the_ids_of_training_and_answered_by_calls(with_tools: Callable[..., Run]) -> None:
+    run = with_tools([ASK, CALLS], [ASK, CALLS, RESULT, {"role": "assistant", "content": "yes"}])
+    ((task,), dataset) = open_tasks(run)
+    tokenizer = open_tokenizer(Path(run.recipe.checkpoint))
+    called, told = (re.sub(r"<\|.\|>", "", question.expected) for question in task.questions)
+    assert "call:weather{city:Ulm,days:2}" in called and "look it up" not in called and told == "yes"
+    server = cast(Server, SimpleNamespace(model="m"))
+    for number, (document, end) in enumerate(zip(dataset.documents, ("model\n", "<tool_response|>"), strict=True)):
+        request, (rendered,) = make_request(server, task, number), render_documents(renderer_of(run), [document])
+        asked = request.body["prompt"]
+        assert request.path == "/v1/completions" and asked == rendered.ids[: len(asked)].tolist()
+        assert rendered.trained[len(asked)] and not rendered.trained[len(asked) - 1]
+        text = tokenizer.decode(asked, skip_special_tokens=False)
+        assert "declaration:weather{" in text and text.endswith(end)
+
+
+def test_with_images_reasoning_or_elsewhere_rows_with_tools_are_refused(with_tools: Callable[..., Run]) -> None:
+    said = r"line 1: has tools, which are asked neither with images or data\.thinking nor of servers elsewhere; measure"
+    run = with_tools([ASK, CALLS])
+    with pytest.raises(DataError, match=said):
+        open_tasks(run, elsewhere=True)
+    thinking = replace(run, recipe=run.recipe.override({"data.thinking": True}))
+    for refuses in (open_tasks, check_tasks):
+        with pytest.raises(DataError, match=said):
+            refuses(thinking)
+    image = {"role": "user", "content": [{"type": "image", "path": "a.png"}]}
+    held = Path(run.recipe.data.eval)
+    held.write_text(json.dumps({"messages": [image, CALLS]}) + "\n")
+    with pytest.raises(DataError, match=said):
+        check_tasks(run)

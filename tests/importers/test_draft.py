@@ -128,15 +128,15 @@ def test_values_that_are_set_stay_and_given_rows_are_counted(gemsmith, small_che
     assert yaml.safe_load(text)["data"]["max_length"] == 256
 
 
-def test_rows_with_tools_are_told_to_be_run_without_eval(gemsmith, small_checkpoint):
-    bos = "{{- bos_token -}}"
-    template = (small_checkpoint / "chat_template.jinja").read_text()
-    assert bos in template
-    Path("tools.jinja").write_text(template.replace(bos, bos + "{{- tools | map(attribute='function.name') | join -}}"))
-    tool = {"name": "add", "parameters": {"type": "object", "properties": {}}}
-    write_rows([row | {"tools": [tool]} for row in pairs(120)])
-    _, _, err = drafted(gemsmith, small_checkpoint, "--set", "data.template=tools.jinja")
-    assert "rows have tools, which eval asks without: gemsmith run my.yaml --skip eval" in err
+def test_rows_that_call_tools_are_scored_by_their_calls(gemsmith, small_checkpoint):
+    template = Path(pytest.importorskip("trl").__file__).parent / "chat_templates" / "gemma4_v5.jinja"
+    call = {"type": "function", "function": {"name": "add", "arguments": {"to": 1}}}
+    tools = [{"name": "add", "parameters": {"type": "object", "properties": {}}}]
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
+    asked = ({"role": "user", "content": f"add {number}"} for number in range(120))
+    write_rows([{"messages": [turn, called], "tools": tools} for turn in asked])
+    _, text, _ = drafted(gemsmith, small_checkpoint, "--set", f"data.template={template}")
+    assert yaml.safe_load(text)["eval"]["scorer"] == "exact" and "a call as the model writes it" in text
 
 
 def test_a_folder_of_images_gets_the_least_budget_that_shrinks_none(gemsmith, seeing_checkpoint):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gemsmith import Recipe
+from gemsmith.train import stage as train_stage
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def test_a_checkpoint_elsewhere_is_reached_without_its_weights(
 def test_a_library_that_is_missing_is_a_line_with_its_extra(
     examined: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemsmith.train.stage._PACKAGES", {"tunix": ("jax", ("no_such_library",))})
+    monkeypatch.setitem(train_stage._PACKAGES, "tunix", ("jax", ("no_such_library",)))
     code, found, _ = examined()
     assert code == 2 and found["backend"][1].endswith("run: pip install 'gemsmith[jax]'")
 

@@ -30,7 +30,7 @@ from gemsmith.errors import DataError, RecipeError, RowError, some, suggest
 from gemsmith.recipe.schema import Data, GeneratedData, Recipe, Rows, eval_tasks, sources_of
 from gemsmith.system.files import expanduser
 from gemsmith.tasks import SOURCES, find_generator, find_scorer, is_task_file
-from gemsmith.tasks.base import SupportsOptions
+from gemsmith.tasks.base import Question, SupportsOptions
 
 _NAMED = 8
 # Columns that other trainers make part of what the model sees or how a row counts: without them, a row is another one.
@@ -104,7 +104,7 @@ def read_prompts(source: str) -> Dataset:
     found = read_dataset(source, asked=True)
     _refuse_raw_text(found, "name the column prompt")
     for row in found.documents:
-        refuse_tools(row, "ask the server that gemsmith serve starts")
+        refuse_tools(row, "predict asks without", "ask the server that gemsmith serve starts")
     return replace(found, documents=[replace(row, messages=row.messages[:-1]) for row in found.documents])
 
 
@@ -185,15 +185,15 @@ def _read_sources(
     )
 
 
-def has_tools(document: Document) -> bool:
-    """Whether the row declares tools, or calls some."""
-    return bool(document.tools) or any(turn.role == "tool" or turn.tool_calls for turn in document.messages)
+def has_tools(row: Document | Question) -> bool:
+    """Whether it declares tools, or calls some."""
+    return bool(row.tools) or any(turn.role == "tool" or turn.tool_calls for turn in row.messages)
 
 
-def refuse_tools(document: Document, remedy: str) -> None:
-    """Raises DataError where the row has tools, with which no question is asked."""
+def refuse_tools(document: Document, who: str, remedy: str) -> None:
+    """Raises DataError where the row has tools, which `who` asks without."""
     if has_tools(document):
-        raise DataError(f"{document.origin}: has tools, which questions are asked without; {remedy}")
+        raise DataError(f"{document.origin}: has tools, which {who}; {remedy}")
 
 
 def _refuse_raw_text(found: Dataset, remedy: str) -> None:

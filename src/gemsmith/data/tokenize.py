@@ -356,6 +356,19 @@ def check_prompts(renderer: Renderer, rows: Iterable[tuple[Document, int]]) -> l
     return found
 
 
+def written_answers(renderer: Renderer, documents: Sequence[Document]) -> list[str]:
+    """What a server tells of each document's last answer: the text of its trained tokens, without control tokens.
+
+    Of {"name": "f", "arguments": {"a": 1}} that is call:f{a:1}. Raises as render_documents.
+    """
+    found = []
+    for document in documents:
+        last = render_documents(renderer, [document])[-1]
+        begin = np.flatnonzero(np.diff(last.trained.astype(np.int8), prepend=0) == 1)[-1]
+        found.append(renderer.tokenizer.decode(last.ids[begin:][last.trained[begin:]].tolist()))
+    return found
+
+
 def _prompt_ids(renderer: Renderer, document: Document) -> np.ndarray:
     try:
         with limited(renderer.limits, extra_bytes=_text_bytes(document)):

@@ -20,7 +20,15 @@ import numpy as np
 
 from gemsmith.data.chat_template import ChatTemplate, find_template
 from gemsmith.data.documents import Document
-from gemsmith.data.tokenize import Rendered, Renderer, check_prompts, open_renderer, raise_row_error, render_documents
+from gemsmith.data.tokenize import (
+    Rendered,
+    Renderer,
+    check_prompts,
+    open_renderer,
+    raise_row_error,
+    render_documents,
+    written_answers,
+)
 from gemsmith.errors import DataError, GemsmithError, MachineError, RowError
 from gemsmith.images.check import ImageInfo
 from gemsmith.system.workers import ProcessLimits, answer_requests, draw_ahead, open_pool, worker_command
@@ -100,6 +108,13 @@ def check_prompts_in_process(folder: Path, data: "Data", rows: Sequence[tuple[Do
     """What check_prompts gives, from another process. Raises what that raises, and DataError as render_in_processes."""
     with _open_workers(folder, find_template(folder, data), 1) as ask:
         found: list[np.ndarray] = ask(partial(check_prompts, rows=rows)).result()
+        return found
+
+
+def written_answers_in_process(folder: Path, data: "Data", documents: Sequence[Document]) -> list[str]:
+    """What written_answers gives, likewise."""
+    with _open_workers(folder, find_template(folder, data), 1) as ask:
+        found: list[str] = ask(partial(written_answers, documents=documents)).result()
         return found
 
 

@@ -120,6 +120,7 @@ def digest_question(
     drawn: Mapping[str, float] | None = None,
     choices: Sequence[str] = (),
     images: Sequence[str] = (),
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """SHA-256 that an answer of the model of that digest is kept under.
 
@@ -127,4 +128,5 @@ def digest_question(
     """
     how = [*([] if drawn is None else [dict(drawn)]), *([list(choices)] if choices else [])]
     how += [{"images": list(images)}] if images else []
+    how += [{"tools": list(tools)}] if tools else []
     return sha256_json([model, *plain_messages(messages), *how])

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from gemsmith.data.dataset import has_tools
 from gemsmith.errors import DataError, EngineError, GemsmithError, ScorerError, Terminated
 from gemsmith.evals.cache import AnswerCache, digest_question, open_cache
 from gemsmith.evals.likelihood import ask_likelihoods
@@ -110,7 +111,11 @@ def answer_all(run: Run, task: OpenTask, model: Model, *, force: bool = False) -
         question = task.question_of(number)
         images = [image.sha256 for image in question.images]
         drawn, choices = _drawn(task, number), _choices(task, question)
-        keys.append(digest_question(digest, question.messages, drawn=drawn, choices=choices, images=images))
+        keys.append(
+            digest_question(
+                digest, question.messages, drawn=drawn, choices=choices, images=images, tools=question.tools
+            )
+        )
     cache = open_cache(run, force=force)
     kept = cache.replies()
     with judging(task.scorer) as judge:
@@ -150,7 +155,8 @@ def sample_seed(seed: int, question: str, sample: int) -> int:
 def make_request(server: AnyServer, task: OpenTask, number: int) -> Request:
     question = task.question_of(number)
     body = {"model": server.model, "max_tokens": task.asked.max_tokens, "temperature": 0} | (_drawn(task, number) or {})
-    if are_broken(question.messages):
+    if are_broken(question.messages) or has_tools(question):
+        # By their ids, of which a server reads no control token, and writes tools as the template does.
         if question.images or not task.prompts:
             why = "which a request with images, or to a server elsewhere, cannot spell; set data.control_tokens to drop"
             raise DataError(f"{question.origin}: has a control token that is to be read as text, {why}")

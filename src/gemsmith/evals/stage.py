@@ -12,7 +12,7 @@ from gemsmith.errors import InputError, RecipeError, RunError
 from gemsmith.evals import results
 from gemsmith.evals.cache import digest_model, keep_answers
 from gemsmith.evals.generate import Answers, Model, answer_all
-from gemsmith.evals.tasks import OpenTask, as_document, open_tasks
+from gemsmith.evals.tasks import OpenTask, open_tasks
 from gemsmith.recipe.load import differing_keys, load_recipe
 from gemsmith.runs.eval_records import Elsewhere, EvalRecord
 from gemsmith.runs.records import ExportRecord
@@ -43,10 +43,8 @@ def evaluate(
         why = f"no trained row has an image, and {seen.origin} of data.eval has one"
         raise RecipeError(f"serve.images: is false, {why}; set it to true")
     # By the hashes that the data stage left.
-    trained, held_out = read_answers(run.data), next((task for task in tasks if task.held_out), None)
-    overlap = None
-    if trained is not None and held_out is not None:
-        overlap = find_overlap(trained, [as_document(question) for question in held_out.questions])
+    trained = read_answers(run.data)
+    overlap = find_overlap(trained, dataset.documents) if trained is not None and dataset is not None else None
     read_record(run, ExportRecord)
     if "tuned" in own:
         servers.check_verified()  # also where all answers are there from an earlier start

@@ -11,10 +11,10 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from gemsmith.checkpoints.folder import fetch_folder, patching_of
-from gemsmith.data.dataset import Dataset, describe_columns, read_held_out, refuse_tools
+from gemsmith.data.dataset import Dataset, describe_columns, has_tools, read_held_out, refuse_tools
 from gemsmith.data.documents import Document
 from gemsmith.data.images import validate_images
-from gemsmith.data.workers import check_prompts_in_process
+from gemsmith.data.workers import check_prompts_in_process, written_answers_in_process
 from gemsmith.errors import DataError, MachineError, RecipeError, some
 from gemsmith.images.patches import PatchConfig
 from gemsmith.recipe.schema import Eval, EvalTask, eval_tasks
@@ -78,18 +78,15 @@ def open_tasks(run: Run, *, elsewhere: bool = False) -> tuple[list[OpenTask], Da
         dataset, total = _read_rows(run, elsewhere=elsewhere)
         if dataset.ignored_columns:
             open_console().print(f"eval: ignored the columns {describe_columns(dataset.ignored_columns)}")
-        rows = _questions_of(dataset.documents, entries)
+        rows = _questions_of(dataset.documents, entries, tools=not (elsewhere or recipe.data.thinking))
+        rows = _with_calls(run, dataset.documents, rows)
     names = [entry.task for entry in entries]
     patching = None if elsewhere or not any(row.images for row in rows) else _patching_of(run)
-    hashed = [
-        (plain_messages(row.messages), *([[image.sha256 for image in row.images]] if row.images else []), row.expected)
-        for row in rows
-    ]
     of_rows = partial(
         AskedTask,
         **asdict(GREEDY),
         seed=recipe.seed,
-        questions_sha256=hashlib.sha256(json.dumps(hashed).encode()).hexdigest(),
+        questions_sha256=_hash_questions(rows),
         **_drawn_fields(len(rows), total, recipe.eval),
     )
     tasks: list[OpenTask] = []
@@ -129,11 +126,20 @@ def check_tasks(run: Run) -> None:
     if not entries:
         _refuse_no_rows()
     if any(entry.task not in SOURCES for entry in entries):
-        _questions_of(_draw(read_held_out(run.recipe).documents, run.recipe.eval), entries)
+        documents = _draw(read_held_out(run.recipe).documents, run.recipe.eval)
+        _questions_of(documents, entries, tools=not run.recipe.data.thinking)
     for entry in entries:
         if entry.task in SOURCES:
             source_questions(entry.task, str(entry.dataset), prompt_of(entry))
             find_source(entry.task).open_judges((), unsafe=entry.unsafe)
+
+
+def _hash_questions(rows: Sequence[Question]) -> str:
+    hashed = []
+    for row in rows:
+        beside = [[image.sha256 for image in row.images], list(row.tools)]
+        hashed.append((plain_messages(row.messages), *filter(None, beside), row.expected))
+    return hashlib.sha256(json.dumps(hashed).encode()).hexdigest()
 
 
 def _open_source(run: Run, entry: EvalTask, name: str) -> OpenTask:
@@ -218,8 +224,11 @@ def _refuse_no_rows() -> NoReturn:
     )
 
 
-def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) -> list[Question]:
-    """The rows as questions. Raises DataError where there are none, or a task's scorer cannot judge by one."""
+def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask], *, tools: bool = False) -> list[Question]:
+    """The rows as questions. Raises DataError where there are none, or a task's scorer cannot judge by one.
+
+    `tools`: whether rows with tools are asked; with an image they are not.
+    """
     rows = []
     for number, document in enumerate(documents, start=1):
         # Everything before the last answer, and that answer.
@@ -228,13 +237,18 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
         if not last:
             why = "has no assistant turn that follows another, so nothing to compare with"
             raise DataError(f"data.eval: row {number} {why}; take the row out")
-        refuse_tools(document, "measure their loss while training (train.eval_steps), and run with --skip eval")
+        if not tools or images_of(messages):
+            who = "are asked neither with images or data.thinking nor of servers elsewhere"
+            refuse_tools(
+                document, who, "measure their loss while training (train.eval_steps), and run with --skip eval"
+            )
         question = Question(
             messages=messages[:last],
             expected=text_of(messages[last]).replace(BREAK, ""),
             origin=document.origin,
             columns=document.columns,
             images=document.images[: len(images_of(messages[:last]))],
+            tools=document.tools,
         )
         rows.append(question)
     if not rows:
@@ -242,9 +256,12 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
     for entry in entries:
         scorer = None if entry.task in SOURCES else find_scorer(entry.task)
         if isinstance(scorer, MultipleChoiceScorer) and (
-            seen := next((row for row in rows if images_of(row.messages) or are_broken(row.messages)), None)
+            seen := next(
+                (row for row in rows if images_of(row.messages) or are_broken(row.messages) or has_tools(row)), None
+            )
         ):
             what = "an image" if images_of(seen.messages) else "a control token that is to be read as text"
+            what = "tools" if has_tools(seen) else what
             why = f"asks how likely answers are after a prompt of text, and {seen.origin} has {what}"
             remedy = "set eval.scorer to one that reads what is written, such as labels"
             raise RecipeError(f"eval: {entry.task} {why}; {remedy}")
@@ -252,6 +269,20 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask]) ->
             for question in rows:
                 scorer.check(question)
     return rows
+
+
+def _with_calls(run: Run, documents: Sequence[Document], rows: Sequence[Question]) -> list[Question]:
+    """The questions, those that are to be answered by calling tools with the text that such an answer has."""
+    called = {row: document for row, document in enumerate(documents) if document.messages[-1].tool_calls}
+    if not called:
+        return list(rows)
+    answers = []
+    for document in called.values():  # no question asks for reasoning
+        *before, last = document.messages
+        answers.append(replace(document, messages=(*before, replace(last, beside={"tool_calls": last.tool_calls}))))
+    written = written_answers_in_process(fetch_folder(run.recipe.checkpoint), run.recipe.data, answers)
+    texts = dict(zip(called, written, strict=True))
+    return [replace(row, expected=texts.get(place, row.expected)) for place, row in enumerate(rows)]
 
 
 def _check_prompts(run: Run, asked: Sequence[tuple[Document, Question]]) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ import numpy as np
 from gemsmith.arch import Variant, variant_of_hub_id
 from gemsmith.checkpoints.folder import open_checkpoint, patching_of
 from gemsmith.data.chat_template import find_template
-from gemsmith.data.dataset import BadRows, Dataset, describe_columns, has_tools, read_held_out, read_train
+from gemsmith.data.dataset import BadRows, Dataset, describe_columns, read_held_out, read_train
 from gemsmith.data.documents import Document
 from gemsmith.data.forms import FORMS, guess_columns
 from gemsmith.data.image_folder import FORMAT, SUFFIXES, find_label_file
@@ -117,10 +117,7 @@ def write_draft(
     out.parent.mkdir(parents=True, exist_ok=True)
     text = dump_recipe(place_recipe(recipe, out.parent), reasons, exclude_unset=True)
     write_text(out, _HEADING.format(out=out) + text)
-    notices = [*_notices(dataset, base, guessed, scored=bool(held_out))]
-    if any(map(has_tools, held_out)):
-        notices.append(f"rows have tools, which eval asks without: gemsmith run {out} --skip eval")
-    return tuple(notices)
+    return tuple(_notices(dataset, base, guessed, scored=bool(held_out)))
 
 
 def _open_base(source: str) -> OpenBase:
@@ -267,7 +264,9 @@ def _choose_scoring(recipe: Recipe, variant: Variant, rows: Measured) -> Iterato
         answers = [text_of(document.messages[-1]) for document in rows.documents]
         different = len({*answers})
         scorer, why = "exact", "right is what equals the row's answer; or a Python file of your own"
-        if recipe.data.format == FORMAT or (different <= _LABELS and 5 * different <= len(answers)):
+        if any(document.messages[-1].tool_calls for document in rows.documents):
+            why = "right is what equals the row's answer, a call as the model writes it"
+        elif recipe.data.format == FORMAT or (different <= _LABELS and 5 * different <= len(answers)):
             scorer, why = "labels", f"the answers are {different} different texts"
         else:
             with contextlib.suppress(ValueError):

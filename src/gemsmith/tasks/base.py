@@ -25,6 +25,7 @@ class Question:
     origin: str
     columns: Mapping[str, Any] = field(default_factory=dict)
     images: "tuple[ImageInfo, ...]" = ()  # what was found of the messages' images, in order
+    tools: Sequence[Mapping[str, Any]] = ()  # the functions that the model is told it may call
 
 
 @dataclass(frozen=True, kw_only=True)
