@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -153,10 +154,11 @@ def test_rows_with_tools_are_asked_by_the_ids_of_training_and_answered_by_calls(
 
 
 def test_with_images_reasoning_or_elsewhere_rows_with_tools_are_refused(with_tools: Callable[..., Run]) -> None:
-    said = r"line 1: has tools, which are asked neither with images or data\.thinking nor of servers elsewhere; measure"
+    said = r"line 1: has tools, which only eval asks, and only of its own servers, without images or data\.thinking; "
     run = with_tools([ASK, CALLS])
-    with pytest.raises(DataError, match=said):
-        open_tasks(run, elsewhere=True)
+    for refuses in (read_questions, partial(open_tasks, elsewhere=True)):
+        with pytest.raises(DataError, match=said):
+            refuses(run)
     thinking = replace(run, recipe=run.recipe.override({"data.thinking": True}))
     for refuses in (open_tasks, check_tasks):
         with pytest.raises(DataError, match=said):

@@ -238,7 +238,7 @@ def _questions_of(documents: Sequence[Document], entries: Sequence[EvalTask], *,
             why = "has no assistant turn that follows another, so nothing to compare with"
             raise DataError(f"data.eval: row {number} {why}; take the row out")
         if not tools or images_of(messages):
-            who = "are asked neither with images or data.thinking nor of servers elsewhere"
+            who = "only eval asks, and only of its own servers, without images or data.thinking"
             refuse_tools(
                 document, who, "measure their loss while training (train.eval_steps), and run with --skip eval"
             )
