@@ -12,6 +12,7 @@ import pytest
 from gemsmith.plan.stage import plan_only
 from gemsmith.recipe.load import build_recipe
 from gemsmith.runs.plan_records import PlanRecord
+from support.cases import each
 
 GOLDEN = Path(__file__).parent / "golden.json"
 MACHINES = ("v5p-8", "v6e-8", "v6e-16", "8xh100", "cloud-run-20")
@@ -40,9 +41,9 @@ WORDS = {"notes", "measured", "price", "price_spot", "price_doubts", "warnings",
 def numbers(record: PlanRecord) -> dict[str, dict]:
     """Of each machine all that is computed: its training, and its serving by length."""
     computed = record.model_dump(mode="json", exclude_defaults=True)
-    rows = {each["name"]: each for each in computed["machines"]}
-    for each in computed["serving"]:
-        rows[f"{each['machine']}, {each['input_tokens']} in"] = each
+    rows = {plan["name"]: plan for plan in computed["machines"]}
+    for load in computed["serving"]:
+        rows[f"{load['machine']}, {load['input_tokens']} in"] = load
     return {name: {key: value for key, value in row.items() if key not in WORDS} for name, row in rows.items()}
 
 
@@ -55,7 +56,7 @@ def a_line_each(cases: dict[str, dict[str, dict]]) -> str:
     return "{\n" + ",\n".join(f"{json.dumps(case)}: {{\n{rows}\n}}" for case, rows in text.items()) + "\n}\n"
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_plans_are_what_they_were(case):
     """Wanted changes: delete the file, run this test twice, and read the difference."""
     kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
