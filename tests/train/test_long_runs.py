@@ -1,6 +1,7 @@
 """A training of many steps with evaluations and saves: what it holds of the machine does not grow with the steps."""
 
 import os
+import statistics
 import subprocess
 import sys
 
@@ -40,16 +41,18 @@ def test_many_steps_open_no_more_files_and_threads_and_hold_no_more_memory(prepa
     )
     steps = [[*map(float, line.split()[1:])] for line in done.stdout.splitlines() if line.startswith("STEP")]
     assert done.returncode == 0 and len(steps) == STEPS, done.stderr[-2000:]
-    # The first third warms up; a save in the background opens a few files for a while.
+    # The first third warms up; a save in the background opens some twenty files for a step or two.
     middle, end = steps[STEPS // 3 : 2 * STEPS // 3], steps[2 * STEPS // 3 :]
     for place, what in ((1, "files"), (2, "threads")):
-        most, later = (max(step[place] for step in part) for part in (middle, end))
-        assert later <= most + 8, f"{what}: {most}, then {later}"
+        usual, later = (statistics.median(step[place] for step in part) for part in (middle, end))
+        assert later <= usual + 2, f"{what}: {usual}, then {later}"
     most, later = (max(step[3] for step in part) for part in (middle, end))
     assert later < 1.1 * most, f"memory: {most:,}, then {later:,}"
     for place, what, allowed in ((4, "bytes of logs", 1.2), (5, "seconds of CPU", 1.5)):
         each, later = ((part[-1][place] - part[0][place]) / len(part) for part in (middle, end))
         assert later < allowed * each, f"{what} a step: {each}, then {later}"
         print(f"{what} a step: {each:.4g}, then {later:.4g}")
-    print("files, threads, bytes", *([*map(int, map(max, zip(*part, strict=True)))][1:4] for part in (middle, end)))
+    print(
+        "most files, threads, bytes", *([*map(int, map(max, zip(*part, strict=True)))][1:4] for part in (middle, end))
+    )
     record_property("tries", STEPS)
