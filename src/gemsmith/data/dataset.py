@@ -191,7 +191,7 @@ def has_tools(row: Document | Question) -> bool:
 
 
 def refuse_tools(document: Document, who: str, remedy: str) -> None:
-    """Raises DataError where the row has tools, which `who` asks without."""
+    """Raises DataError where the row has tools; `who` ends the sentence: who asks without them."""
     if has_tools(document):
         raise DataError(f"{document.origin}: has tools, which {who}; {remedy}")
 
