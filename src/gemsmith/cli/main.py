@@ -20,7 +20,7 @@ from gemsmith.system.characters import escape_control_chars, escape_control_char
 from gemsmith.system.version import __version__
 
 _LONGEST_LINE = 4000
-_SIGTERM = "stopped by SIGTERM; the same command resumes where it was"
+_SIGTERM, _CTRL_C = (f"stopped by {name}; the same command resumes where it was" for name in ("SIGTERM", "Ctrl-C"))
 _EXTRAS = {
     "serve.chat.web": "chat",
     "report.push": "data",
@@ -157,8 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
     sigterm.over = True
     # The result stands: what is still to come is the interpreter's end, in which libraries would be disturbed.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    exec("")  # noqa: S102 - else CPython ends by SIGINT, not with the code, where Ctrl-C came within an exec of a text
     if sigterm.came and code not in (0, Terminated.exit_code):
         code, messages = Terminated.exit_code, [f"{_SIGTERM}; it ended with: {'; '.join(messages)}"]
     # Not where training has put its own before it, for what its threads still say of full disks or damaged checkpoints.
@@ -178,12 +179,13 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
     """The exit code of a command line, and what to say of it, in one text or several."""
     try:
         # Returns None after a verb, an exit code after --help or --version.
-        return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
+        with _ctrl_c_as_it_was():
+            return cli.main(args=arguments, prog_name="gemsmith", standalone_mode=False) or 0, ""
     except click.ClickException as error:
         return 2, " ".join(error.format_message().split())
     except (KeyboardInterrupt, click.Abort) as error:
         # Click makes an Abort of Ctrl-C.
-        return 130, str(error.__cause__ or error) or "stopped by Ctrl-C; the same command resumes where it was"
+        return 130, str(error.__cause__ or error) or _CTRL_C
     except GemsmithError as error:
         return error.exit_code, *map(str, error.problems)
     except OSError as error:
@@ -191,6 +193,20 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
         if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
             raise
         return 2, explain_os_error(error)
+
+
+@contextlib.contextmanager
+def _ctrl_c_as_it_was() -> Iterator[None]:
+    """Raises KeyboardInterrupt in place of what a library, or what was cleared up after it, has made of one."""
+    try:
+        yield
+    except Exception as error:
+        before = error.__context__
+        while before is not None and not isinstance(before, KeyboardInterrupt):
+            before = before.__context__
+        if before is None or isinstance(error, click.Abort):
+            raise
+        raise KeyboardInterrupt(f"{_CTRL_C}; it ended with: {type(error).__name__}: {first_line(error)}") from None
 
 
 class _Sigterm:
