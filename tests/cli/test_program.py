@@ -9,6 +9,7 @@ import pytest
 
 from gemsmith.cli import cli
 from gemsmith.errors import CheckpointError
+from support.cases import each
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -98,7 +99,7 @@ main(["schema"])
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("script", "of", "said"),
     [
         (BEFORE_IT_BEGINS, "", " before anything was done\n"),
@@ -150,6 +151,38 @@ def test_signals_change_nothing_once_the_result_stands(word, code):
     )
     assert ended.returncode == code, ended.stderr
     assert ended.stderr.count("\n") == (code == 2) and "Traceback" not in ended.stderr
+
+
+UNREAD = """
+import json, os, sys
+from gemsmith.cli import cli, main
+def command():
+    with open("kept", "w") as kept:  # of the first number that is free
+        for number in (0, 1, 2):
+            os.set_inheritable(number, True)  # an error where it is not open
+        print("of a person", file=sys.stderr)
+        os.system("echo of a library >&2")
+        kept.write("whole")
+    open("done", "w").close()
+    sys.stdin.isatty()
+cli.commands["schema"].callback = command
+main(sys.argv[1:])
+"""
+
+
+@each(
+    ("streams", "word", "code"),
+    [("2>&1 | true", "schema", 0), ("2>/dev/full", "schema", 0), ("<&- >&- 2>&-", "schema", 0)]
+    + [(streams, "no-such-verb", 2) for streams in ("2>&1 | true", "2>/dev/full", "<&- >&- 2>&-")],
+)
+def test_a_command_whose_streams_nobody_reads_does_its_work(tmp_path, streams, word, code):
+    """As of `2>&1 | tee log`, where Ctrl-C ends tee at once and training still has a step to save."""
+    shell = f'"$0" -c "$1" {word} {streams}; exit ${{PIPESTATUS[0]}}'
+    command = ["bash", "-c", shell, sys.executable, f"import time; time.sleep(0.1)\n{UNREAD}"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+    if not code:
+        assert (tmp_path / "kept").read_text() == "whole" and (tmp_path / "done").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):

@@ -1,7 +1,6 @@
 """The command line: the group that verbs join, what they import and print; exit codes, signals, errors as one line."""
 
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -88,15 +87,16 @@ def print_json(found: Any) -> None:
     click.echo(escape_control_chars_json(found if isinstance(found, str) else found.model_dump_json(indent=1)))
 
 
-class _Terminal(io.FileIO):
-    """A terminal whose writes go nowhere once it has closed: each would be an error, perhaps before SIGHUP is heard."""
+class _Told(io.FileIO):
+    """A stream for people, whose writes go nowhere once nobody reads it: an error of it must not end what is told of.
+
+    A terminal that has closed, perhaps before SIGHUP is heard; or `2>&1 | tee log`, whose tee Ctrl-C has ended.
+    """
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
+        except OSError:
             self.redirect_to_nowhere()
             return memoryview(data).nbytes
 
@@ -106,18 +106,29 @@ class _Terminal(io.FileIO):
         os.close(nowhere)
 
 
+def _open_closed_streams() -> None:
+    """Else the next files that are opened get their numbers, and what libraries write to stderr lands in one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, errors="backslashreplace")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 def _treat_hangup_as_sigterm() -> None:
     """SIGHUP comes where the terminal closes; under nohup it is ignored."""
-    terminals = {}
+    terminals = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stream.isatty():
-            terminals[name] = _Terminal(stream.fileno(), "w", closefd=False)
-            writer = io.BufferedWriter(terminals[name])
+        is_terminal = isinstance(stream, io.TextIOWrapper) and stream.isatty()
+        if is_terminal or stream is sys.__stderr__:
+            told = _Told(stream.fileno(), "w", closefd=False)
+            terminals += [told] * is_terminal
+            writer = io.BufferedWriter(told)
             setattr(sys, name, io.TextIOWrapper(writer, stream.encoding, stream.errors, line_buffering=True))
 
     def hang_up(_signal: int, _frame: FrameType | None) -> None:
-        for terminal in terminals.values():
+        for terminal in terminals:
             terminal.redirect_to_nowhere()
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -129,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits: 0 done, 1 our failure, 2 the user's input, 130 Ctrl-C, 143 SIGTERM or SIGHUP."""
     sigterm = _Sigterm()
     signal.signal(signal.SIGTERM, sigterm)
+    _open_closed_streams()
     _treat_hangup_as_sigterm()
     unheard = sys.unraisablehook
 
