@@ -64,10 +64,10 @@ def test_what_says_that_the_disk_is_full_is_known_by_its_words_and_its_cause(err
 
 
 @pytest.mark.parametrize("name", ["absl", "asyncio"])
-def test_of_what_threads_log_only_a_full_disk_is_left_out(dropping, caplog, monkeypatch, name):
+def test_of_what_threads_log_only_a_full_disk_and_a_stop_are_left_out(dropping, caplog, monkeypatch, name):
     # A damaged checkpoint that an earlier test of this process has read mutes asyncio.
     monkeypatch.setattr(logging.getLogger(name), "disabled", False)
-    for error in (FULL, TENSORSTORE, PermissionError(errno.EACCES, "Permission denied")):
+    for error in (FULL, TENSORSTORE, KeyboardInterrupt(), PermissionError(errno.EACCES, "Permission denied")):
         logging.getLogger(name).error("the save failed", exc_info=error)
     logging.getLogger(name).error("raised an exception: %s", FULL)
     logging.getLogger(name).warning("a warning")

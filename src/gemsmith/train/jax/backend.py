@@ -66,8 +66,10 @@ def drop_tracebacks_of_a_full_disk() -> None:
 
 
 def _says_more(record: logging.LogRecord) -> bool:
-    """Whether a record is about anything but a full disk and what comes of it."""
+    """Whether a record is about anything but a full disk and what comes of it, or a stop, as Orbax logs Ctrl-C."""
     error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        return False
     return not (is_full_disk(error) or any(words in record.getMessage() for words in (*_FULL, *LEFT_OVER)))
 
 
