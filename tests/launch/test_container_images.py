@@ -69,7 +69,8 @@ def test_pip_finds_what_an_image_installs_from_the_files_that_are_there_by_then(
                 else:
                     text = (ROOT / source).read_text()
                     # Without their hashes, for which pip would fetch gigabytes even where it installs nothing.
-                    into.write_text("\n".join(re.findall(r"^\S+==\S+", text, re.M)) if into.suffix == ".lock" else text)
+                    pins = re.findall(r"^\S+==\S+(?: ; [^\\\n]+)?", text, re.M)
+                    into.write_text("\n".join(pins) if into.suffix == ".lock" else text)
         for words in installs(line)[:1]:
             given = [word for word in words if word not in ("--no-cache-dir", "--require-hashes")]
             pip = [str(tmp_path / "venv" / "bin" / "pip"), "install", "--dry-run", "--quiet", *given]
