@@ -105,10 +105,12 @@ def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
     ((302, b""), "http 302", 1),
     ((200, b"<html>"), "not JSON", 1),
     ((200, b"[]"), "not an object", 1),
+    ((200, b"{" + b" " * 1000 + b"}"), "answer too long", 1),
 ])  # fmt: skip
 def test_only_what_may_pass_is_tried_again_and_not_without_end(
-    deed: Any, reason: str, tries: int, hostile: Any
+    deed: Any, reason: str, tries: int, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ask, "_MOST_BYTES", 1000)
     hostile.deed = lambda _asked: deed
     assert outcomes(hostile.server(), 1) == {0: reason}
     assert len(hostile.asked) == tries

@@ -76,6 +76,7 @@ def test_an_answer_that_is_cut_at_the_limit_says_so():
         ({"ending": ()}, "broke off after 2 tokens, without an end"),
         ({"ending": ('data: {"error": {"message": "out of memory"}}',)}, "broke off: .*out of memory"),
         ({"ending": ("data: {half",)}, "broke off: {half"),
+        ({"ending": ('data: {"choices": [5]}',)}, r"broke off: .*\[5\]"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(speaker, broken, message):
