@@ -19,7 +19,8 @@ from gemsmith.tasks import GENERATORS, SCORERS, SOURCES, describe_tasks
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 SpikeFactor = Annotated[float, Field(gt=1, le=1e6), Says(compiled=False)]
-Devices = Annotated[int, Field(gt=0, le=16_384)]  # the largest TPU pods have 9,216 chips
+MOST_DEVICES = 16_384  # the largest TPU pods have 9,216 chips
+Devices = Annotated[int, Field(gt=0, le=MOST_DEVICES)]
 NotCompiled = Annotated[T, Says(compiled=False)]
 OfQuestions = Annotated[T, Says("plan data train questions")]
 OfRows = Annotated[T, Says("plan data train")]

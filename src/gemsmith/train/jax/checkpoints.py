@@ -80,7 +80,10 @@ class OrbaxCheckpoints(CheckpointManager):
             preservation_policy=self,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
-            async_options=ocp.options.AsyncOptions(barrier_sync_fn=_wait_for_all_hosts),
+            # Of folders that a full disk refuses, threads would wait 20 minutes to be told that they are there.
+            async_options=ocp.options.AsyncOptions(
+                barrier_sync_fn=_wait_for_all_hosts, create_directories_asynchronously=False
+            ),
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
