@@ -78,6 +78,8 @@ class OrbaxCheckpoints(CheckpointManager):
             preservation_policy=self,
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
+            # Of folders that a full disk refuses, threads would wait 20 minutes to be told that they are there.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
         self._root = epath.Path(root if "://" in str(root) else root.absolute())
         super().__init__(root_directory=str(self._root), options=options)
