@@ -104,7 +104,7 @@ def launch(run: Run, processes: int, *, restart: bool) -> None:
     started: list[subprocess.Popen] = []
 
     def hand_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and stop.is_set():
+        if stop.is_insisted_on(number):
             raise KeyboardInterrupt
         stop.ask(number)
         for process in started:
