@@ -137,7 +137,7 @@ class Lora(Section):
     stages = "plan train"
 
     rank: Annotated[int, Field(gt=0, lt=2**31)] = Field(64, description="R: the columns of A and the rows of B.")
-    alpha: Annotated[float, Field(gt=0, le=1e5)] = Field(
+    alpha: Annotated[float, Field(ge=1e-6, le=1e5)] = Field(
         64.0, description="Adapters are scaled by alpha / rank, with rslora by alpha / sqrt(rank)."
     )
     dropout: Fraction = Field(
@@ -172,7 +172,7 @@ class Optimizer(Section):
     weight_decay: Annotated[float, Field(ge=0, le=10)] = Field(
         0.001, description="AdamW's: an update also takes this share of the matrices, times the learning rate."
     )
-    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+    max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e6)] | None = Field(
         1.0, description="Global gradient norm; null: no clipping."
     )
     beta1: Fraction = Field(0.9, description="AdamW's: how much of the gradients' mean a step keeps.")
