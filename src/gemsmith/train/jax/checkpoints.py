@@ -138,7 +138,7 @@ class OrbaxCheckpoints(CheckpointManager):
     def set_aside(self, step: int) -> str:
         name = saved_steps.set_aside(self._root / str(step), writes=jax.process_index() == 0)
         if jax.process_count() > 1:
-            multihost_utils.sync_global_devices(name)
+            multihost_utils.sync_global_devices("set aside")  # not by name: one that looks late finds another free
         self._checkpoint_manager.reload()
         return name
 
