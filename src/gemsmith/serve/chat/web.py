@@ -65,6 +65,8 @@ def serve_page(setup: ChatSetup, port: int | None) -> tuple[str, gradio.Blocks]:
         quiet=True,
         prevent_thread_lock=True,
         ssr_mode=False,
+        # It keeps conversations in the browser, and lets any program on this machine use the user's Hugging Face token.
+        run_history=False,
         app_kwargs={"middleware": [Middleware(Gate, tokens)]},
         footer_links=[],
         theme=gradio.themes.Default(font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]),
