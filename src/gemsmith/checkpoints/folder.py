@@ -142,10 +142,9 @@ def _read_places(folder: Path) -> dict[str, TensorPlace]:
         )
     places: dict[str, TensorPlace] = {}
     for name, place in (entry for shard in shards for entry in read_header(folder / shard)[0].items()):
-        if name in places:
-            where = f"{places[name].file.name} and {place.file.name}"
+        if (other := places.setdefault(name, place)) is not place:
+            where = f"{other.file.name} and {place.file.name}"
             raise CheckpointError(f"checkpoint {folder}: {name} is in {where}; copy the folder again")
-        places[name] = place
     for name, shard in sorted(weight_map.items()):
         if name not in places or places[name].file.name != shard:
             raise CheckpointError(f"checkpoint {folder}: {shard} lacks {name}, which the index places there")

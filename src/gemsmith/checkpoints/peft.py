@@ -295,8 +295,8 @@ def _sides(places: Mapping[str, TensorPlace], folder: Path) -> _Sides:
 
     sides: dict[str, tuple[str, tuple[TensorPlace, TensorPlace]]] = {}
     for name in sorted(found, key=in_order):
-        if (module := _full_name(name)) in sides:
-            twice = f"has matrices for {module} by two names, {sides[module][0]} and {name}"
+        side = name, (found[name]["A"], found[name]["B"])
+        if (other := sides.setdefault(module := _full_name(name), side)) is not side:
+            twice = f"has matrices for {module} by two names, {other[0]} and {name}"
             raise CheckpointError(f"adapter {folder}: {twice}; keep one")
-        sides[module] = (name, (found[name]["A"], found[name]["B"]))
     return sides
