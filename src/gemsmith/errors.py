@@ -161,13 +161,17 @@ def _lines(error: object, otherwise: str | None = None) -> list[str]:
 # What a disk or its permissions refuse: the user's to mend.
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _NO_FILE = (errno.ENOTSUP, errno.EFBIG, errno.ELOOP)
-USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, *_REFUSED, *_NO_FILE)
+# A disk, a network folder or a mounted bucket that fails or is gone, and all open files that a user may have.
+_FAILING = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.EMFILE, errno.ENFILE)
+USERS_ERRNOS = (errno.ENOSPC, errno.EDQUOT, *_REFUSED, *_NO_FILE, *_FAILING)
 
 
 def explain_os_error(error: OSError) -> str:
-    """One line on an OSError with one of USERS_ERRNOS."""
+    """One line on an OSError that names a file or has one of USERS_ERRNOS."""
     place = f" ({error.filename})" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no space left on the disk{place}; free some and run the same command again, what is complete was kept"
     reason = error.strerror if error.errno in _NO_FILE else os.strerror(error.errno or 0).lower()
+    if error.errno not in (*_REFUSED, *_NO_FILE):
+        return f"{reason}{place}; see to that and run the same command again, what is complete was kept"
     return f"{reason}{place}; name another place, or change its permissions"

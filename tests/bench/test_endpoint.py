@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gemsmith.errors import CheckpointError, EngineError, InputError
-from gemsmith.serve.client.endpoint import api_key, endpoint_of, find_endpoint, key_headers
+from gemsmith.serve.client.endpoint import RemoteServer, api_key, endpoint_of, find_endpoint, key_headers
 from support.hostile_server import Hostile, hostile_server
 
 
@@ -90,6 +90,17 @@ def test_a_server_that_lists_no_models_is_one_line(status: int, body: Any, messa
     listing(body, status)
     with pytest.raises(InputError, match=message):
         find_endpoint("http://x", None, None)
+
+
+def test_a_server_that_never_ends_its_list_of_models_is_given_up(
+    hostile: Hostile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemsmith.serve.client.endpoint._TIMEOUT_S", 0.5)
+    hostile.listed = "drip"
+    with pytest.raises(InputError, match=r"GET /v1/models: no answer \(not within 0 s\); is the server up\?$"):
+        find_endpoint(hostile.url, None, None)
+    server = RemoteServer(url=hostile.url, model="ours")
+    server.check()  # it is there
 
 
 def test_a_tokenizer_that_is_not_there_is_one_line(listing: Any, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import gc
 import os
 import signal
@@ -185,13 +186,32 @@ def test_a_command_whose_streams_nobody_reads_does_its_work(tmp_path, streams, w
         assert (tmp_path / "kept").read_text() == "whole" and (tmp_path / "done").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(gemsmith, recipe, tmp_path):
+def fail_at_files(number, name=None):
+    """In place of a call of the operating system."""
+
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number), name)
+
+    return fail
+
+
+def test_a_folder_that_cannot_be_written_or_fails_or_goes_is_one_line(gemsmith, recipe, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     code, _, err = gemsmith("data", recipe, "--run", "file/run")
     assert code == 2 and err.count("\n") == 1 and "not a directory" in err
     for folder in ("/proc/run", "/sys/run"):
         code, _, err = gemsmith("data", recipe, "--run", folder)
         assert code == 2 and err.count("\n") == 1 and f"{folder}: is the system's; name a folder of your own" in err
+    for call, fault, said in (
+        ("fsync", fail_at_files(errno.EIO), "input/output error; see to that and run the same command again"),
+        ("fsync", fail_at_files(errno.ESTALE), "stale file handle; "),
+        ("replace", fail_at_files(errno.ENOENT, "run/.plan.json"), "no such file or directory (run/.plan.json); see "),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, fault)
+            code, _, err = gemsmith("plan", recipe, "--run", tmp_path / "run")
+        assert code == 2 and err.count("\n") == 1 and said in err, err
+    assert gemsmith("plan", recipe, "--run", tmp_path / "run")[0] == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs takes root")

@@ -2,6 +2,7 @@
 stop."""
 
 import asyncio
+import gzip
 import os
 import signal
 import socket
@@ -16,9 +17,10 @@ import pytest
 
 from gemsmith.errors import EngineError, Terminated
 from gemsmith.serve.client import batch as ask
-from gemsmith.serve.client import endpoint
+from gemsmith.serve.client import chat, endpoint
 from gemsmith.serve.client.batch import Request, ask_all
 from gemsmith.serve.client.chat import Failure
+from support.cases import each
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,7 @@ def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
     assert most == 3
 
 
-@pytest.mark.parametrize(("deed", "reason", "tries"), [
+@each(("deed", "reason", "tries"), [
     ((500, b"no"), "http 500", 4),
     ((503, b"no"), "http 503", 4),
     ((429, b"no"), "http 429", 4),
@@ -105,11 +107,17 @@ def test_no_more_requests_are_under_way_than_allowed(hostile: Any) -> None:
     ((302, b""), "http 302", 1),
     ((200, b"<html>"), "not JSON", 1),
     ((200, b"[]"), "not an object", 1),
+    ((200, b"no gzip", {"Content-Encoding": "gzip"}), "cut off", 4),
+    ((200, b" " * 1001), "too long", 1),
+    ((200, gzip.compress(b" " * 100_000), {"Content-Encoding": "gzip"}), "too long", 1),
 ])  # fmt: skip
 def test_only_what_may_pass_is_tried_again_and_not_without_end(
-    deed: Any, reason: str, tries: int, hostile: Any
+    deed: Any, reason: str, tries: int, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hostile.forget()
     hostile.deed = lambda _asked: deed
+    for module in (chat, endpoint):
+        monkeypatch.setattr(module, "MOST_BYTES", 1000)
     assert outcomes(hostile.server(), 1) == {0: reason}
     assert len(hostile.asked) == tries
 
@@ -131,7 +139,7 @@ def test_each_try_after_the_first_is_told_with_its_reason_and_no_other(hostile: 
     assert told == [(0, "http 429"), (0, "cut off"), (0, "http 500")]
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "waits_s"),
     [
         ("0.4", 0.4),
@@ -141,12 +149,14 @@ def test_each_try_after_the_first_is_told_with_its_reason_and_no_other(hostile: 
         ("nan", 0),
         ("Fri, 21 Oct 2095 07:28:00 GMT", 0.5),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0),
+        ("Fri, 99 Dec 99999999999 99:59:59 GMT", 0),
     ],
 )
 def test_a_retry_after_is_waited_for_up_to_a_bound(
     header: str, waits_s: float, hostile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoint, "MOST_WAIT_S", 0.5)
+    hostile.forget()
     hostile.deed = lambda _asked: (429, b"", {"Retry-After": header}) if len(hostile.asked) == 1 else (200, b"{}")
     begin_s = time.monotonic()
     assert outcomes(hostile.server(), 1) == {0: {}}

@@ -35,6 +35,7 @@ class Hostile:
     """Listens no more, until it is told to forget."""
     url: str = ""
     deed: Callable[[dict[str, Any]], Deed] = lambda _asked: chat("yes")
+    listed: Deed = (200, json.dumps({"data": [{"id": NONCE}]}).encode())
     asked: list[dict[str, Any]] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     died: threading.Event = field(default_factory=threading.Event)
@@ -76,7 +77,9 @@ def hostile_server() -> Iterator[Hostile]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.do((200, json.dumps({"data": [{"id": NONCE}]}).encode()))
+            self.close_connection = isinstance(told.listed, str)
+            with contextlib.suppress(OSError):
+                self.do(told.listed)
 
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -201,8 +201,8 @@ def _outcome(arguments: Sequence[str] | None) -> tuple[Any, ...]:
     except GemsmithError as error:
         return error.exit_code, *map(str, error.problems)
     except OSError as error:
-        # Of the kernel's own folders, /proc says that a file to be made does not exist.
-        if error.errno not in USERS_ERRNOS and not str(error.filename).startswith(("/proc/", "/sys/")):
+        # One that names a file is of a disk that fails, or of what somebody has removed meanwhile.
+        if error.errno not in USERS_ERRNOS and not error.filename:
             raise
         return 2, explain_os_error(error)
 

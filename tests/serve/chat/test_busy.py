@@ -44,7 +44,11 @@ def test_a_server_that_stays_busy_is_given_up_with_its_answer(waits, speaker, mo
     with pytest.raises(EngineError, match=r"demo-tuned at .* answered 503"):
         list(stream_answer(speaker.voice(), ASKED, SamplingParams()))
     assert len(speaker.asked) == len(WAITS_S) + 1 and waits == [*WAITS_S]
-    monkeypatch.setattr(endpoint.httpx, "get", lambda *_, **__: httpx.Response(502))
+
+    async def refuse(*_, **__):
+        return httpx.Response(502)
+
+    monkeypatch.setattr(endpoint, "ask_whole", refuse)
     with pytest.raises(InputError, match="http 502"):
         find_models(speaker.url, ())
     assert waits == 2 * [*WAITS_S]

@@ -1,5 +1,7 @@
 """An answer as it is streamed, whole and broken."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from gemsmith.errors import EngineError
 from gemsmith.serve.chat.terminal import make_content, settle_prompts
 from gemsmith.serve.client.stream import ChatModel, SamplingParams, StreamedAnswer, describe_speed, stream_answer
 from gemsmith.tasks.messages import text_message
+from support.cases import each
 
 ASKED = [{"role": "user", "content": "hi"}]
 
@@ -69,20 +72,38 @@ def test_an_answer_that_is_cut_at_the_limit_says_so():
     )
 
 
-@pytest.mark.parametrize(
+NO_EVENTS = ("[1]", '{"choices": [null]}', '{"choices": [{"delta": "a"}]}', '{"choices": [{"delta": {"content": 5}}]}')
+
+
+@each(
     ("broken", "message"),
     [
         ({"status": 404}, "demo-tuned at .* answered 404"),
         ({"ending": ()}, "broke off after 2 tokens, without an end"),
         ({"ending": ('data: {"error": {"message": "out of memory"}}',)}, "broke off: .*out of memory"),
         ({"ending": ("data: {half",)}, "broke off: {half"),
+        *(({"ending": (f"data: {event}",)}, rf"broke off: {re.escape(event)}$") for event in NO_EVENTS),
+        ({"ending": ('data: {"usage": "many"}',)}, "broke off: .*many"),
+        ({"ending": ("data: " + "a" * 2**21,)}, "broke off: aaa"),
+        ({"ending": ("a" * 2**21,)}, "broke off: "),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(speaker, broken, message):
+    speaker.status = 200
     for name, value in broken.items():
         setattr(speaker, name, value)
     with pytest.raises(EngineError, match=message):
         last(speaker)
+
+
+def test_an_answer_has_every_character_and_ends_with_its_end_whatever_else_is_told(speaker):
+    speaker.pieces = ()
+    told = {"choices": [{"delta": {"content": "a\u2028b\x85"}, "finish_reason": "stop"}], "error": None}
+    event = json.dumps(told, ensure_ascii=False)
+    usages = [json.dumps({"choices": [], "usage": {"completion_tokens": count}}) for count in (-7, 10**30, True)]
+    speaker.ending = (*(f"data: {each}" for each in (event, *usages, "[DONE]")), "data: after its end")
+    answer = last(speaker)
+    assert (answer.text, answer.ended, answer.tokens) == ("a\u2028b\x85", "stop", 1)
 
 
 def test_a_server_that_is_not_there_is_an_error():

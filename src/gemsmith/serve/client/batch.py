@@ -15,7 +15,7 @@ import httpx
 
 from gemsmith.errors import EngineError
 from gemsmith.serve.client.chat import Failure, read_object
-from gemsmith.serve.client.endpoint import WAITS_S, AnyServer, retry_after_s
+from gemsmith.serve.client.endpoint import WAITS_S, AnyServer, ask_whole, retry_after_s
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import client_options
 from gemsmith.system.signals import handling
@@ -117,10 +117,10 @@ async def _post(client: httpx.AsyncClient, request: Request) -> tuple[dict[str, 
         async with asyncio.timeout(request.timeout_s):
             # json.dumps, since httpx's own refuses texts with half a surrogate pair.
             content, headers = json.dumps(request.body), {"Content-Type": "application/json"}
-            response = await client.post(request.path, content=content, headers=headers)
+            response = await ask_whole(client, "POST", request.path, content=content, headers=headers)
     except TimeoutError:
         return Failure(reason="timeout", detail=f"no whole answer within {request.timeout_s:.0f} s"), None
-    except (httpx.RemoteProtocolError, httpx.ReadError) as error:
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.DecodingError) as error:
         return Failure(reason="cut off", detail=f"{type(error).__name__}: {error}"), 0.0
     except httpx.HTTPError as error:
         return Failure(reason="no connection", detail=f"{type(error).__name__}: {error}"), 0.0

@@ -16,6 +16,7 @@ _ENDED = ("stop", "length", "tool_calls", "repetition")
 # Where vLLM puts what a reasoning or tool parser took out of the text; a model that wrote nothing else has answered.
 _BESIDE_TEXT = ("reasoning", "reasoning_content", "tool_calls", "refusal")
 _SHOWN = 300
+MOST_BYTES = 2**26  # of an answer; one of 8,192 tokens with the likeliest of each has 8 MB
 TOP = 20  # of the likeliest tokens, as many as vLLM gives by default
 
 
@@ -40,6 +41,8 @@ def read_object(status: int, body: bytes) -> dict[str, Any] | Failure:
     """The JSON object that a request was answered with."""
     if status != 200:
         return Failure(reason=f"http {status}", detail=excerpt(body))
+    if len(body) > MOST_BYTES:
+        return Failure(reason="too long", detail=f"more than {MOST_BYTES:,} bytes: {excerpt(body)}")
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -70,14 +73,22 @@ def read_chat(found: Mapping[str, Any] | Failure) -> Reply | Failure:
         return choice
     cut, message, usage = choice["finish_reason"] == "length", choice.get("message"), found.get("usage")
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
-    written = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    tokens = written if isinstance(written, int) and written >= 0 else None
+    tokens = read_count(usage.get("completion_tokens")) if isinstance(usage, dict) else None
     if isinstance(text, str):
         # Half of a surrogate pair is no text, and no file would take it.
         return Reply(text=text.encode("utf-8", "replace").decode(), cut=cut, tokens=tokens)
     if isinstance(message, dict) and text is None and (cut or any(message.get(name) for name in _BESIDE_TEXT)):
         return Reply(text="", cut=cut, tokens=tokens)
     return Failure(reason="no text", detail=excerpt(json.dumps(choice).encode()))
+
+
+def read_count(said: Any) -> int | None:
+    """A number of tokens that a server tells; None where it cannot be one.
+
+    >>> [read_count(said) for said in (7, True, -1, 7.5, 10**30)]
+    [7, None, None, None, None]
+    """
+    return said if type(said) is int and 0 <= said < 2**31 else None
 
 
 def excerpt(body: bytes) -> str:

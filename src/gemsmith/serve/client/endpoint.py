@@ -1,5 +1,6 @@
 """What is load-tested: an address that answers as OpenAI's API does, whoever started what is behind it."""
 
+import asyncio
 import contextlib
 import email.utils
 import json
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 import httpx
 
 from gemsmith.errors import CheckpointError, EngineError, InputError, suggest
-from gemsmith.serve.client.chat import Failure, read_object
+from gemsmith.serve.client.chat import MOST_BYTES, Failure, read_count, read_object
 from gemsmith.serve.server import Server
 from gemsmith.serve.settings import KEY_VARIABLE, client_options
 from gemsmith.system.files import sha256_file, sha256_json
@@ -66,7 +67,9 @@ class RemoteServer:
     def check(self) -> None:
         """Raises EngineError where nobody listens at its address any more; asks it."""
         try:
-            httpx.get(f"{self.url}/v1/models", headers=self.headers, timeout=_CONNECT_S, **client_options(self.url))
+            options: dict[str, Any] = {"headers": self.headers, "timeout": _CONNECT_S, **client_options(self.url)}
+            with httpx.stream("GET", f"{self.url}/v1/models", **options):
+                return
         except httpx.ConnectError as error:
             raise EngineError(
                 f"{self.url} does not answer any more ({error}); the answers so far are kept, and the same command "
@@ -173,7 +176,7 @@ def find_models(url: str, names: Sequence[str], *, of: str = "") -> list[RemoteS
         root, parent = (cards[one].get(key) for key in ("root", "parent"))
         # Of an adapter vLLM gives no length.
         lengths = (card.get("max_model_len") for card in (cards[one], cards.get(str(parent), {})))
-        length = next((length for length in lengths if isinstance(length, int)), None)
+        length = next(filter(None, map(read_count, lengths)), None)
         servers.append(RemoteServer(url=url, model=one, root=root, parent=parent, max_model_len=length))
     return servers
 
@@ -204,15 +207,32 @@ def retry_after_s(response: httpx.Response) -> float:
     try:
         wait_s = float(header)
     except ValueError:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, OverflowError):
             wait_s = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
     return min(max(0.0, wait_s), MOST_WAIT_S) if math.isfinite(wait_s) else 0.0
 
 
+async def ask_whole(client: httpx.AsyncClient, method: str, url: str, **asked: Any) -> httpx.Response:
+    """The whole answer, without what is longer than MOST_BYTES."""
+    body = bytearray()
+    async with client.stream(method, url, **asked) as response:
+        async for piece in response.aiter_bytes():
+            body += piece
+            if len(body) > MOST_BYTES:
+                break
+    waiting = {"Retry-After": response.headers.get("Retry-After", "")}
+    return httpx.Response(response.status_code, headers=waiting, content=bytes(body))
+
+
 def _ask(url: str) -> dict[str, Any] | Failure:
+    async def ask() -> httpx.Response:
+        async with asyncio.timeout(_TIMEOUT_S), httpx.AsyncClient(headers=key_headers(), **client_options(url)) as one:
+            return await ask_whole(one, "GET", url, timeout=_TIMEOUT_S)
+
     try:
-        options: dict[str, Any] = {"headers": key_headers(), "timeout": _TIMEOUT_S, **client_options(url)}
-        response = ask_until_ready(lambda: httpx.get(url, **options))
+        response = ask_until_ready(lambda: asyncio.run(ask()))
+    except TimeoutError:
+        return Failure(reason="no answer", detail=f"not within {_TIMEOUT_S:.0f} s")
     except httpx.HTTPError as error:
         return Failure(reason="no answer", detail=f"{type(error).__name__} {error}".strip())
     return read_object(response.status_code, response.content)

@@ -10,10 +10,11 @@ from typing import Any
 import httpx
 
 from gemsmith.errors import EngineError
-from gemsmith.serve.client.chat import excerpt
+from gemsmith.serve.client.chat import excerpt, read_count
 from gemsmith.serve.client.endpoint import ask_until_ready, key_headers
 from gemsmith.serve.settings import client_options
 
+_LONGEST_EVENT_BYTES = 2**20
 CONNECT_S, IDLE_TIMEOUT_S = 5.0, 600.0  # a first token may take minutes on a CPU that reads a long prompt
 
 
@@ -84,7 +85,7 @@ def stream_answer(
                 del asked["max_tokens"]
                 response = ask_until_ready(post)
             if response.status_code != httpx.codes.OK:
-                shown = excerpt(response.read())
+                shown = excerpt(next(response.iter_bytes(4096), b""))
                 raise EngineError(f"{voice.model} at {voice.url} answered {response.status_code}: {shown}")
             yield from _grow(response, begin_s, voice)
     except httpx.HTTPError as error:
@@ -109,29 +110,47 @@ def describe_speed(answer: StreamedAnswer) -> str:
 
 def _grow(response: httpx.Response, begin_s: float, voice: ChatModel) -> Iterator[StreamedAnswer]:
     answer = StreamedAnswer()
-    for line in response.iter_lines():
-        field, _, value = line.partition(":")
-        if field != "data" or value.strip() == "[DONE]":
+    for line in _lines(response):
+        field, _, value = line.partition(b":")
+        if field == b"data" and value.strip() == b"[DONE]":
+            break
+        if field != b"data" and len(line) <= _LONGEST_EVENT_BYTES:
             continue
         try:
-            event = json.loads(value)
-        except (ValueError, RecursionError):
-            event = None
-        if not isinstance(event, dict) or "error" in event:
-            raise EngineError(f"{voice.model} at {voice.url} broke off: {excerpt(value.encode())}")
+            piece, ended, counted = _read_event(json.loads(value.decode("utf-8", "replace")))
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise EngineError(f"{voice.model} at {voice.url} broke off: {excerpt(value)}") from None
         elapsed_s = time.monotonic() - begin_s
-        choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
-        piece = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
         if piece:
             ttft_s = elapsed_s if answer.ttft_s is None else answer.ttft_s
-            text = answer.text + piece.encode("utf-8", "replace").decode()
-            answer = replace(answer, text=text, tokens=answer.tokens + 1, ttft_s=ttft_s, elapsed_s=elapsed_s)
-        if choice.get("finish_reason"):
-            answer = replace(answer, ended=str(choice["finish_reason"]))
-        if isinstance(counted := (event.get("usage") or {}).get("completion_tokens"), int):
-            answer = replace(answer, tokens=counted)
+            answer = replace(
+                answer, text=answer.text + piece, tokens=answer.tokens + 1, ttft_s=ttft_s, elapsed_s=elapsed_s
+            )
+        answer = replace(answer, ended=ended or answer.ended, tokens=answer.tokens if counted is None else counted)
         if not answer.ended:
             yield answer
     if answer.ended is None:
         raise EngineError(f"{voice.model} at {voice.url} broke off after {answer.tokens} tokens, without an end")
     yield answer
+
+
+def _read_event(event: Any) -> tuple[str, str | None, int | None]:
+    """Text, reason of the end, and number of tokens; raises ValueError and the like where it is none, or an error."""
+    if event.get("error"):
+        raise ValueError
+    choice: dict[str, Any] = next(iter(event.get("choices") or ()), {})
+    piece = (choice.get("delta") or {}).get("content") or choice.get("text") or ""
+    ended = choice.get("finish_reason")
+    counted = read_count((event.get("usage") or {}).get("completion_tokens"))
+    return piece.encode("utf-8", "replace").decode(), str(ended) if ended else None, counted
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """Lines as events have them, the last perhaps too long for one; httpx's end at U+2028, which JSON has as it is."""
+    rest = b""
+    for piece in response.iter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if len(rest) > _LONGEST_EVENT_BYTES:
+            break
+    yield rest
